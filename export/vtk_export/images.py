@@ -1,0 +1,70 @@
+"""Images to verify an exported file with: real ones where given, else smoothed random ones."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.errors import DataError
+
+# plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
+# and interpolated has the smooth areas and few edges of an image.
+_CELLS = 8
+
+
+def gate_images(spec: InputSpec, count: int, *, data: Path | None, seed: int) -> tuple[Tensor, str]:
+    """Return ``count`` different model inputs and one line that says what they are.
+
+    Args:
+        spec: size and normalisation.
+        count: number of images.
+        data: file or folder of images, taken at even distances over the listing; missing ones are filled up.
+        seed: of the random images.
+
+    Returns:
+        fp32 (count, in_chans, height, width), normalised.
+
+    Raises:
+        DataError: ``data`` holds no image that can be read.
+    """
+    real = _real_images(spec, count, data) if data is not None else []
+    missing = count - len(real)
+    if not missing:
+        return torch.stack(real), f"{count} images of {data}"
+    images = torch.cat([*(image[None] for image in real), _smooth_images(spec, missing, seed)])
+    text = f"{missing} smoothed random images (seed {seed})"
+    return images, f"{len(real)} images of {data} and {text}" if real else text
+
+
+def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
+    """Draw coarse noise, interpolate it to size, stretch it over [0, 1] and normalise: (count, C, H, W) fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand((count, spec.in_chans, _CELLS, _CELLS), generator=generator)
+    pixels = functional.interpolate(coarse, size=spec.size, mode="bicubic", align_corners=False)
+    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
+    pixels = (pixels - low) / (high - low).clamp_min(1e-6)
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (spec.mean, spec.std))
+    return (pixels - mean) / std
+
+
+def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
+    from vtk.data.images import load_image
+    from vtk.data.listing import list_images
+    from vtk.data.transforms import eval_transform
+
+    paths = list_images(data)
+    # an even distance walks through all class folders
+    ordered = [paths[i * len(paths) // count] for i in range(count)] if len(paths) > count else paths
+    transform = eval_transform(spec)
+    images = []
+    for path in ordered:
+        try:
+            images.append(transform(load_image(path)))
+        except (DataError, OSError) as error:
+            console.warn(f"{path} cannot be read and is skipped: {error}")
+    if not images:
+        raise DataError(f"`--data` {data}: none of {len(ordered)} images could be read; give others, or leave it out")
+    return images

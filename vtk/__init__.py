@@ -1,0 +1,26 @@
+"""vtk, the ViT toolkit: fine-tune attention only, share the FFN, export, and measure latency.
+
+The names below are functions and classes imported on first use; ``import vtk`` needs neither a GPU nor torch.
+"""
+
+from vtk._lazy import attach
+
+__version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Card": "vtk.card",
+        "create_model": "vtk.models.create",
+        "evaluate": "vtk.evaluation.metrics",
+        "export_onnx": "vtk_export.onnx",
+        "finetune": "vtk.training.finetune",
+        "load_backend": "vtk.runtime.backend",
+        "load_task": "vtk.tasks.load",
+        "merge_task": "vtk.tasks.merge",
+        "open_source": "vtk.runtime.source",
+        "profile": "vtk.profiling.profile",
+        "save_task": "vtk.tasks.pack",
+        "scan": "vtk.data.audit",
+    },
+)

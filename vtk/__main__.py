@@ -1,0 +1,89 @@
+"""The ``vtk`` command: picks the subcommand and turns errors into one line and an exit code."""
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from vtk import __version__, console
+from vtk.commands import COMMANDS, NOT_YET
+from vtk.errors import UsageError, VtkError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises for a user's mistake (``--debug`` shows the traceback)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        print(f"vtk {__version__} (ViT toolkit, distribution vit-toolkit)")
+        return 0
+    console.set_json("--json" in args)
+    try:
+        return importlib.import_module(_module(args[0])).main(args[1:])
+    except VtkError as error:
+        return _report(error, error.exit_code, args)
+    except KeyboardInterrupt:
+        print("vtk: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader (head, less) went away: nothing to report, and nothing more to flush to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _report(error, 1, args)
+    finally:
+        console.set_json(False)
+
+
+def entry() -> None:
+    """Console-script entry point."""
+    sys.exit(main())
+
+
+def _module(command: str) -> str:
+    if command in NOT_YET:
+        raise UsageError(f"`{command}` is not in this version ({__version__}); it has: {', '.join(COMMANDS)}")
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean `vtk {close[0]}`?" if close else f"choose one of: {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command `{command}`; {hint}")
+    return COMMANDS[command].module
+
+
+def _report(error: Exception, code: int, args: Sequence[str]) -> int:
+    if "--debug" in args:
+        traceback.print_exc()
+    line = " ".join(str(error).split())
+    print(f"vtk {args[0]}: error: {line}", file=sys.stderr)
+    console.emit_json({"error": line, "exit_code": code})
+    return code
+
+
+def _help() -> str:
+    lines = [
+        "usage: vtk COMMAND [OPTIONS]",
+        "",
+        "Fine-tune a Vision Transformer by its attention weights, share its FFN weights",
+        "between tasks, export it, and measure its latency.",
+        "",
+    ]
+    lines += [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+    lines += [
+        "",
+        "vtk COMMAND --help shows the options. Every command takes --json, --debug and",
+        "--config FILE.yaml.",
+        "",
+        "exit codes: 0 done, 2 usage, 3 data or base, 4 verification failed,",
+        "            5 a device, back-end or package asked for is missing, 1 anything else",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,210 @@
+"""What a model is: the card that travels with every pack, checkpoint and exported file.
+
+It is ``task.json`` in a pack, ``__metadata__["vtk"]`` in a merged safetensors file, and ``metadata_props["vtk"]`` plus
+``model.json`` beside an ONNX file, so that no later command needs flags about size, labels or preprocessing.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from vtk.errors import DataError
+
+SCHEMA = 1
+"""Version of the card's layout; a reader refuses a newer one."""
+
+ResizeMode = Literal["crop", "squash", "pad"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """How an image becomes the model's input.
+
+    Attributes:
+        height: pixels.
+        width: pixels.
+        in_chans: channels of the input tensor.
+        mean: per channel, of pixel values in [0, 1].
+        std: per channel, of pixel values in [0, 1].
+        interpolation: ``bicubic``, ``bilinear`` or ``nearest``.
+        crop_pct: the image is resized to ``size / crop_pct`` before the centre crop.
+        resize_mode: ``crop`` keeps the aspect ratio and cuts, ``squash`` ignores it, ``pad`` keeps it and fills.
+    """
+
+    height: int
+    width: int
+    in_chans: int = 3
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    interpolation: str = "bicubic"
+    crop_pct: float = 1.0
+    resize_mode: ResizeMode = "crop"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.height, self.width
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A timm model name and the keyword arguments that differ from timm's defaults (plain JSON values)."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BaseRef:
+    """Where the shared base weights came from (``hub:NAME``, a path, or ``random:SEED``) and the id of their values."""
+
+    source: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One change made to the architecture after the base was loaded (`vtk.models.transforms`)."""
+
+    op: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """The precision, batch size and device type of the evaluation that gave ``Card.metrics``."""
+
+    precision: str = "fp32"
+    batch_size: int = 64
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything about a trained model but its tensors.
+
+    Attributes:
+        model: timm name and arguments.
+        input: preprocessing.
+        classes: names in index order.
+        base: the shared weights; None in a merged checkpoint that stands alone.
+        transforms: changes of the architecture, in order.
+        metrics: of the held-out images, accuracies as fractions.
+        data: how the training run split its folder (``layout``, ``val_split``, ``seed``), so that an evaluation of the
+            same folder takes the same images.
+        regime: under which ``metrics`` were measured.
+        versions: of Python, torch, timm and this toolkit.
+        command: the command line that made it.
+        pack: what the tensor file holds (dtype, trained names).
+        schema: version of this layout.
+    """
+
+    model: ModelSpec
+    input: InputSpec
+    classes: tuple[str, ...]
+    base: BaseRef | None = None
+    transforms: tuple[Transform, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    regime: Regime = Regime()
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    pack: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Return compact JSON, for metadata fields."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, where: str | Path) -> "Card":
+        """Read `to_json`; ``where`` names the file in messages.
+
+        Raises:
+            DataError: not a card, a newer schema, or a field of the wrong type.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: the card is not valid JSON ({error})") from error
+        return cls.from_dict(value, where)
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str | Path) -> "Card":
+        """Build a card from parsed JSON, checking every field.
+
+        Raises:
+            DataError: not a card, a newer schema, or a field of the wrong type.
+        """
+        if not isinstance(value, Mapping) or not isinstance(value.get("schema"), int):
+            raise DataError(f"{where} is not a vtk card: it has no `schema` number")
+        if value["schema"] > SCHEMA:
+            raise DataError(
+                f"{where} was written by a newer vtk (schema {value['schema']}, this one reads {SCHEMA}); upgrade vtk"
+            )
+        card = from_plain(cls, value, str(where))
+        spec = card.input
+        if min(spec.height, spec.width, spec.in_chans) < 1 or not 0 < spec.crop_pct <= 1:
+            raise DataError(f"{where}: `input` is impossible: {spec}")
+        if len(spec.mean) != spec.in_chans or len(spec.std) != spec.in_chans or min(spec.std) <= 0:
+            raise DataError(f"{where}: `input.mean` and `input.std` need {spec.in_chans} values each, std above 0")
+        return card
+
+
+def from_plain(kind: type[T], value: Any, where: str) -> T:
+    """Build a dataclass from parsed JSON, strictly: unknown keys, missing keys and wrong types are errors.
+
+    Raises:
+        DataError: names the field, what it holds and what it should hold.
+    """
+    return typing.cast(T, _convert(kind, value, where))
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise DataError(f"{where}: expected an object, found {_show(value)}")
+        hints = typing.get_type_hints(kind)
+        fields = {f.name: f for f in dataclasses.fields(kind)}
+        if unknown := sorted(set(value) - set(fields)):
+            raise DataError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(fields)}")
+        for name, f in fields.items():
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            if required and name not in value:
+                raise DataError(f"{where}: `{name}` is missing")
+        return kind(**{k: _convert(hints[k], v, f"{where}: `{k}`") for k, v in value.items()})
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        if value not in args:
+            raise DataError(f"{where}: {_show(value)} is not one of {', '.join(map(str, args))}")
+        return value
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_convert(args[0], v, where) for v in value)
+    if origin is dict and isinstance(value, Mapping):
+        return {str(k): v if args[1] is Any else _convert(args[1], v, where) for k, v in value.items()}
+    if kind is Any:
+        return value
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise DataError(f"{where}: expected {getattr(kind, '__name__', kind)}, found {_show(value)}")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,25 @@
+"""One module per subcommand, each with ``main(argv) -> exit code`` and free of torch until it runs."""
+
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """Where a subcommand lives and its line in ``vtk --help``."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "finetune": Command("vtk.commands.finetune", "adapt a pretrained ViT to a folder of images: a task pack"),
+    "eval": Command("vtk.commands.eval", "accuracy of a pack, a checkpoint or an .onnx on a folder"),
+    "predict": Command("vtk.commands.predict", "labels for images"),
+    "tasks": Command("vtk.commands.tasks", "work on packs: list, diff, merge"),
+    "export": Command("vtk.commands.export", "verified artefacts: onnx"),
+    "profile": Command("vtk.commands.profile", "latency per batch size, per back-end"),
+    "doctor": Command("vtk.commands.doctor", "versions, devices, providers that load; how to mend what does not"),
+    "demo": Command("vtk.commands.demo", "the whole path on bundled digits, offline, in two minutes"),
+}
+
+NOT_YET = ("train", "pretrain", "parallelize", "analyze")
+"""Commands of the plan that this version refuses by name."""

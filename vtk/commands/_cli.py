@@ -1,0 +1,197 @@
+"""From a frozen config dataclass to flags: tyro draws help and type errors, a YAML file gives the defaults.
+
+tyro was chosen because it builds the whole command line, with help and type checks, from the dataclasses that the
+library's functions take anyway. The configs stay plain: what only the command line needs is added here.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+import yaml
+
+from vtk import console
+from vtk.errors import UsageError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Common:
+    """Flags that every command has."""
+
+    config: Path | None = field(default=None, metadata={"help": "YAML file with defaults; flags win over it"})
+    json: bool = field(default=False, metadata={"help": "one JSON object on stdout, everything else on stderr"})
+    debug: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+
+
+def parse(
+    kind: type[T],
+    argv: Sequence[str],
+    *,
+    prog: str,
+    description: str,
+    positional: Sequence[str] = (),
+    examples: Sequence[str] = (),
+) -> T:
+    """Parse ``argv`` into an instance of the config dataclass ``kind``.
+
+    Args:
+        kind: frozen dataclass; help texts are in ``metadata["help"]`` of its fields.
+        argv: arguments after the command's name.
+        prog: name shown in help.
+        description: first paragraph of the help.
+        positional: fields given without a flag, in order.
+        examples: command lines shown under the help.
+
+    Raises:
+        UsageError: the YAML file is wrong, or ``kind`` refuses the values. tyro itself exits with 2 on a wrong flag.
+    """
+    common_names = {f.name for f in dataclasses.fields(_Common)}
+    flags = _flags_class(kind, positional)
+    defaults = _yaml_defaults(kind, argv)
+    default: Any = None
+    if defaults:
+        values = {f.name: defaults.get(f.name, _default(f)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        default = flags(**values, **{f.name: f.default for f in dataclasses.fields(_Common)})
+    text = description.replace("``", "`").strip()
+    if examples:
+        text += "\n\n" + "\n".join(f"  {line}" for line in examples)
+    parsed = tyro.cli(flags, args=list(argv), prog=prog, description=text, default=default)
+    console.set_json(parsed.json)
+    return kind(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(flags) if f.name not in common_names})
+
+
+def _flags_class(kind: type, positional: Sequence[str]) -> Any:
+    """Build ``kind`` again with tyro's markers on each field, plus the common flags."""
+    hints = typing.get_type_hints(kind)
+    own = {f.name: f for f in dataclasses.fields(kind)}
+    order = [own[name] for name in positional] + [f for f in own.values() if f.name not in positional]
+    fields = []
+    for f in [*order, *dataclasses.fields(_Common)]:
+        hint = hints.get(f.name, typing.get_type_hints(_Common).get(f.name))
+        # tyro reads help as rich markup when it draws the box, so brackets are kept out of the markup
+        markers: list[Any] = [tyro.conf.arg(help=f.metadata.get("help", ""))]
+        if f.name in positional:
+            markers = [tyro.conf.arg(help=f.metadata.get("help", ""), metavar=f.name.upper()), tyro.conf.Positional]
+        elif (element := _list_element(hint)) is not None:
+            markers.append(_list_spec(element))
+        annotated = Annotated[(hint, *markers)]  # type: ignore[valid-type]
+        if f.default is not dataclasses.MISSING:
+            fields.append((f.name, annotated, field(default=f.default)))
+        elif f.default_factory is not dataclasses.MISSING:
+            fields.append((f.name, annotated, field(default_factory=f.default_factory)))
+        else:
+            fields.append((f.name, annotated, field()))
+    return dataclasses.make_dataclass(f"{kind.__name__}Flags", fields, frozen=True, kw_only=True)
+
+
+def _list_element(hint: Any) -> type | None:
+    """Return X for ``tuple[X, ...]`` and ``tuple[X, ...] | None``, else None."""
+    for option in typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,):
+        args = typing.get_args(option)
+        if typing.get_origin(option) is tuple and args[1:] == (Ellipsis,) and args[0] in (int, float, str):
+            return args[0]
+    return None
+
+
+def _list_spec(element: type) -> Any:
+    """Accept ``1,2,4`` as well as ``1 2 4``."""
+    name = element.__name__.upper()
+
+    def from_str(args: list[str]) -> Any:
+        parts = [part.strip() for arg in args for part in arg.split(",")]
+        return tuple(element(part) for part in parts if part)
+
+    def to_str(value: Any) -> list[str]:
+        return ["None"] if value is None else [str(v) for v in value]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{name}[,{name}…]",
+        instance_from_str=from_str,
+        is_instance=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(x, (element, int)) for x in v)),
+        str_from_instance=to_str,
+    )
+
+
+def _default(f: dataclasses.Field) -> Any:
+    if f.default is not dataclasses.MISSING:
+        return f.default
+    return f.default_factory() if f.default_factory is not dataclasses.MISSING else tyro.MISSING
+
+
+def _yaml_defaults(kind: type, argv: Sequence[str]) -> dict[str, Any]:
+    path = None
+    for i, arg in enumerate(argv):
+        if arg == "--config" and i + 1 < len(argv):
+            path = Path(argv[i + 1])
+        elif arg.startswith("--config="):
+            path = Path(arg.partition("=")[2])
+    if path is None:
+        return {}
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise UsageError(f"`--config` {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"`--config` {path} is not valid YAML: {error}") from error
+    if not isinstance(value, Mapping):
+        raise UsageError(f"`--config` {path} must hold `key: value` lines, found {type(value).__name__}")
+    hints = typing.get_type_hints(kind)
+    result = {}
+    for key, item in value.items():
+        name = str(key).replace("-", "_")
+        if name not in hints:
+            raise UsageError(f"`--config` {path}: unknown key `{key}`; known: {', '.join(hints)}")
+        try:
+            result[name] = from_yaml(hints[name], item)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"`--config` {path}: `{key}`: {error}") from error
+    return result
+
+
+def from_yaml(hint: Any, value: Any) -> Any:
+    """Convert a YAML value to a field's type; PyYAML reads ``1e-3`` as text, so numbers may be text.
+
+    Raises:
+        ValueError: the value does not fit.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        errors = []
+        for option in (a for a in args if a is not type(None)):
+            try:
+                return from_yaml(option, value)
+            except (TypeError, ValueError) as error:
+                errors.append(str(error))
+        raise ValueError("; ".join(errors))
+    if origin is Literal:
+        if value in args:
+            return value
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, args))}")
+    if origin is tuple:
+        items = list(value) if isinstance(value, (list, tuple)) else [value]
+        kinds = [args[0]] * len(items) if args[-1] is Ellipsis else list(args)
+        if len(kinds) != len(items):
+            raise ValueError(f"expected {len(kinds)} values, found {len(items)}")
+        return tuple(from_yaml(k, v) for k, v in zip(kinds, items, strict=True))
+    if hint is bool or isinstance(value, bool):
+        if hint is bool and isinstance(value, bool):
+            return value
+        raise ValueError(f"expected {hint.__name__}, found {value!r}")
+    if hint in (int, float) and isinstance(value, (int, float, str)):
+        number = float(value)
+        if hint is int and number != int(number):
+            raise ValueError(f"expected a whole number, found {value!r}")
+        return hint(number)
+    if hint in (str, Path) and isinstance(value, (str, int, float)):
+        return hint(str(value))
+    raise ValueError(f"expected {getattr(hint, '__name__', hint)}, found {value!r}")

@@ -1,0 +1,134 @@
+"""``vtk tasks``: list, compare and merge task packs."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.errors import DataError, UsageError
+
+_HELP = {
+    "list": "packs under folders: model, size, classes, accuracy, base, bytes",
+    "diff": "what a pack changed against its base, or against another pack",
+    "merge": "base and pack in one checkpoint that plain timm loads",
+}
+_NOT_YET = ("bundle", "bench", "to-peft", "from-peft", "push", "pull")
+
+
+def main(argv: list[str]) -> int:
+    """Dispatch to one of the subcommands."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: vtk tasks COMMAND [OPTIONS]\n\nWork on task packs.\n")
+        print("\n".join(f"  {name:<6} {text}" for name, text in _HELP.items()))
+        return 0
+    if argv[0] not in _HELP:
+        state = "is not in this version" if argv[0] in _NOT_YET else "is unknown"
+        raise UsageError(f"`vtk tasks {argv[0]}` {state}; choose one of: {', '.join(_HELP)}")
+    return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])
+
+
+@dataclass(frozen=True)
+class ListConfig:
+    """Flags of ``vtk tasks list``."""
+
+    folders: tuple[str, ...] = field(default=("runs",), metadata={"help": "folders to search, and packs"})
+
+
+@dataclass(frozen=True)
+class DiffConfig:
+    """Flags of ``vtk tasks diff``."""
+
+    pack: Path = field(metadata={"help": "a pack"})
+    other: Path | None = field(default=None, metadata={"help": "a second pack; by default the first one's base"})
+    base: Path | None = field(default=None, metadata={"help": "file with the base weights; by default looked up"})
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """Flags of ``vtk tasks merge``."""
+
+    pack: Path = field(metadata={"help": "a pack"})
+    out: Path = field(metadata={"help": "the .safetensors file to write"})
+    base: Path | None = field(default=None, metadata={"help": "file with the base weights; by default looked up"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+
+
+def run_list(argv: list[str]) -> int:
+    """List the packs under folders; a damaged one is named and skipped."""
+    config = _cli.parse(
+        ListConfig, argv, prog="vtk tasks list", description=_HELP["list"], positional=("folders",),
+        examples=("vtk tasks list runs",),
+    )  # fmt: skip
+    from vtk.tasks.load import read_card
+    from vtk.tasks.pack import CARD, pack_bytes
+
+    rows, packs = [], []
+    for folder in map(Path, config.folders):
+        if not folder.exists():
+            raise DataError(f"{folder}: there is no such folder; give folders that hold packs")
+        for file in sorted(folder.rglob(CARD)):
+            path = file.parent
+            if ".tmp-" in path.name:
+                continue
+            try:
+                card = read_card(path)
+            except DataError as error:
+                console.warn(f"skipped: {error}")
+                continue
+            base = card.base.id[:8] if card.base else None
+            size = pack_bytes(path)
+            top1 = card.metrics.get("top1")
+            pixels = f"{card.input.height}×{card.input.width}"
+            rows.append((path, card.model.name, pixels, len(card.classes),
+                         None if top1 is None else console.percent(top1), base, console.size(size)))  # fmt: skip
+            packs.append({"path": str(path), "model": card.model.name, "height": card.input.height,
+                          "width": card.input.width, "classes": len(card.classes), "top1": top1,
+                          "base": card.base.id if card.base else None, "pack_bytes": size})  # fmt: skip
+    if not packs:
+        console.say(f"no packs under {', '.join(config.folders)}; `vtk finetune` makes them")
+    else:
+        console.table(f"{len(packs)} packs", ("pack", "model", "px", "classes", "top-1", "base", "size"), rows,
+                      left=(0, 1, 5))  # fmt: skip
+    console.emit_json({"packs": packs})
+    return 0
+
+
+def run_diff(argv: list[str]) -> int:
+    """Show how far each part of a model moved."""
+    config = _cli.parse(
+        DiffConfig, argv, prog="vtk tasks diff", description=_HELP["diff"], positional=("pack", "other"),
+        examples=("vtk tasks diff runs/pets/task", "vtk tasks diff runs/pets/task runs/cars/task"),
+    )  # fmt: skip
+    from vtk.tasks.diff import diff_task
+
+    diff = diff_task(config.pack, config.other, base=config.base)
+    against = config.other or "its base"
+    rows = [(c.part, f"{c.tensors}/{c.total}", f"{100 * c.relative:.3f} %", c.shape_differs or "") for c in diff.changes]
+    console.table(f"{config.pack} against {against}", ("part", "differ", "change ‖a−b‖/‖b‖", "other shape"), rows)
+    console.say(
+        f"equal, value for value: {console.size(diff.shared_bytes)} of {console.size(diff.total_bytes)}; "
+        f"FFN tensors {diff.shared_ffn} of {diff.total_ffn}"
+    )
+    console.emit_json({
+        "shared_bytes": diff.shared_bytes, "total_bytes": diff.total_bytes, "shared_ffn_tensors": diff.shared_ffn,
+        "ffn_tensors": diff.total_ffn,
+        "parts": [{"part": c.part, "differ": c.tensors, "tensors": c.total, "relative": c.relative} for c in diff.changes],
+    })  # fmt: skip
+    return 0
+
+
+def run_merge(argv: list[str]) -> int:
+    """Write base and pack as one checkpoint."""
+    config = _cli.parse(
+        MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
+        examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
+    )  # fmt: skip
+    from vtk.tasks.merge import merge_task, timm_call
+
+    task = merge_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
+    size = config.out.stat().st_size
+    console.say(f"wrote {config.out} ({console.size(size)}); plain timm loads it with")
+    console.say(timm_call(task, config.out))
+    console.emit_json({"path": str(config.out), "file_bytes": size, "classes": list(task.card.classes)})
+    return 0

@@ -1,0 +1,54 @@
+"""What earlier scans of a folder found, so that only new and changed files are decoded again."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import PIL
+
+from vtk import console, files
+from vtk.data.listing import Found
+from vtk.data.probe import Probe
+from vtk.errors import DataError
+
+_FORMAT = 1
+_LIMIT = 1 << 30
+
+Known = dict[str, tuple[int, int, Probe]]
+"""File name below the root → size in bytes, time of last change in ns, what decoding told."""
+
+
+def cache_path(root: Path) -> Path:
+    """Return the file that remembers ``root``: ``$VTK_HOME/scan/<hash of its real path>.json``."""
+    name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return files.home() / "scan" / f"{name}.json"
+
+
+def load(root: Path) -> Known:
+    """Return what is known about ``root``; nothing if the file is absent, damaged or by another Pillow."""
+    path = cache_path(root)
+    if not path.is_file():
+        return {}
+    try:
+        value = files.read_json(path, _LIMIT)
+        if value["format"] != _FORMAT or value["pillow"] != PIL.__version__:
+            return {}
+        return {
+            str(name): (int(size), int(mtime), Probe(int(width), int(height), str(mode), int(turn)))
+            for name, (size, mtime, width, height, mode, turn) in value["files"].items()
+        }
+    except (DataError, KeyError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe]) -> None:
+    """Remember the good files of ``root``; a bad one is looked at again, in case only its permissions were wrong."""
+    entries = {
+        file.name: [file.bytes, file.mtime_ns, *probes[file.name][:4]] for file in found if not probes[file.name].bad
+    }
+    value = {"format": _FORMAT, "pillow": PIL.__version__, "root": str(root.resolve()), "files": entries}
+    try:
+        files.write_text(cache_path(root), json.dumps(value, separators=(",", ":")))
+    except DataError as error:
+        console.warn(f"the scan is not remembered: {error}")

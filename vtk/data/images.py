@@ -1,0 +1,149 @@
+"""One image file to one upright RGB image, whatever its mode, bit depth, transparency or EXIF orientation."""
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
+
+from vtk.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+with contextlib.suppress(ImportError):
+    from PIL import Jpeg2KImagePlugin  # noqa: F401  registers the format
+with contextlib.suppress(ImportError):
+    from PIL import AvifImagePlugin  # noqa: F401  since Pillow 11.3
+Image.preinit()
+
+BACKGROUND = (255, 255, 255)
+"""What transparent pixels are composited on: white, as web pages and viewers do."""
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif .heic .heif".split()
+)
+"""File name endings (lower case) that mean "this should be an image"; other files in a folder are left alone."""
+
+# Only these are tried: Pillow knows more, but its EPS reader starts Ghostscript, and a file's name proves nothing.
+_WANTED = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000", "MPO")
+FORMATS = tuple(name for name in _WANTED if name in Image.OPEN)
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+_ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
+
+
+def load_image(path: str | os.PathLike[str]) -> Image.Image:
+    """Decode ``path`` (the first frame, if it has several) to an upright 8-bit RGB image.
+
+    Transparent pixels are composited on `BACKGROUND`; 16-bit values are scaled, not clipped.
+
+    Raises:
+        DataError: the file cannot be read or decoded; the message names it and says why.
+    """
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return upright(to_rgb(image), orientation(image))
+    except Exception as error:  # decoders of damaged files raise nearly anything; the reason is passed on
+        raise DataError(f"cannot read the image {os.fspath(path)}: {reason(error, path)}") from error
+
+
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF (or XMP) orientation 1–8 of an opened image; 1 where it has none or its metadata is damaged."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except (OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, struct.error):
+        return 1  # viewers show such a file as it is stored; the pixels decide whether it is a bad one
+    return value if value in _UPRIGHT else 1
+
+
+def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Turn or mirror ``image`` as its EXIF ``orientation`` (1–8) says."""
+    if orientation == 1:
+        return image
+    turned = image.transpose(_UPRIGHT[orientation])
+    turned.info = {}  # its EXIF block still holds the old orientation, which would turn the image twice
+    return turned
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any Pillow mode to 8-bit RGB.
+
+    ``I;16`` is divided by 257. ``I`` and ``F`` carry no range, so the smallest usual one that holds all values is
+    taken: [0, 1] (``F`` only), [0, 255], [0, 65535], else the image's own minimum and maximum.
+    """
+    mode = image.mode
+    if mode.startswith("I;16") or mode in ("I", "F"):
+        image.load()
+        return _from_wide(image)
+    if mode in _ALPHA_MODES or "transparency" in image.info:
+        image = image.convert("LA") if mode == "La" else image
+        image = image.convert("RGBA")
+        canvas = Image.new("RGBA", image.size, (*BACKGROUND, 255))
+        canvas.alpha_composite(image)
+        return canvas.convert("RGB")
+    if mode == "LAB":
+        from PIL import ImageCms
+
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        converted = ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB")
+        assert converted is not None  # None only when converting in place
+        return converted
+    if mode == "RGB":
+        image.load()
+        return image
+    return image.convert("RGB")
+
+
+def reason(error: BaseException, path: str | os.PathLike[str]) -> str:
+    """Say in a few words why ``path`` could not be decoded."""
+    if isinstance(error, Image.DecompressionBombError):
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        return f"its header claims more than {limit // 10**6} million pixels (a decompression bomb?); make it smaller"
+    if isinstance(error, (UnidentifiedImageError, SyntaxError)):
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_size == 0:
+                return "the file is empty"
+        if Path(path).suffix.lower() in (".heic", ".heif"):
+            return "HEIC is not supported; convert it to JPEG or PNG"
+        return "not an image in a format that can be read"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "not enough memory to decode it"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _from_wide(image: Image.Image) -> Image.Image:
+    import numpy as np  # here, so that the scan's worker processes start without it
+
+    values = np.asarray(image).astype(np.float64)
+    values[~np.isfinite(values)] = 0.0
+    low, high = _range(image, values)
+    grey = np.rint((values - low) * (255.0 / (high - low)))
+    return Image.fromarray(np.clip(grey, 0, 255).astype(np.uint8)).convert("RGB")
+
+
+def _range(image: Image.Image, values: "np.ndarray") -> tuple[float, float]:
+    if image.mode.startswith("I;16") or image.format in ("PNG", "PPM"):  # Pillow scales these to 16 bits
+        return 0.0, 65535.0
+    low, high = float(values.min()), float(values.max())
+    if low >= 0:
+        for limit in (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0):
+            if high <= limit:
+                return 0.0, limit
+    return low, max(high, low + 1e-12)
+
+
+_PLUGINS = (TiffImagePlugin, WebPImagePlugin)  # imported for their registration

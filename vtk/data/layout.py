@@ -1,0 +1,138 @@
+"""How a folder of images is organised: ``train/`` + ``val/``, or one set of class folders to be split here."""
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from vtk.data.listing import Found, folders, loose_images, walk
+from vtk.errors import DataError, UsageError
+
+TRAIN_NAMES = ("train", "training")
+VAL_NAMES = ("val", "validation", "valid", "test", "testing")
+EXPECTED = "expected train/ and val/ (or validation/, valid/, test/), each with one folder per class, or class folders"
+T = TypeVar("T")
+
+Files = dict[str, list[Found]]
+"""Class → its image files."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the class folders are.
+
+    Attributes:
+        kind: ``split`` if the folder itself says what is held out, ``flat`` if that is decided here.
+        train: folder with the class folders to train on; None if there are only held-out ones.
+        val: folder with the held-out class folders; None for ``flat``.
+        notes: what the user should know about the choice, one sentence each.
+    """
+
+    kind: Literal["split", "flat"]
+    train: Path | None
+    val: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def find_layout(root: Path, classes: Sequence[str] | None = None) -> Layout:
+    """Look at the folder names below ``root``.
+
+    Args:
+        root: the folder given by the user.
+        classes: names that are known already (evaluation); folders of exactly these names are always classes, and
+            held-out images without a ``train/`` are enough.
+
+    Raises:
+        DataError: no class folders, or ``train/`` without class folders beside a held-out folder.
+    """
+    names = folders(root)
+    if not names:
+        found = f"{root} has {loose_images(root)} images but no folders" if loose_images(root) else f"{root} is empty"
+        raise DataError(f"{found}; {EXPECTED}")
+    if classes is not None and {class_name(name) for name in names} <= set(classes):
+        return Layout("flat", root, None)
+    train, held_out = _named(names, TRAIN_NAMES), _named(names, VAL_NAMES)
+    with_classes = [name for name in held_out if folders(root / name)]
+    if train and not folders(root / train[0]):
+        if held_out or len(names) == 1:
+            raise DataError(f"{root / train[0]} has no class folders; {EXPECTED}")
+        return Layout("flat", root, None)  # one of the classes is trains
+    if train:
+        val = with_classes[0] if with_classes else None
+        if unused := [name for name in names if name not in (train[0], val)]:
+            notes: tuple[str, ...] = (f"not used: {_some(unused)} beside {_some([train[0], *filter(None, [val])])}",)
+        else:
+            notes = ()
+        if val is None:
+            return Layout("flat", root / train[0], None, notes)
+        return Layout("split", root / train[0], root / val, notes)
+    if with_classes and len(held_out) == len(names):
+        if classes is None:
+            raise DataError(f"{root} has {with_classes[0]}/ but no train/; {EXPECTED}")
+        unused = [name for name in names if name != with_classes[0]]
+        notes = (f"not used: {_some(unused)} beside {with_classes[0]}/",) if unused else ()
+        return Layout("split", None, root / with_classes[0], notes)
+    return Layout("flat", root, None)
+
+
+def collect(root: Path, part: Path, notes: list[str]) -> Files:
+    """Return the image files of every class folder of ``part``, which is ``root`` or below it; their names start there.
+
+    Files at any depth belong to the class folder they are in. Folders without images and images outside class folders
+    are not used, which is added to ``notes``.
+    """
+    prefix = "" if part == root else f"{part.relative_to(root).as_posix()}/"
+    found: Files = {}
+    without = []
+    for name in folders(part):
+        files = [file._replace(name=f"{prefix}{name}/{file.name}") for file in walk(part / name)]
+        if files:
+            found.setdefault(class_name(name), []).extend(files)
+        else:
+            without.append(name)
+    if without:
+        notes.append(f"not used: {_some(without)} in {part.name}/ without image files")
+    if loose := loose_images(part):
+        notes.append(f"not used: {loose} image files directly in {part.name}/, outside class folders")
+    return found
+
+
+def split(files: Sequence[T], names: Sequence[str], fraction: float, seed: int) -> tuple[list[T], list[T]]:
+    """Divide one class into (train, held out).
+
+    The files with the smallest hashes of (seed, name) are held out: the same ones on every machine and in any order,
+    and adding a file moves few others. A class with two or more files has at least one in each part.
+
+    Args:
+        files: what to divide.
+        names: for each file its path below the folder of class folders, with ``/``.
+        fraction: to hold out, 0 ≤ fraction < 1.
+        seed: chooses another division.
+
+    Raises:
+        UsageError: ``fraction`` is out of range.
+    """
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the held-out fraction is {fraction}; give 0 (none) or more, below 1")
+    count = min(max(int(len(files) * fraction + 0.5), 1), len(files) - 1) if fraction and len(files) > 1 else 0
+    keys = [hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest() for name in names]
+    held_out = set(sorted(range(len(files)), key=keys.__getitem__)[:count])
+    train = [file for i, file in enumerate(files) if i not in held_out]
+    return train, [file for i, file in enumerate(files) if i in held_out]
+
+
+def class_name(folder: str) -> str:
+    """Return the class of a folder name: composed Unicode, so that a copy made by macOS has the same classes."""
+    return unicodedata.normalize("NFC", folder)
+
+
+def _named(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Return the names that are ``wanted``, in the order of ``wanted``; upper and lower case alike."""
+    return [name for want in wanted for name in names if name.lower() == want]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{name}/" for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,110 @@
+"""Which files of a folder are images, and which sub-folders are meant by the user rather than left by a program."""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from natsort import natsort_keygen, ns
+
+from vtk.data.images import SUFFIXES
+from vtk.errors import DataError
+
+_JUNK = frozenset({"__macosx", "__pycache__", "$recycle.bin", "system volume information", "@eadir", "lost+found"})
+_natural = natsort_keygen(alg=ns.INT | ns.IGNORECASE)
+
+
+class Found(NamedTuple):
+    """An image file: its path below the folder that was walked (with ``/``), size and time of last change."""
+
+    name: str
+    bytes: int
+    mtime_ns: int
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Sort as a person would: class2 before class10, upper and lower case together."""
+    return sorted(names, key=lambda name: (_natural(name), name))
+
+
+def is_hidden(name: str) -> bool:
+    """Tell whether a file or folder was made by a program: ``.git``, ``._x.jpg``, ``__MACOSX`` and the like."""
+    return name.startswith(".") or name.lower() in _JUNK
+
+
+def is_image(name: str) -> bool:
+    """Tell by its name whether a file should be an image."""
+    return not is_hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
+def folders(root: Path) -> list[str]:
+    """Return the names of the visible sub-folders of ``root``, links to folders included, naturally sorted.
+
+    Raises:
+        DataError: ``root`` is absent, not a folder, or may not be read.
+    """
+    return natural(entry.name for entry in _entries(root) if entry.is_dir() and not is_hidden(entry.name))
+
+
+def loose_images(root: Path) -> int:
+    """Count the image files that lie directly in ``root``."""
+    return sum(is_image(entry.name) and entry.is_file() for entry in _entries(root))
+
+
+def walk(root: Path) -> Iterator[Found]:
+    """Yield every image file below ``root``, at any depth, sorted by name; links are followed, circles are not.
+
+    Raises:
+        DataError: a folder may not be read.
+    """
+    yield from _walk(str(root), "", ())
+
+
+def list_images(path: Path) -> list[Path]:
+    """Return the image files of a folder, at any depth and naturally sorted; or ``path`` itself if it is a file.
+
+    A file given by name is returned whatever it is called; it shows on decoding whether it is an image.
+
+    Raises:
+        DataError: the path is absent or has no images.
+    """
+    path = Path(path)
+    if path.is_file():
+        return [path]
+    found = [path / name for name in natural(image.name for image in walk(path))]
+    if not found:
+        raise DataError(f"{path} has no images; give a file or a folder with {', '.join(sorted(SUFFIXES)[:6])} … files")
+    return found
+
+
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+    here = os.stat(folder)
+    key = here.st_dev, here.st_ino
+    if key in above:  # a link to one of its own parents
+        return
+    for entry in sorted(_entries(Path(folder)), key=lambda entry: entry.name):
+        if is_hidden(entry.name):
+            continue
+        try:
+            if entry.is_dir():
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, key))
+            elif is_image(entry.name):
+                info = entry.stat()
+                if stat.S_ISREG(info.st_mode):
+                    yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns)
+        except FileNotFoundError:  # a dangling link, or deleted while walking: it is an image that cannot be read
+            if is_image(entry.name):
+                yield Found(prefix + entry.name, 0, 0)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        raise DataError(f"{folder} does not exist; give a folder of images") from None
+    except NotADirectoryError:
+        raise DataError(f"{folder} is a file; give a folder with one sub-folder per class") from None
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror or error}") from error

@@ -1,0 +1,178 @@
+"""Batches of images that depend on the seed, the epoch and nothing else: not on the number of worker processes."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from vtk.data.images import load_image
+from vtk.data.samples import Sample
+from vtk.errors import DataError, UsageError
+
+_MASK = (1 << 64) - 1
+
+
+class ImageDataset(Dataset[tuple[Tensor, int]]):
+    """Decoded and transformed images with their labels.
+
+    An index is an int (epoch 0) or an (epoch, int) pair. A transform whose attribute ``random`` is not False is run
+    with all three random generators seeded from (seed, epoch, index).
+
+    Args:
+        samples: files and labels.
+        transform: RGB image to (C, H, W) fp32 tensor; picklable.
+        seed: of the augmentation.
+    """
+
+    def __init__(self, samples: Sequence[Sample], transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+        self.samples, self.transform, self.seed = list(samples), transform, seed
+        self.random = bool(getattr(transform, "random", True))
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int | tuple[int, int]) -> tuple[Tensor, int]:
+        """Return (image, label).
+
+        Raises:
+            DataError: the file cannot be decoded, for example because it changed since the scan.
+        """
+        epoch, i = index if isinstance(index, tuple) else (0, index)
+        sample = self.samples[i]
+        try:
+            image = load_image(sample.path)
+        except DataError as error:
+            raise ImageReadError(str(error)) from error
+        if not self.random:
+            return self.transform(image), sample.label
+        seed = mix(self.seed, epoch, i)
+        if get_worker_info() is not None:
+            _seed_all(seed)
+            return self.transform(image), sample.label
+        before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+        try:
+            _seed_all(seed)
+            return self.transform(image), sample.label
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.default_generator.set_state(before[2])
+
+
+class ImageReadError(DataError):
+    """An image could not be read while batches were made.
+
+    torch re-raises a worker's exception with the worker's traceback as its text; only the last line is kept.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.strip().rpartition("\n")[2].rpartition("ImageReadError: ")[2])
+
+
+class EpochSampler(Sampler[tuple[int, int]]):
+    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only."""
+
+    def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
+        self.length, self.shuffle, self.seed, self.epoch = length, shuffle, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch (from 0) of the next pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        epoch = self.epoch
+        if not self.shuffle:
+            return ((epoch, i) for i in range(self.length))
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch, self.length))
+        return ((epoch, i) for i in torch.randperm(self.length, generator=generator).tolist())
+
+
+def make_loader(
+    samples: Sequence[Sample],
+    transform: Callable[[Image.Image], Tensor],
+    *,
+    batch_size: int,
+    shuffle: bool,
+    seed: int,
+    workers: int,
+    drop_last: bool = False,
+) -> DataLoader:
+    """Return a loader of (images (B, C, H, W) fp32, labels (B,) int64).
+
+    The same seed and epoch give the same batches with any number of workers; `set_epoch` chooses the epoch.
+
+    Raises:
+        UsageError: ``batch_size`` below 1, ``workers`` below 0, or ``drop_last`` would leave no batch.
+        DataError: ``samples`` is empty.
+    """
+    if batch_size < 1:
+        raise UsageError(f"the batch size is {batch_size}; give 1 or more")
+    if workers < 0:
+        raise UsageError(f"the number of workers is {workers}; give 0 (this process) or more")
+    if not samples:
+        raise DataError("there are no images to load; check the folder and its split")
+    if drop_last and len(samples) < batch_size:
+        raise UsageError(f"{len(samples)} images do not fill one batch of {batch_size}; give a smaller batch size")
+    return DataLoader(
+        ImageDataset(samples, transform, seed),
+        batch_size=batch_size,
+        sampler=EpochSampler(len(samples), shuffle=shuffle, seed=seed),
+        num_workers=workers,
+        worker_init_fn=_quiet_worker if workers else None,
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        drop_last=drop_last,
+        # torch draws a base seed per pass; from this generator, it leaves the caller's own sequence alone
+        generator=torch.Generator().manual_seed(seed & _MASK),
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Choose the epoch (from 0) of the loader's next pass; loaders wrapped by Accelerate are seen through.
+
+    Raises:
+        UsageError: the loader was not made by `make_loader`.
+    """
+    if hasattr(loader, "iteration"):  # Accelerate counts passes itself and hands its count to the sampler
+        loader.iteration = epoch
+    batches = getattr(loader, "batch_sampler", None)
+    while batches is not None:
+        sampler = getattr(batches, "sampler", None)
+        if isinstance(sampler, EpochSampler):
+            sampler.set_epoch(epoch)
+            return
+        batches = getattr(batches, "batch_sampler", None)
+    raise UsageError("this loader has no epochs to set; make it with vtk.data.make_loader")
+
+
+def mix(*values: int) -> int:
+    """Hash integers to one of 64 bits (splitmix64), so that neighbouring seeds give unrelated streams."""
+    state = 0
+    for value in values:
+        state = (state + (value & _MASK) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def _seed_all(seed: int) -> None:
+    """Seed the three generators that timm's and torchvision's augmentations draw from."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)
+
+
+def _quiet_worker(worker: int) -> None:
+    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker."""
+    import warnings
+
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -1,0 +1,119 @@
+"""What a scan found: images with their labels, files that were skipped, and the audit that people read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from vtk import console
+
+_ROWS = 24
+_BAD_SHOWN = 10
+
+
+class Sample(NamedTuple):
+    """An image file and the index of its class."""
+
+    path: Path
+    label: int
+
+
+class BadFile(NamedTuple):
+    """An image file that is skipped, and why."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class DataAudit:
+    """What a folder of images holds.
+
+    Attributes:
+        root: the folder as given.
+        layout: ``split`` (the folder says what is held out) or ``flat`` (divided here, by ``val_split`` and ``seed``).
+        classes: names in index order, naturally sorted.
+        train: images to train on.
+        val: held-out images.
+        bad: files that were skipped.
+        sizes: ``min|median|max_height|width`` of the good images after turning upright, in pixels.
+        modes: Pillow mode → number of good images.
+        exif_rotated: good images that EXIF turns or mirrors.
+        notes: what else the user should know, one sentence each.
+        val_split: fraction held out of a flat folder.
+        seed: of that division.
+        seconds: wall time of the scan.
+        cached: files known from an earlier scan.
+    """
+
+    root: Path
+    layout: Literal["split", "flat"]
+    classes: tuple[str, ...]
+    train: tuple[Sample, ...]
+    val: tuple[Sample, ...]
+    bad: tuple[BadFile, ...] = ()
+    sizes: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
+    exif_rotated: int = 0
+    notes: tuple[str, ...] = ()
+    val_split: float = 0.2
+    seed: int = 0
+    seconds: float = 0.0
+    cached: int = 0
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All good images, those to train on first."""
+        return self.train + self.val
+
+    def counts(self, part: Literal["train", "val"]) -> list[int]:
+        """Return the number of images per class, in index order."""
+        count = Counter(sample.label for sample in getattr(self, part))
+        return [count[i] for i in range(len(self.classes))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; the images themselves are counted, bad files listed."""
+        return {
+            "root": str(self.root),
+            "layout": self.layout,
+            "val_split": self.val_split,
+            "seed": self.seed,
+            "classes": list(self.classes),
+            "train": {"count": len(self.train), "per_class": self.counts("train")},
+            "val": {"count": len(self.val), "per_class": self.counts("val")},
+            "bad": [{"path": str(bad.path), "reason": bad.reason} for bad in self.bad],
+            "sizes": dict(self.sizes),
+            "modes": dict(self.modes),
+            "exif_rotated": self.exif_rotated,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+            "cached": self.cached,
+        }
+
+    def print(self) -> None:
+        """Print the audit for people."""
+        train, val = self.counts("train"), self.counts("val")
+        rows: list[tuple[object, ...]] = [(name, train[i], val[i]) for i, name in enumerate(self.classes)]
+        if len(rows) > _ROWS:
+            rows.sort(key=lambda row: -int(str(row[1])))
+            half = _ROWS // 2
+            rows = [*rows[:half], (f"… {len(rows) - 2 * half} more, by size …", "", ""), *rows[-half:]]
+        rows.append((f"{len(self.classes)} classes", len(self.train), len(self.val)))
+        console.table(f"Images in {self.root}", ("class", "train", "held out"), rows)
+        s = self.sizes
+        if s:
+            console.say(
+                f"size (height×width): smallest {s['min_height']}×{s['min_width']}, median {s['median_height']}×"
+                f"{s['median_width']}, largest {s['max_height']}×{s['max_width']} px; modes: "
+                + ", ".join(f"{mode} {count}" for mode, count in self.modes.items())
+                + (f"; {self.exif_rotated} turned upright by EXIF" if self.exif_rotated else "")
+            )
+        for note in self.notes:
+            console.say(note)
+        for bad in self.bad[:_BAD_SHOWN]:
+            console.say(f"skipped {bad.path}: {bad.reason}", style="yellow")
+        if len(self.bad) > _BAD_SHOWN:
+            console.say(f"… and {len(self.bad) - _BAD_SHOWN} more", style="yellow")
+        if self.bad:
+            console.say(f"{len(self.bad)} unreadable files skipped", style="yellow")
+        console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files known from an earlier scan)", style="dim")

@@ -1,0 +1,38 @@
+"""The errors a user can cause, each with the exit code of the command line.
+
+A message is one line: what was given, what is allowed, what to do.
+"""
+
+
+class VtkError(Exception):
+    """Base of every error this toolkit raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(VtkError, ValueError):
+    """An argument is wrong or two arguments contradict each other."""
+
+    exit_code = 2
+
+
+class DataError(VtkError):
+    """A file, a folder of images or a pack cannot be used as it is."""
+
+    exit_code = 3
+
+
+class BaseError(DataError):
+    """The base weights of a pack were not found, or they are not the ones it was trained on."""
+
+
+class VerificationError(VtkError):
+    """An artefact was built but does not do what it should; it was not kept."""
+
+    exit_code = 4
+
+
+class UnavailableError(VtkError):
+    """A device, back-end or optional package was asked for and is not here."""
+
+    exit_code = 5

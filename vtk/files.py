@@ -1,0 +1,151 @@
+"""Files that are either whole or absent: write to a temporary name, flush, then rename."""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vtk.errors import DataError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def home() -> Path:
+    """Return the toolkit's own folder: ``$VTK_HOME``, by default ``~/.vit-toolkit``. It need not exist."""
+    return Path(os.environ.get("VTK_HOME") or "~/.vit-toolkit").expanduser()
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; on success it takes the place of ``path``, on error it is deleted.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full.
+    """
+    tmp = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield tmp
+        _fsync(tmp)
+        os.replace(tmp, path)
+        _fsync(path.parent)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}; free some space or choose another folder") \
+            from error
+    finally:
+        with contextlib.suppress(OSError):
+            tmp.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replace_dir(path: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder beside ``path``; on success it takes the place of ``path`` as a whole.
+
+    Where the system can exchange two names at once (Linux), ``path`` names either the old or the new folder at every
+    moment. Elsewhere the old one is first moved to ``path.old``, which `existing_dir` falls back to.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full.
+    """
+    tmp = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    old = path.with_name(f"{path.name}.old")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if tmp.exists():
+            shutil.rmtree(tmp)
+        tmp.mkdir()
+        yield tmp
+        for file in sorted(tmp.rglob("*"), reverse=True):
+            _fsync(file)
+        _fsync(tmp)
+        if not path.exists():
+            os.replace(tmp, path)
+            shutil.rmtree(old, ignore_errors=True)
+        elif not _exchange(tmp, path):
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
+            os.replace(tmp, path)
+            shutil.rmtree(old, ignore_errors=True)
+        _fsync(path.parent)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}; free some space or choose another folder") \
+            from error
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def existing_dir(path: Path) -> Path:
+    """Return ``path``, or ``path.old`` when a writer was stopped between its two renames."""
+    old = path.with_name(f"{path.name}.old")
+    return old if not path.exists() and old.is_dir() else path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, whole or not at all."""
+    with replace_file(path) as tmp:
+        tmp.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON; NaN and infinity are refused, since other readers would stumble over them."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, limit: int = 64 << 20) -> Any:
+    """Read JSON of at most ``limit`` bytes.
+
+    Raises:
+        DataError: the file is absent, too large or not JSON.
+    """
+    try:
+        if path.stat().st_size > limit:
+            raise DataError(f"{path} has {path.stat().st_size:,} bytes; a file of this kind has at most {limit:,}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON ({error}); was it edited or cut short?") from error
+
+
+def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Make sure that results can go to ``path`` without mixing with something else.
+
+    Raises:
+        DataError: ``path`` is a file, or a folder that is not empty and neither flag was given.
+    """
+    if path.exists() and not path.is_dir():
+        raise DataError(f"`--out` {path} is a file; give a folder")
+    if path.is_dir() and any(path.iterdir()) and not (overwrite or resume):
+        raise DataError(f"`--out` {path} is not empty; give another folder, or --overwrite")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file or folder to the disk; Windows cannot open folders, so there it is left to the system."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    return rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0

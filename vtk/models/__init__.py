@@ -1,0 +1,16 @@
+"""timm models by name: created, filled with base weights, and changed by transforms that a pack remembers."""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Base": "vtk.models.base",
+        "Created": "vtk.models.create",
+        "create_model": "vtk.models.create",
+        "head_names": "vtk.models.parts",
+        "input_spec": "vtk.models.inputs",
+        "position_names": "vtk.models.parts",
+        "read_base": "vtk.models.weights",
+    },
+)

@@ -1,0 +1,70 @@
+"""The base: pretrained weights that many tasks share, and the id of their values.
+
+Two files hold the same base when their tensors have equal names, shapes and values; fp16, bf16 and fp32 files of equal
+values are one base. The classifier and the position table belong to the task and do not count.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vtk.card import BaseRef
+
+
+@dataclass(frozen=True)
+class Base:
+    """Weights under timm's keys, at stored size and dtype, before any resampling.
+
+    Attributes:
+        ref: where they came from and the id of their values.
+        tensors: all of them, classifier and position table too.
+        hashes: sha256 of each tensor that counts for the id.
+        grid: height and width in patches of the stored position table, if a card told it.
+        file: the file they were read from.
+    """
+
+    ref: BaseRef
+    tensors: Mapping[str, Tensor]
+    hashes: Mapping[str, str]
+    grid: tuple[int, int] | None = None
+    file: Path | None = None
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """Return the sha256 of a tensor's shape and of its values as little-endian fp32."""
+    digest = hashlib.sha256(repr(tuple(tensor.shape)).encode())
+    values = tensor.detach().to("cpu", torch.float32).contiguous()
+    digest.update(values.numpy().astype("<f4", copy=False).data if values.numel() else b"")
+    return digest.hexdigest()
+
+
+def base_id(hashes: Mapping[str, str]) -> str:
+    """Return the id of a base: the sha256 of its tensor names and hashes in sorted order."""
+    lines = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def make_base(
+    tensors: Mapping[str, Tensor],
+    *,
+    source: str,
+    task_names: Iterable[str],
+    grid: tuple[int, int] | None = None,
+    file: Path | None = None,
+) -> Base:
+    """Hash tensors into a `Base`.
+
+    Args:
+        tensors: weights under timm's keys.
+        source: ``hub:NAME``, a path, or ``random:SEED``.
+        task_names: keys that belong to the task and stay out of the id.
+        grid: height and width in patches of the stored position table, where it is not square.
+        file: the file they were read from.
+    """
+    skip = frozenset(task_names)
+    hashes = {name: tensor_hash(tensor) for name, tensor in tensors.items() if name not in skip}
+    return Base(BaseRef(source, base_id(hashes)), dict(tensors), hashes, grid, file)

@@ -1,0 +1,197 @@
+"""A timm model by name, filled with a base, at any size, ready to train."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from torch import Tensor, nn
+
+from vtk.card import InputSpec, ModelSpec, Transform
+from vtk.errors import DataError, UsageError
+from vtk.models.base import Base
+from vtk.models.inputs import Size, check_size, input_spec, model_error
+from vtk.models.parts import head_names, position_names
+from vtk.models.transforms import apply_transforms
+from vtk.models.weights import hub_base, random_base, read_base
+
+
+@dataclass
+class Created:
+    """A model and where each of its tensors came from.
+
+    Attributes:
+        model: fp32, on the CPU, in train mode.
+        spec: name and timm arguments, enough to build it again.
+        base: the shared weights.
+        input: preprocessing.
+        transforms: made after the base was loaded.
+        key_map: the model's state-dict keys to base keys; None for a tensor the base does not have.
+        initial: fp32 copies of every tensor that is not the base's own, value for value: position table, classifier,
+            resampled and fresh tensors.
+        notes: what the user should know about the load.
+    """
+
+    model: nn.Module
+    spec: ModelSpec
+    base: Base
+    input: InputSpec
+    transforms: tuple[Transform, ...]
+    key_map: dict[str, str | None]
+    initial: dict[str, Tensor]
+    notes: list[str] = field(default_factory=list)
+
+
+def create_model(
+    name: str,
+    *,
+    num_classes: int,
+    img_size: Size = None,
+    in_chans: int = 3,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    seed: int = 0,
+    transforms: Sequence[Transform] = (),
+    drop_path_rate: float = 0.0,
+    kwargs: Mapping[str, Any] | None = None,
+    base: Base | None = None,
+    input: InputSpec | None = None,
+) -> Created:
+    """Build a timm model for a task and fill it with base weights.
+
+    Args:
+        name: timm model name.
+        num_classes: of the task; a classifier of another size is replaced.
+        img_size: pixels, height first; by default what the weights were trained at.
+        in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
+        weights: file with the base; by default the hub's.
+        pretrained: False starts from random numbers drawn from ``seed``.
+        seed: of everything drawn at random here.
+        transforms: further changes, in order.
+        drop_path_rate: stochastic depth, for training only.
+        kwargs: further arguments for timm.
+        base: weights already read; takes the place of ``weights`` and ``pretrained``.
+        input: preprocessing, by default the weights' own at ``img_size``.
+
+    Raises:
+        UsageError: unknown name, impossible size or arguments.
+        DataError: weights that cannot be read or do not fit.
+    """
+    own = dict(kwargs or {})
+    size = check_size(name, img_size, own)
+    model = _build(name, own, num_classes, size, drop_path_rate, seed)
+    notes: list[str] = []
+    if base is None:
+        if weights is not None:
+            base, notes = read_base(name, own, weights)
+        elif pretrained:
+            base = hub_base(name, own)
+        else:
+            base = random_base(model, seed)
+            notes.append("no pretrained weights: the base is random numbers")
+    key_map = _load(model, name, base, notes)
+    changes = tuple(transforms)
+    if in_chans != 3 and not any(t.op == "adapt_input" for t in changes):
+        changes = (Transform("adapt_input", {"in_chans": in_chans}), *changes)
+    key_map = apply_transforms(model, changes, key_map)
+    state = model.state_dict()
+    task = head_names(model) | position_names(model)
+    initial = {
+        k: v.detach().float().clone()
+        for k, v in state.items()
+        if k in task or key_map.get(k) is None or v.shape != base.tensors[key_map[k]].shape  # type: ignore[index]
+    }
+    spec = input or input_spec(name, own, size, in_chans)
+    return Created(model, ModelSpec(name, own), base, spec, changes, key_map, initial, notes)
+
+
+def _build(
+    name: str, kwargs: Mapping[str, Any], num_classes: int, size: tuple[int, int], drop_path_rate: float, seed: int
+) -> nn.Module:
+    arguments = {**kwargs, "num_classes": num_classes, "img_size": size}
+    if drop_path_rate:
+        arguments["drop_path_rate"] = drop_path_rate
+    with torch.random.fork_rng(devices=[]):  # building a model must not shift the caller's random numbers
+        torch.manual_seed(seed)
+        try:
+            return timm.create_model(name, **arguments)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise model_error(name, kwargs, error) from error
+            arguments.pop("img_size")  # convolutional networks take any size
+            torch.manual_seed(seed)
+            return timm.create_model(name, **arguments)
+        except (RuntimeError, AssertionError, ValueError, KeyError) as error:
+            raise model_error(name, {**kwargs, "img_size": size}, error) from error
+
+
+def _load(model: nn.Module, name: str, base: Base, notes: list[str]) -> dict[str, str | None]:
+    """Copy the base into the model, resampling what depends on the size, and return the key map."""
+    state = model.state_dict()
+    heads, positions = head_names(model), position_names(model)
+    key_map: dict[str, str | None] = {k: k if k in base.tensors else None for k in state}
+    filled: dict[str, Tensor] = {}
+    for key, target in state.items():
+        source = base.tensors.get(key)
+        if source is None:
+            continue
+        value = source.to(torch.float32) if source.is_floating_point() else source
+        if key in heads:
+            if value.shape != target.shape:
+                key_map[key] = None
+                continue
+        elif key in positions:
+            value = resize_position(value, model, base.grid, name) if value.ndim == 3 else value
+            if not torch.equal(value, source):
+                old, new = source.shape[1], value.shape[1]
+                notes.append(f"position table resampled from {old} to {new} tokens")
+        elif value.shape != target.shape and key.endswith("patch_embed.proj.weight") and value.ndim == 4:
+            value = resample_patch_embed(value, list(target.shape[-2:]))
+            notes.append(f"patch embedding resampled from {tuple(source.shape[-2:])} to {tuple(target.shape[-2:])}")
+        if value.shape != target.shape:
+            raise DataError(
+                f"`{key}` of the base has shape {tuple(source.shape)}, `{name}` needs {tuple(target.shape)}; "
+                "are --model and its arguments those of the weights?"
+            )
+        filled[key] = value
+    lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
+    if lost:
+        rows = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
+        new = state[f"{lost[0]}.weight"].shape[0]
+        what = f"the weights' {next(iter(rows.values()))} classes" if rows else "the weights have no classifier"
+        notes.append(f"new classifier `{lost[0]}` for {new} classes ({what})")
+    model.load_state_dict(filled, strict=False)
+    return key_map
+
+
+def resize_position(
+    table: Tensor, model: nn.Module, grid: tuple[int, int] | None = None, name: str = "the model"
+) -> Tensor:
+    """Resample an absolute position table (1, N, C) to the model's grid: bicubic with antialias, as timm does.
+
+    Args:
+        table: stored table, its prefix tokens first.
+        model: tells its grid and how many prefix tokens its own table has.
+        grid: height and width of the stored table, by default a square.
+        name: for messages.
+
+    Raises:
+        DataError: the stored table is not square and no grid is known.
+    """
+    own = model.pos_embed
+    new = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    if not isinstance(own, Tensor) or new is None:
+        raise UsageError(f"`{name}` has a position table that cannot be resampled; use the size of its weights")
+    prefix = own.shape[1] - new[0] * new[1]
+    patches = table.shape[1] - prefix
+    if grid is None or grid[0] * grid[1] != patches:
+        side = int(patches**0.5)
+        if side * side != patches:
+            raise DataError(f"the stored position table has {patches} patches: no square, and no card tells its grid")
+        grid = (side, side)
+    if grid == tuple(new):
+        return table
+    return resample_abs_pos_embed(table, list(new), list(grid), num_prefix_tokens=prefix)

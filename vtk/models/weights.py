@@ -1,0 +1,236 @@
+"""Where base weights come from: a file, the hub, or random numbers. Pickled code is never run."""
+
+import contextlib
+import inspect
+import io
+import logging
+import math
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import huggingface_hub
+import safetensors
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.models import clean_state_dict, model_entrypoint
+from torch import Tensor, nn
+
+from vtk.card import Card
+from vtk.errors import DataError, UsageError
+from vtk.models.base import Base, make_base
+from vtk.models.inputs import model_error
+from vtk.models.parts import head_names, position_names
+
+_NESTED = ("state_dict", "model", "model_state_dict", "teacher")
+_MIN_MATCH = 0.9
+_DEEP = ("blocks", "layers", "stages")
+
+
+def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, list[str]]:
+    """Read a weights file as the base of a model, renamed to timm's keys, at stored size and dtype.
+
+    Args:
+        name: timm model name.
+        kwargs: arguments for timm.
+        path: ``.safetensors``, or a ``.pth``/``.pt``/``.bin`` that torch reads without unpickling code.
+
+    Returns:
+        The base and notes for the user (tensors left out, tensors absent).
+
+    Raises:
+        DataError: unreadable file, or less than 90 % of the backbone's values are in it.
+    """
+    raw, card = _read_file(path)
+    reference = _reference(name, kwargs, raw, card)
+    wanted = reference.state_dict()
+    renamed = _rename(name, raw, reference, path)
+    tensors = {k: v for k, v in renamed.items() if k in wanted}
+    task = head_names(reference, tensors) | position_names(reference, tensors)
+    backbone = {k: v for k, v in wanted.items() if k not in head_names(reference) | position_names(reference)}
+    missing = [k for k, v in backbone.items() if k not in tensors or not _fits(k, tensors[k], v)]
+    total = sum(v.numel() for v in backbone.values())
+    matched = 1 - sum(backbone[k].numel() for k in missing) / max(total, 1)
+    if matched < _MIN_MATCH:
+        found = tuple(tensors[missing[0]].shape) if missing[0] in tensors else "absent"
+        raise DataError(
+            f"{path} holds {100 * matched:.0f} % of the backbone of `{name}`; at least 90 % must match; the first that "
+            f"does not is `{missing[0]}` (needed {tuple(backbone[missing[0]].shape)}, found {found}); is --model right?"
+        )
+    notes = []
+    extra = [k for k in renamed if k not in wanted]
+    if deep := [k for k in extra if k.split(".")[0] in _DEEP]:
+        raise DataError(
+            f"{path} has {len(deep)} tensors inside its blocks that `{name}` does not have, such as `{deep[0]}`; "
+            "without them it would compute something else; is --model right?"
+        )
+    if extra:
+        notes.append(f"left out {len(extra)} tensors of {path.name} that `{name}` does not have: {_some(extra)}")
+    if missing:
+        notes.append(f"{len(missing)} tensors are not in {path.name} and start untrained: {_some(missing)}")
+        tensors = {k: v for k, v in tensors.items() if k not in missing}
+    grid = None if card is None else _grid(reference, card)
+    return make_base(tensors, source=str(path.resolve()), task_names=task, grid=grid, file=path.resolve()), notes
+
+
+def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
+    """Fetch the weights timm names for a model, at their own size.
+
+    Raises:
+        DataError: the hub has none, or cannot be reached.
+        UsageError: timm does not know the model.
+    """
+    with _offline_if_unreachable():
+        try:
+            model = timm.create_model(name, pretrained=True, **kwargs)
+        except RuntimeError as error:
+            if "pretrained weights" in str(error).lower() and "exist" in str(error).lower():
+                hint = "give --weights FILE or --no-pretrained"
+                raise DataError(f"the hub has no weights for `{name}`; {hint}") from error
+            raise model_error(name, kwargs, error) from error
+        except OSError as error:  # what huggingface_hub raises when a file can be had neither online nor from its cache
+            raise DataError(
+                f"the hub's weights for `{name}` cannot be fetched here; give --weights FILE, or --no-pretrained to "
+                "start from random numbers"
+            ) from error
+        except (TypeError, AssertionError, KeyError) as error:
+            raise model_error(name, kwargs, error) from error
+    tensors = {k: v.detach() for k, v in model.state_dict().items()}
+    return make_base(tensors, source=f"hub:{name}", task_names=head_names(model) | position_names(model))
+
+
+def random_base(model: nn.Module, seed: int) -> Base:
+    """Take a freshly initialised model's own values as the base."""
+    tensors = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    return make_base(tensors, source=f"random:{seed}", task_names=head_names(model) | position_names(model))
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file and its metadata.
+
+    Raises:
+        DataError: the file is absent, cut short or not safetensors.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return load_file(path), metadata
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}") from error
+    except (OSError, safetensors.SafetensorError, ValueError) as error:
+        raise DataError(f"{path} is not a whole safetensors file ({error}); was it cut short?") from error
+
+
+def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
+    """Equal shapes; patch kernels may differ in size, since they are resampled on load."""
+    if key.endswith("patch_embed.proj.weight") and found.ndim == needed.ndim == 4:
+        return found.shape[:2] == needed.shape[:2]
+    return found.shape == needed.shape
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None]:
+    if not path.is_file():
+        raise DataError(f"`--weights` {path}: there is no such file")
+    if path.suffix == ".safetensors":
+        tensors, metadata = read_safetensors(path)
+        return tensors, Card.from_json(metadata["vtk"], path) if "vtk" in metadata else None
+    if path.suffix not in (".pth", ".pt", ".bin", ".tar"):
+        raise UsageError(f"`--weights` {path}: cannot read `{path.suffix}`; give a .safetensors or a .pth file")
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(
+            f"{path} holds Python objects besides tensors, which could run code, so it is not read; where you trust "
+            "it, load it with torch and save its state dict as .safetensors"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is not a whole torch file ({' '.join(str(error).split())[:120]})") from error
+    for _ in range(3):
+        if not isinstance(value, Mapping):
+            break
+        value = next((value[k] for k in _NESTED if isinstance(value.get(k), Mapping)), value)
+    if not isinstance(value, Mapping) or not any(isinstance(v, Tensor) for v in value.values()):
+        raise DataError(f"{path} holds no state dict; looked in the file itself and under {', '.join(_NESTED)}")
+    return {str(k): v for k, v in value.items() if isinstance(v, Tensor)}, None
+
+
+def _reference(name: str, kwargs: Mapping[str, Any], raw: Mapping[str, Tensor], card: Card | None) -> nn.Module:
+    """Build the model at the size the file was stored at, so that timm's renaming resamples nothing."""
+    with torch.device("meta"):
+        try:
+            model = timm.create_model(name, **kwargs)
+            table, own = raw.get("pos_embed"), getattr(model, "pos_embed", None)
+            if card is not None:
+                return timm.create_model(name, **{**kwargs, "img_size": card.input.size})
+            if table is None or own is None or table.ndim != 3 or table.shape[1] == own.shape[1]:
+                return model
+            patch = model.patch_embed.patch_size
+            for prefix in dict.fromkeys((getattr(model, "num_prefix_tokens", 1), 1, 0)):
+                side = math.isqrt(table.shape[1] - prefix)
+                if side * side == table.shape[1] - prefix:
+                    return timm.create_model(name, **{**kwargs, "img_size": (side * patch[0], side * patch[1])})
+            return model
+        except (RuntimeError, TypeError, AssertionError, AttributeError) as error:
+            raise model_error(name, kwargs, error) from error
+
+
+def _rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Return the tensors under timm's keys: as they are if they fit, else through the family's own filter in timm."""
+    clean = clean_state_dict(raw)
+    needed = set(reference.state_dict()) - head_names(reference) - position_names(reference)
+    if needed <= set(clean):
+        return clean
+    module = sys.modules[model_entrypoint(name.split(".")[0]).__module__]
+    convert = getattr(module, "checkpoint_filter_fn", None)
+    if convert is None:
+        return clean
+    options = {}
+    if "adapt_layer_scale" in inspect.signature(convert).parameters:
+        options["adapt_layer_scale"] = any(".gamma_" in k for k in clean)
+    try:
+        result = convert(dict(clean), reference, **options)
+    except (KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
+        raise DataError(f"{path} does not look like weights for `{name}` ({type(error).__name__}: {error})") from error
+    return {k: v for k, v in result.items() if isinstance(v, Tensor)}
+
+
+def _grid(reference: nn.Module, card: Card) -> tuple[int, int] | None:
+    grid = getattr(getattr(reference, "patch_embed", None), "grid_size", None)
+    return None if grid is None else (int(grid[0]), int(grid[1]))
+
+
+@contextlib.contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Use only the hub's cache when its host has no address: its client would else retry for most of a minute."""
+    constants = huggingface_hub.constants
+    before = constants.HF_HUB_OFFLINE
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    if not before and not _reachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = True
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # --json keeps stdout for the result
+            yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+        logger.setLevel(level)
+
+
+def _reachable(endpoint: str) -> bool:
+    if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        return bool(socket.getaddrinfo(urlparse(endpoint).hostname, 443))
+    except OSError:
+        return False
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

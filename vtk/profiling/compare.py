@@ -1,0 +1,84 @@
+"""Outputs against the reference, before any latency is shown."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vtk_export.verify import RELATIVE_BOUND
+
+DISTINCT = 32
+"""Different images; larger batches repeat them in turn: the reference stays cheap and every row is compared."""
+
+MIN_COSINE = {"fp16": 0.9999, "bf16": 0.999}
+"""Least cosine of a row of logits with its reference; bf16 has 3 bits fewer than fp16. fp32: `RELATIVE_BOUND`."""
+
+_CHUNK = 8  # images per reference call: little memory, and another batch size than most that are measured
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far outputs are from the reference.
+
+    Attributes:
+        ok: within tolerance.
+        max_diff: largest absolute difference, None when shapes differ or a value is not finite.
+        reason: one line when not ``ok``.
+        tolerance: the bound, in words.
+    """
+
+    ok: bool
+    max_diff: float | None
+    reason: str
+    tolerance: str
+
+
+def compare(output: Tensor, reference: Tensor, precision: str) -> Difference:
+    """Compare logits (B, classes) with those of the ``len(reference)`` images that the batch repeats in turn.
+
+    Args:
+        output: any floating type and device.
+        reference: fp32, CPU.
+        precision: ``fp32``, ``bf16`` or ``fp16``; chooses the tolerance.
+    """
+    got = output.detach().to("cpu", torch.float32)
+    want = batch_of(reference, len(got)) if got.ndim else reference
+    scale = float(reference.abs().max())
+    least = MIN_COSINE.get(precision)
+    tolerance = f"cosine ≥ {least}" if least else f"≤ {RELATIVE_BOUND:g} of the largest |logit| ({scale:.3g})"
+    if got.shape != want.shape:
+        return Difference(False, None, f"output has shape {tuple(got.shape)}, expected {tuple(want.shape)}", tolerance)
+    if not torch.isfinite(got).all():
+        return Difference(False, None, f"{int((~torch.isfinite(got)).sum())} outputs are NaN or infinite", tolerance)
+    worst = float((got - want).abs().max())
+    if least is None:
+        ok = worst <= RELATIVE_BOUND * scale
+        measured = f"differs by {worst:.3g}"
+    else:
+        cosine = float(F.cosine_similarity(got.double(), want.double(), dim=-1).min())
+        ok = cosine >= least
+        measured = f"cosine {cosine:.5f}"
+    return Difference(ok, worst, "" if ok else f"{measured}, allowed {tolerance}", tolerance)
+
+
+def batch_of(rows: Tensor, size: int) -> Tensor:
+    """Return ``size`` rows, repeating ``rows`` in turn; a contiguous tensor of its own."""
+    return rows[torch.arange(size) % len(rows)]
+
+
+def remarks(reference: Tensor) -> tuple[str, ...]:
+    """Say when equal outputs would prove little: logits (n, classes) that are zero or hardly depend on the image."""
+    scale = float(reference.abs().max())
+    if scale == 0:
+        return ("the reference's logits are all zero (an untrained head?): the comparison proves little",)
+    if len(reference) > 1 and float((reference - reference[0]).abs().max()) <= RELATIVE_BOUND * scale:
+        return ("the logits hardly depend on the image (random weights?): swapped rows could not be seen",)
+    return ()
+
+
+@torch.inference_mode()
+def torch_reference(model: torch.nn.Module, images: Tensor) -> Tensor:
+    """Return the logits (len(images), classes) of ``model`` in fp32 on the CPU, a few images at a time."""
+    model = model.eval().to("cpu", torch.float32)
+    return torch.cat([model(chunk) for chunk in images.split(_CHUNK)]).clone()

@@ -1,0 +1,100 @@
+"""Peak memory of a measurement, free memory, and what running out of it looks like."""
+
+import ctypes
+import gc
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+_PROC = Path("/proc/self")
+_CGROUP = Path("/sys/fs/cgroup")
+_SIGNS = (
+    "can't allocate memory",  # torch, CPU
+    "out of memory",  # CUDA driver
+    "cublas_status_alloc_failed",
+    "failed to allocate memory",  # onnxruntime
+    "bad_alloc",
+    "bad allocation",
+)
+
+
+class PeakMemory:
+    """Peak memory between `start` and `stop`, in bytes.
+
+    On CUDA the peak of torch's allocator, for back-ends that use it. On a Linux CPU the peak resident size of the whole
+    process, weights and libraries included, reset by the kernel's ``clear_refs``. Elsewhere unknown.
+    """
+
+    def __init__(self, device: torch.device, *, torch_allocator: bool) -> None:
+        self.device, self.torch_allocator = device, torch_allocator
+
+    def start(self) -> None:
+        """Forget earlier peaks."""
+        self._known = False
+        if self.device.type == "cuda":
+            self._known = self.torch_allocator
+            if self._known:
+                torch.cuda.reset_peak_memory_stats(self.device)
+        elif sys.platform.startswith("linux"):
+            try:
+                (_PROC / "clear_refs").write_text("5")
+            except OSError:  # some containers mount it read-only: then the peak is not ours to know
+                return
+            self._known = True
+
+    def stop(self) -> int | None:
+        """Return the peak since `start`, None where it cannot be known."""
+        if not self._known:
+            return None
+        return int(torch.cuda.max_memory_allocated(self.device)) if self.device.type == "cuda" else _high_water()
+
+
+def describe(device: torch.device) -> str:
+    """Say in one line what the memory column means on ``device``."""
+    if device.type == "cuda":
+        return "peak of torch's CUDA allocator (– for back-ends that do not use it)"
+    if sys.platform.startswith("linux"):
+        return "peak resident memory of the whole process"
+    return "not known on this system"
+
+
+def release(device: torch.device) -> None:
+    """Give unused memory back, so that one cell does not count against the next."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+        if trim is not None:
+            trim(0)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return how much more memory could be had: of the device, or of this machine and its container."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            free = min(free, int(limit) - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # no cgroup v2 here
+        return free
+    return free
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` means that memory ran out, whichever library raised it."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error).lower()
+    return any(sign in text for sign in _SIGNS)
+
+
+def _high_water() -> int | None:
+    for line in (_PROC / "status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024  # the kernel writes kB and means KiB
+    return None

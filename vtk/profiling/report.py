@@ -1,0 +1,144 @@
+"""The table on the terminal, and the files of a report: JSON, CSV, plot and a self-contained page."""
+
+import csv
+import dataclasses
+import io
+import textwrap
+from pathlib import Path
+
+from vtk import console
+from vtk.files import replace_file, write_json, write_text
+from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.stats import BEYOND, runs_needed
+
+WIDTH = 80
+FILES = ("report.html", "latency.png", "profile.json", "profile.csv")
+DASH = "–"
+
+
+def print_result(result: ProfileResult) -> None:
+    """Print a table per back-end that fits 80 columns, then what the numbers mean, then the answer to the budget."""
+    console.say()
+    for line in textwrap.wrap(title(result), WIDTH):
+        console.say(line, style="bold")
+    for backend in result.backends:
+        console.say()
+        for line in textwrap.wrap(heading(backend), WIDTH, subsequent_indent="  "):
+            console.say(line, style="bold")
+        if backend.cells:
+            console.say(_line(columns(backend)), style="dim")
+        for cell in backend.cells:
+            if cell.status == "ok":
+                console.say(_line(values(backend, cell)))
+            else:
+                indent = " " * 8
+                console.say(textwrap.fill(f"{cell.batch:>6}  {cell.reason}", WIDTH, subsequent_indent=indent))
+    console.say()
+    for note in notes(result):
+        console.say(textwrap.fill(note, WIDTH, subsequent_indent="  "), style="dim")
+    for warning in result.warnings:
+        console.warn(warning)
+    if result.budget:
+        console.say()
+        console.say(textwrap.fill(result.budget, WIDTH, subsequent_indent="  "), style="bold")
+
+
+def write_reports(result: ProfileResult, folder: Path) -> tuple[Path, ...]:
+    """Write `FILES` into ``folder``, each of them whole or not at all, and return their paths.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    from vtk.profiling.html import page
+    from vtk.profiling.plot import latency_png
+
+    png = latency_png(result)
+    write_json(folder / "profile.json", result.to_dict())
+    write_text(folder / "profile.csv", to_csv(result))
+    with replace_file(folder / "latency.png") as tmp:
+        tmp.write_bytes(png)
+    write_text(folder / "report.html", page(result, png))
+    return tuple(folder / name for name in FILES)
+
+
+def to_csv(result: ProfileResult) -> str:
+    """Return one row per cell, and one for each back-end without cells; empty fields are unknown."""
+    names = [f.name for f in dataclasses.fields(Cell)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["source", "backend", "provider", "device", "precision", "threads", *names])
+    for backend in result.backends:
+        place = [result.source, backend.name, backend.provider, backend.device or result.device]
+        for cell in backend.cells:
+            row = [getattr(cell, name) for name in names]
+            writer.writerow([*place, result.precision, result.threads, *row])
+        if not backend.cells:
+            row = [{"status": backend.status, "reason": backend.reason}.get(name) for name in names]
+            writer.writerow([*place, result.precision, result.threads, *row])
+    return text.getvalue()
+
+
+def title(result: ProfileResult) -> str:
+    """Return what was measured, where."""
+    chans, height, width = result.input_shape
+    threads = f"{result.threads} thread" + "s" * (result.threads != 1)
+    model = f"{result.source} ({result.model})" if result.model not in result.source else result.source
+    where = f"{result.device_name} ({result.device}, {threads})"
+    return f"{model} · {chans}×{height}×{width} · {result.precision} · {where}"
+
+
+def heading(backend: BackendResult) -> str:
+    """Return a back-end's name, provider, load time and largest output difference, or why it has no numbers."""
+    if backend.reason:
+        return f"{backend.name}: {backend.status}: {backend.reason}"
+    parts = [backend.provider]
+    if backend.prepare_s is not None:
+        parts.append(f"ONNX export {backend.prepare_s:.1f} s")
+    parts.append(f"load {DASH if backend.load_s is None else f'{backend.load_s:.2f} s'}")
+    parts.append(f"max diff {DASH if backend.max_diff is None else f'{backend.max_diff:.2g}'}")
+    return f"{backend.name}: {', '.join(parts)}"
+
+
+def columns(backend: BackendResult) -> list[str]:
+    """Return the names of the columns of `values`."""
+    base = ["batch", "runs", "p50 ms", "p90 ms", "p99 ms", "images/s", "memory"]
+    return [*base, "compile s"] if backend.compiles else base
+
+
+def values(backend: BackendResult, cell: Cell) -> list[str]:
+    """Return the cells of a row as text; a dash is what too few runs or the system do not tell."""
+    memory = DASH if cell.peak_memory_bytes is None else console.size(cell.peak_memory_bytes)
+    row = [str(cell.batch), str(cell.runs), ms(cell.p50_ms), ms(cell.p90_ms), ms(cell.p99_ms)]
+    row += [rate(cell.images_per_second), memory]
+    return [*row, DASH if cell.first_s is None else f"{cell.first_s:.1f}"] if backend.compiles else row
+
+
+def notes(result: ProfileResult) -> list[str]:
+    """Return what a reader must know to judge the numbers."""
+    needed = ", ".join(f"p{q} {runs_needed(q):,}" for q in (50, 90, 99))
+    found = [
+        f"{DASH} percentile: fewer than {BEYOND} runs beyond it (runs needed: {needed}).",
+        f"outputs compared before timing with {result.reference}.",
+        f"inputs: {result.inputs}.",
+        *(f"caution: {text}." for text in result.remarks),
+        f"memory: {result.memory}. order: {result.order}.",
+    ]
+    if any(b.compiles for b in result.backends):
+        found.append("compile s: the first call at a batch size, which compiles a program for that size alone.")
+    return found
+
+
+def ms(value: float | None) -> str:
+    """Format milliseconds with about four digits."""
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+
+
+def rate(value: float | None) -> str:
+    """Format images per second."""
+    return DASH if value is None else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _line(row: list[str]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(row, (6, 6, 10, 10, 10, 11, 11, 11), strict=False))

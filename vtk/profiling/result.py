@@ -1,0 +1,228 @@
+"""What a profile found: plain values that survive JSON, and what follows from them."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vtk.card import from_plain
+from vtk.errors import DataError
+from vtk.files import read_json
+from vtk.profiling.stats import runs_needed
+
+SCHEMA = 1
+"""Version of ``profile.json``."""
+
+NOISE = 0.02
+"""A larger batch that takes less time by more than this fraction is called noise; clocks alone differ by about 1 %."""
+
+CellStatus = Literal["ok", "mismatch", "oom", "skipped", "failed"]
+BackendStatus = Literal["measured", "unavailable", "mismatch", "oom", "failed"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One back-end at one batch size. Only ``status`` "ok" has latencies.
+
+    Attributes:
+        batch: images per call.
+        status: what happened.
+        reason: one line for every status but "ok".
+        runs: timed calls.
+        p50_ms: median, None below 20 runs.
+        p90_ms: None below 100 runs.
+        p99_ms: None below 1,000 runs.
+        mean_ms: of all timed calls.
+        min_ms: fastest call.
+        images_per_second: images of all timed calls over their time.
+        peak_memory_bytes: during the timed calls, see ``ProfileResult.memory``; None where it cannot be known.
+        load_s: seconds until the back-end was ready; repeated in each row of a back-end that is loaded once.
+        first_s: seconds of the very first call at this batch size; for ``compile`` that is the compilation.
+        max_diff: largest absolute difference of an output from the reference.
+        tolerance: what ``max_diff`` (fp32) or the cosine (lower precisions) was held against, in words.
+    """
+
+    batch: int
+    status: CellStatus = "ok"
+    reason: str = ""
+    runs: int = 0
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    mean_ms: float | None = None
+    min_ms: float | None = None
+    images_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    load_s: float | None = None
+    first_s: float | None = None
+    max_diff: float | None = None
+    tolerance: str = ""
+
+    @property
+    def typical_ms(self) -> float | None:
+        """The median, or the mean where there were too few runs for a median."""
+        return self.mean_ms if self.p50_ms is None else self.p50_ms
+
+
+@dataclass(frozen=True)
+class BackendResult:
+    """One back-end and its cells, in the order they were measured.
+
+    Attributes:
+        name: as on the command line.
+        status: "measured" when it was loaded, whatever became of its cells.
+        reason: one line for every other status.
+        provider: what really ran.
+        device: where it ran.
+        compiles: its first call at a batch size compiles a program for that size alone.
+        prepare_s: seconds for making the file it loads (ONNX export and verification), None when it needs none.
+        cells: one per batch size.
+    """
+
+    name: str
+    status: BackendStatus = "measured"
+    reason: str = ""
+    provider: str = ""
+    device: str = ""
+    compiles: bool = False
+    prepare_s: float | None = None
+    cells: tuple[Cell, ...] = ()
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds of the first load, None if it never loaded."""
+        return next((c.load_s for c in self.cells if c.load_s is not None), None)
+
+    @property
+    def max_diff(self) -> float | None:
+        """Largest output difference of all batch sizes."""
+        return max((c.max_diff for c in self.cells if c.max_diff is not None), default=None)
+
+
+@dataclass(frozen=True)
+class ProfileResult:
+    """A whole profile; `to_dict` is ``profile.json``.
+
+    Attributes:
+        source: as given.
+        kind: pack, checkpoint, onnx or timm.
+        model: name of the model.
+        input_shape: (channels, height, width).
+        device: on which back-ends were asked to run.
+        device_name: the hardware.
+        precision: of weights and inputs.
+        threads: CPU threads of every back-end.
+        duration_s: per cell.
+        reference: what outputs were compared with.
+        inputs: which images, and whether copies from the host are in the times.
+        order: of the cells.
+        memory: what ``peak_memory_bytes`` means here.
+        backends: in the order they were measured.
+        remarks: what weakens the comparison, for instance outputs that hardly depend on the image.
+        budget_ms: as asked for.
+        versions: of Python and the packages that matter.
+        command: the command line.
+        date: UTC, ISO 8601.
+        schema: version of this layout.
+    """
+
+    source: str
+    kind: str
+    model: str
+    input_shape: tuple[int, ...]
+    device: str
+    device_name: str
+    precision: str
+    threads: int
+    duration_s: float
+    reference: str
+    inputs: str
+    order: str
+    memory: str
+    backends: tuple[BackendResult, ...]
+    remarks: tuple[str, ...] = ()
+    budget_ms: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    date: str = ""
+    schema: int = SCHEMA
+
+    def cells(self) -> Iterator[tuple[BackendResult, Cell]]:
+        """Yield every cell with its back-end."""
+        for backend in self.backends:
+            for cell in backend.cells:
+                yield backend, cell
+
+    @property
+    def exit_code(self) -> int:
+        """4 when an output was wrong, 1 when a back-end failed otherwise or nothing was measured, else 0."""
+        statuses = {b.status for b in self.backends} | {cell.status for _, cell in self.cells()}
+        if "mismatch" in statuses:
+            return 4
+        return 1 if "failed" in statuses or "ok" not in statuses else 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Where a larger batch took less time than a smaller one: the machine was busy, so neither is to be trusted."""
+        found = []
+        for backend in self.backends:
+            timed = sorted((c for c in backend.cells if c.status == "ok"), key=lambda c: c.batch)
+            for small, large in itertools.pairwise(timed):
+                a, b = small.typical_ms, large.typical_ms
+                if a is not None and b is not None and b < a * (1 - NOISE):
+                    found.append(
+                        f"{backend.name}: batch {large.batch} took {b:.2f} ms, less than batch {small.batch} with "
+                        f"{a:.2f} ms: noise; measure again on an idle machine"
+                    )
+        return tuple(found)
+
+    @property
+    def budget(self) -> str:
+        """One line: which batch size meets ``budget_ms`` with the highest throughput; empty without a budget."""
+        if self.budget_ms is None:
+            return ""
+        judged, unjudged = [], []
+        for backend, cell in self.cells():
+            if cell.status != "ok":
+                continue
+            for label, value in (("p90", cell.p90_ms), ("p50", cell.p50_ms)):
+                if value is not None:
+                    judged.append((cell.images_per_second or 0.0, label, value, backend.name, cell.batch))
+                    break
+            else:
+                unjudged.append(f"{backend.name} batch {cell.batch}")
+        meets = [entry for entry in judged if entry[2] <= self.budget_ms]
+        text = f"budget {self.budget_ms:g} ms: "
+        if meets:
+            rate, label, value, name, batch = max(meets)
+            text += f"batch {batch} with {name} meets it with most images/s: {label} {value:.2f} ms, {rate:.1f} images/s"
+        elif judged:
+            _, label, value, name, batch = min(judged, key=lambda entry: entry[2])
+            text += f"no measured batch size meets it; nearest is batch {batch} with {name}: {label} {value:.2f} ms"
+        else:
+            text += "no batch size could be judged"
+        if unjudged:
+            text += f" (not judged, fewer than {runs_needed(50)} runs: {', '.join(unjudged)})"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with what follows from the measurements."""
+        derived = {"budget": self.budget, "warnings": list(self.warnings), "exit_code": self.exit_code}
+        return {**dataclasses.asdict(self), **derived}
+
+    @classmethod
+    def read(cls, path: Path) -> "ProfileResult":
+        """Read a ``profile.json``.
+
+        Raises:
+            DataError: not such a file, or from a newer version.
+        """
+        value = read_json(path)
+        if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
+            raise DataError(f"{path} is not a profile: it has no `schema` number")
+        if value["schema"] > SCHEMA:
+            raise DataError(f"{path} was written by a newer vtk (schema {value['schema']}); upgrade vtk")
+        plain = {k: v for k, v in value.items() if k not in ("budget", "warnings", "exit_code")}
+        return from_plain(cls, plain, str(path))

@@ -1,0 +1,19 @@
+"""Run a model: one `Backend` protocol over torch eager, torch.compile and ONNX Runtime, and what a model can come from.
+
+Nobody else in the toolkit opens an ONNX Runtime session.
+"""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Backend": "vtk.runtime.backend",
+        "Source": "vtk.runtime.source",
+        "evaluate_source": "vtk.runtime.evaluation",
+        "load_backend": "vtk.runtime.backend",
+        "open_source": "vtk.runtime.source",
+        "predict_images": "vtk.runtime.prediction",
+        "predictor": "vtk.runtime.backend",
+    },
+)

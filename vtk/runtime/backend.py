@@ -1,0 +1,167 @@
+"""The one protocol through which every back-end runs, and the table of those this version has."""
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vtk.errors import UnavailableError, UsageError
+from vtk.runtime.source import Source
+
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Names of precisions on the command line and in cards."""
+
+BACKENDS: dict[str, tuple[str, str]] = {
+    "eager": ("vtk.runtime.torch_backend", "EagerBackend"),
+    "compile": ("vtk.runtime.torch_backend", "CompileBackend"),
+    "ort-cpu": ("vtk.runtime.ort_backend", "OrtCpuBackend"),
+    "ort-cuda": ("vtk.runtime.ort_backend", "OrtCudaBackend"),
+}
+"""Name to (module, class) of the back-ends of this version."""
+
+_PLANNED = ("fused", "fused+graph", "ort-trt", "aoti", "tensorrt", "bank", "server")
+
+
+class Backend(Protocol):
+    """A loaded model that turns images into logits.
+
+    Attributes:
+        name: of the back-end, as on the command line.
+        device: where the outputs are.
+        dtype: in which the weights are held and the arithmetic runs; inputs are cast to it.
+        provider: what really runs, for instance ``torch cpu`` or ``CPUExecutionProvider``.
+        load_s: seconds that loading took: reading, building, moving; not the compilation at a first run.
+        batch: the only batch size it accepts, None for any.
+    """
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    provider: str
+    load_s: float
+    batch: int | None
+
+    @classmethod
+    def load(
+        cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
+    ) -> "Backend":
+        """Build it from ``source``; `load_backend` checks and converts the arguments.
+
+        Raises:
+            UsageError: the source or the precision is not one that this back-end runs.
+            UnavailableError: a provider, compiler or package is missing.
+        """
+        ...
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Map ``pixel_values`` (B, 3, H, W) to ``logits`` (B, classes) on ``device``; may return before it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything that `run` started is done."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and settings; the object is of no use afterwards."""
+        ...
+
+
+def load_backend(
+    name: str,
+    source: Source,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "fp32",
+    threads: int | None = None,
+    **options: Any,
+) -> Backend:
+    """Load ``source`` with the back-end called ``name``.
+
+    Args:
+        name: a key of `BACKENDS`.
+        source: from `vtk.runtime.source.open_source`.
+        device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (CUDA when there is one). A torch device passes through.
+        dtype: ``fp32``, ``bf16`` or ``fp16``.
+        threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
+        options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*).
+
+    Raises:
+        UsageError: an unknown name, precision or option, or a source that this back-end does not run.
+        UnavailableError: asked for by name and not here: a back-end of a later version, a device, a provider.
+    """
+    if name in _PLANNED:
+        raise UnavailableError(f"back-end `{name}` is not in this version; it has {', '.join(BACKENDS)}")
+    if name not in BACKENDS:
+        near = difflib.get_close_matches(name, BACKENDS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"unknown back-end `{name}`; there are {', '.join(BACKENDS)}{hint}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"`threads` is {threads}; give at least 1")
+    module, attribute = BACKENDS[name]
+    backend: type[Backend] = getattr(importlib.import_module(module), attribute)
+    return backend.load(
+        source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
+    )
+
+
+def resolve_device(text: str | torch.device) -> torch.device:
+    """Turn ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` into a device that is here.
+
+    Raises:
+        UsageError: not one of these.
+        UnavailableError: CUDA was asked for and torch sees none, or not so many.
+    """
+    if text == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise UsageError(f"unknown device `{text}`; give cpu, cuda, cuda:N or auto") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device `{text}` is not supported; give cpu, cuda, cuda:N or auto")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise UnavailableError(f"device `{text}`: torch sees no CUDA device; `vtk doctor` says why")
+        if device.index is not None and device.index >= count:
+            raise UnavailableError(f"device `{text}`: there are {count}, cuda:0 to cuda:{count - 1}")
+        return torch.device("cuda", device.index or 0)
+    return torch.device("cpu")
+
+
+def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Turn ``fp32``, ``bf16`` or ``fp16`` into torch's type.
+
+    Raises:
+        UsageError: any other name or type.
+    """
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    raise UsageError(f"unknown precision `{dtype}`; give {', '.join(DTYPES)}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``fp32``, ``bf16`` or ``fp16``."""
+    return next(name for name, value in DTYPES.items() if value == dtype)
+
+
+def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
+    """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed."""
+
+    def predict(images: Tensor) -> Tensor:
+        fixed = backend.batch
+        if fixed is None or len(images) == fixed:
+            return backend.run({"pixel_values": images})["logits"]
+        logits = []
+        for part in images.split(fixed):
+            # the last rows are repeated to fill the batch, and their copies dropped again
+            fill = part[-1:].expand(fixed - len(part), *part.shape[1:])
+            logits.append(backend.run({"pixel_values": torch.cat((part, fill))})["logits"][: len(part)])
+        return torch.cat(logits)
+
+    return predict

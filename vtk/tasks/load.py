@@ -1,0 +1,144 @@
+"""From a pack or a merged checkpoint to a plain timm model."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vtk.card import Card
+from vtk.errors import DataError
+from vtk.files import existing_dir, read_json
+from vtk.models.base import Base, base_id
+from vtk.models.create import create_model
+from vtk.models.weights import read_safetensors
+from vtk.tasks.base import find_base
+from vtk.tasks.pack import CARD, TENSORS, read_hashes
+
+
+@dataclass
+class Task:
+    """A trained model with its card.
+
+    Attributes:
+        model: plain timm, fp32, on the CPU, in eval mode.
+        card: what it is.
+        path: the pack or checkpoint it was read from.
+        base: the shared weights; None for a merged checkpoint.
+        carried: names of the tensors that the pack held itself.
+    """
+
+    model: nn.Module
+    card: Card
+    path: Path
+    base: Base | None = None
+    carried: frozenset[str] = frozenset()
+
+
+def is_pack(path: Path) -> bool:
+    """Tell whether a folder is a pack."""
+    return (existing_dir(path) / CARD).is_file()
+
+
+def read_card(path: Path) -> Card:
+    """Read the card of a pack or of a merged checkpoint, without its tensors.
+
+    Raises:
+        DataError: neither, or damaged.
+    """
+    folder = existing_dir(path)
+    if (folder / CARD).is_file():
+        return Card.from_dict(read_json(folder / CARD, limit=16 << 20), folder / CARD)
+    if path.suffix == ".safetensors" and path.is_file():
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path} is not a whole safetensors file ({error}); was it cut short?") from error
+        if "vtk" not in metadata:
+            raise DataError(f"{path} has no vtk card; make one with `vtk tasks merge PACK`")
+        return Card.from_json(metadata["vtk"], path)
+    raise DataError(f"{path} is neither a pack (a folder with {CARD}) nor a merged .safetensors")
+
+
+def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
+    """Load a pack onto its base.
+
+    Args:
+        path: the pack's folder.
+        base: file with the base weights; by default they are looked up.
+
+    Raises:
+        DataError: the pack is damaged.
+        BaseError: no base fits.
+    """
+    folder = existing_dir(Path(path))
+    card = read_card(folder)
+    hashes = read_hashes(folder)
+    if card.base is None or base_id(hashes) != card.base.id:
+        raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
+    tensors, _ = read_safetensors(folder / TENSORS)
+    needed = frozenset(hashes) - frozenset(tensors)
+    found = find_base(card, hashes, needed, None if base is None else Path(base))
+    created = create_model(
+        card.model.name,
+        num_classes=len(card.classes),
+        img_size=card.input.size,
+        in_chans=card.input.in_chans,
+        transforms=card.transforms,
+        kwargs=card.model.kwargs,
+        base=found,
+        input=card.input,
+    )
+    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
+    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
+    return Task(created.model.eval(), card, folder, found, frozenset(tensors))
+
+
+def load_checkpoint(path: str | Path) -> Task:
+    """Load a merged checkpoint; it needs no base.
+
+    Raises:
+        DataError: damaged, or its tensors are not those of its card.
+    """
+    path = Path(path)
+    card = read_card(path)
+    tensors, _ = read_safetensors(path)
+    # random numbers stand in for the base and are all overwritten: the load is strict
+    created = create_model(
+        card.model.name,
+        num_classes=len(card.classes),
+        img_size=card.input.size,
+        in_chans=card.input.in_chans,
+        transforms=card.transforms,
+        kwargs=card.model.kwargs,
+        pretrained=False,
+        input=card.input,
+    )
+    _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
+    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
+    return Task(created.model.eval(), card, path)
+
+
+def _check_complete(
+    where: Path, tensors: dict[str, Tensor], key_map: dict[str, str | None], state: dict[str, Tensor], required: object
+) -> None:
+    for key, value in tensors.items():
+        if key not in state:
+            raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
+        if value.shape != state[key].shape:
+            raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
+    absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
+    if absent is not None:
+        raise DataError(f"{where} lacks `{absent}`, which the base cannot supply; the file was cut or mixed up")
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+
+
+def card_metadata(card: Card) -> dict[str, str]:
+    """Return the safetensors metadata that carries a card."""
+    return {"format": "pt", "vtk": json.dumps(card.to_dict(), ensure_ascii=False)}

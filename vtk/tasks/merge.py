@@ -1,0 +1,47 @@
+"""Base and pack in one checkpoint that plain timm loads strictly."""
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from vtk.errors import UsageError
+from vtk.files import replace_file
+from vtk.tasks.load import Task, card_metadata, load_task
+
+
+def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
+    """Write ``out`` (.safetensors, fp32, timm's keys, the card in its metadata).
+
+    Args:
+        path: the pack.
+        out: file to write.
+        base: file with the base weights; by default they are looked up.
+        overwrite: replace an existing file.
+
+    Raises:
+        UsageError: ``out`` is no .safetensors, or exists.
+        DataError: the pack is damaged, or ``out`` cannot be written.
+        BaseError: no base fits.
+    """
+    if out.suffix != ".safetensors":
+        raise UsageError(f"`--out` {out}: a merged checkpoint is a .safetensors file")
+    if out.exists() and not overwrite:
+        raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
+    task = load_task(path, base=base)
+    tensors = {k: v.detach().contiguous().clone() for k, v in task.model.state_dict().items()}
+    with replace_file(out) as tmp:
+        save_file(tensors, tmp, metadata=card_metadata(task.card))
+    return task
+
+
+def timm_call(task: Task, file: Path) -> str:
+    """Return the plain-timm lines that load a merged checkpoint."""
+    card = task.card
+    extra = "".join(f", {k}={v!r}" for k, v in card.model.kwargs.items())
+    if card.input.in_chans != 3:
+        extra += f", in_chans={card.input.in_chans}"
+    return (
+        f"model = timm.create_model({card.model.name!r}, num_classes={len(card.classes)}, "
+        f"img_size={card.input.size}{extra})\n"
+        f"model.load_state_dict(safetensors.torch.load_file({str(file)!r}), strict=True)"
+    )

@@ -1,0 +1,140 @@
+"""The task pack: a folder with the tensors that differ from the base, the card, and what the base must be.
+
+``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
+at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per
+tensor of the base, so that any file with the same values fits.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vtk.card import Card, from_plain
+from vtk.errors import VtkError
+from vtk.files import existing_dir, read_json, replace_dir, write_json
+from vtk.models.create import Created
+from vtk.models.parts import head_names, position_names
+
+TENSORS, CARD, HASHES = "task.safetensors", "task.json", "base_tensors.json"
+PackDtype = Literal["fp32", "bf16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class FrozenTensorChanged(VtkError):
+    """A tensor that should have stayed frozen has other bytes than the base: a fault of the training code."""
+
+
+def save_task(
+    path: Path,
+    *,
+    state: Mapping[str, Tensor],
+    created: Created,
+    card: Card,
+    trained: Collection[str],
+    dtype: PackDtype = "fp32",
+) -> Card:
+    """Write a pack as a whole, or leave what was there.
+
+    Args:
+        path: the pack's folder; replaced.
+        state: the model's state dict with plain timm keys, trained tensors as fp32 masters. Frozen tensors may be
+            stored in a lower precision; they are compared with the base at that precision.
+        created: what the model was made from.
+        card: its ``model``, ``input``, ``base`` and ``transforms`` are taken from ``created``.
+        trained: keys that training changed on purpose, buffers of trained modules included.
+        dtype: of the floating-point tensors in the file.
+
+    Returns:
+        The card as written.
+
+    Raises:
+        FrozenTensorChanged: the pack is written with the changed tensor in it, then this is raised.
+        DataError: the folder cannot be written.
+    """
+    tensors, changed = carried(state, created, trained)
+    tensors = {k: _stored(v, dtype) for k, v in tensors.items()}
+    n_bytes = sum(v.numel() * v.element_size() for v in tensors.values())
+    card = dataclasses.replace(
+        card,
+        model=created.spec,
+        input=created.input,
+        base=created.base.ref,
+        transforms=created.transforms,
+        pack={"dtype": dtype, "trained": sorted(trained), "tensors_bytes": n_bytes},
+    )
+    with replace_dir(path) as tmp:
+        save_file(tensors, tmp / TENSORS, metadata={"format": "pt"})
+        write_json(tmp / HASHES, dict(sorted(created.base.hashes.items())))
+        write_json(tmp / CARD, card.to_dict())
+    if changed:
+        raise FrozenTensorChanged(
+            f"{len(changed)} frozen tensors changed while training, first `{changed[0]}`; {path} carries them, so it "
+            "is right but larger; please report this with the command you ran"
+        )
+    return card
+
+
+def carried(
+    state: Mapping[str, Tensor], created: Created, trained: Collection[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Choose what a pack must hold.
+
+    Returns:
+        The tensors, and the names among them that were frozen and yet differ from the base.
+    """
+    chosen: dict[str, Tensor] = {}
+    changed: list[str] = []
+    own = head_names(created.model) | position_names(created.model) | created.initial.keys()
+    for key, value in state.items():
+        if key in trained:
+            chosen[key] = value
+            continue
+        # `initial` has every tensor the base cannot supply, so the key map leads to one for all others
+        start = created.initial[key] if key in created.initial else created.base.tensors[str(created.key_map[key])]
+        if not _same(value, start):
+            changed.append(key)
+            chosen[key] = value
+        elif key in own:
+            chosen[key] = start  # the full-precision copy, where training stored the frozen tensor shorter
+    return chosen, changed
+
+
+def update_card(path: Path, card: Card) -> None:
+    """Replace the card of a pack."""
+    write_json(existing_dir(path) / CARD, card.to_dict())
+
+
+def read_hashes(path: Path) -> dict[str, str]:
+    """Return the sha256 per base tensor that a pack was trained on.
+
+    Raises:
+        DataError: the file is absent or not a map of names to hashes.
+    """
+    return from_plain(dict[str, str], read_json(path / HASHES), str(path / HASHES))
+
+
+def pack_bytes(path: Path) -> int:
+    """Return the bytes of a pack's files."""
+    return sum(f.stat().st_size for f in existing_dir(path).iterdir() if f.is_file())
+
+
+def _same(value: Tensor, start: Tensor) -> bool:
+    """Bitwise equality after rounding the start to the dtype the value is stored in."""
+    a = value.detach().cpu()
+    b = start.to(a.dtype)
+    if a.shape != b.shape:
+        return False
+    a, b = a.contiguous().reshape(-1), b.contiguous().reshape(-1)
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _stored(tensor: Tensor, dtype: PackDtype) -> Tensor:
+    value = tensor.detach().cpu()
+    if value.is_floating_point():
+        value = value.to(_DTYPES[dtype])
+    return value.clone(memory_format=torch.contiguous_format)

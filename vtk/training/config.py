@@ -1,0 +1,166 @@
+"""Options of a fine-tuning run: every default of the recipe is here, once."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from vtk.errors import UsageError
+
+PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm"]
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What to fine-tune on which images, and how.
+
+    The defaults are a recipe for a few hundred to a few ten thousand images: AdamW at a small rate, the new head ten
+    times faster, a short warm-up, light augmentation.
+
+    Raises:
+        UsageError: a value is out of range or two values contradict each other.
+    """
+
+    data: Path | None = field(
+        default=None,
+        metadata={"help": "folder with train/ and val/ holding one folder per class, or with class folders"},
+    )
+    out: Path | None = field(default=None, metadata={"help": "folder for the results; default runs/NAME-OF-DATA"})
+    model: str = field(default="vit_small_patch16_224", metadata={"help": "name of a timm model"})
+    weights: Path | None = field(
+        default=None,
+        metadata={"help": "base weights (.safetensors or .pth) in place of the hub's"},
+    )
+    pretrained: bool = field(
+        default=True,
+        metadata={"help": "start from the hub's weights; --no-pretrained starts from random ones"},
+    )
+    img_size: int | tuple[int, int] | None = field(
+        default=None,
+        metadata={"help": "pixels, one side or height width; default the model's own"},
+    )
+    resize_mode: Literal["crop", "squash", "pad"] = field(
+        default="crop",
+        metadata={"help": "what happens to images of another aspect ratio"},
+    )
+    interpolation: Literal["bicubic", "bilinear", "nearest"] | None = field(
+        default=None,
+        metadata={"help": "default the weights' own"},
+    )
+    mean: tuple[float, ...] | None = field(
+        default=None,
+        metadata={"help": "per channel, in 0 to 1; default the weights' own"},
+    )
+    std: tuple[float, ...] | None = field(
+        default=None,
+        metadata={"help": "per channel, in 0 to 1; default the weights' own"},
+    )
+    crop_pct: float | None = field(
+        default=None,
+        metadata={"help": "share of the image that evaluation keeps; default the weights' own"},
+    )
+    val_split: float = field(default=0.2, metadata={"help": "share of the images held out when the folder has no val/"})
+
+    train: PolicyName = field(default="attn", metadata={"help": "which weights to train"})
+    attn_only: bool = field(default=False, metadata={"help": "short for --train attn"})
+    epochs: int = field(default=5, metadata={"help": "passes over the training images"})
+    batch_size: int = field(default=32, metadata={"help": "images per forward pass, all processes together"})
+    accumulate: int = field(default=1, metadata={"help": "forward passes per optimiser step"})
+    optimizer: Literal["adamw", "sgd"] = field(default="adamw", metadata={"help": "sgd has Nesterov momentum"})
+    lr: float = field(default=1e-4, metadata={"help": "highest learning rate (AdamW; sgd wants about 100 times more)"})
+    head_lr_mult: float = field(
+        default=10.0,
+        metadata={"help": "factor on the learning rate of the head, which starts from nothing"},
+    )
+    min_lr: float = field(default=0.0, metadata={"help": "learning rate at the end, as a fraction of the highest"})
+    warmup: float = field(
+        default=0.1,
+        metadata={"help": "share of all steps in which the learning rate rises linearly; then it falls as a cosine"},
+    )
+    weight_decay: float = field(
+        default=0.05,
+        metadata={"help": "of trained matrices; never of biases, norms and position tables"},
+    )
+    momentum: float = field(default=0.9, metadata={"help": "of sgd"})
+    clip_grad: float = field(default=1.0, metadata={"help": "highest norm of the gradient, 0 for no limit"})
+    smoothing: float = field(default=0.1, metadata={"help": "label smoothing"})
+    mixup: float = field(default=0.0, metadata={"help": "alpha of mixup, 0 for none (0.8 is usual)"})
+    cutmix: float = field(default=0.0, metadata={"help": "alpha of cutmix, 0 for none (1.0 is usual)"})
+    mix_prob: float = field(
+        default=1.0,
+        metadata={"help": "share of batches that are mixed, where mixup or cutmix is on"},
+    )
+    crop_scale: tuple[float, ...] = field(
+        default=(0.6, 1.0),
+        metadata={"help": "smallest and largest area of a random training crop"},
+    )
+    hflip: float = field(
+        default=0.5,
+        metadata={"help": "probability of a mirrored training image; 0 where left and right matter"},
+    )
+    auto_augment: str | None = field(
+        default=None,
+        metadata={"help": "timm's string, for instance rand-m9-mstd0.5-inc1 (RandAugment)"},
+    )
+    color_jitter: float | None = field(
+        default=None,
+        metadata={"help": "strength of brightness, contrast and saturation changes"},
+    )
+    reprob: float = field(default=0.0, metadata={"help": "probability of erasing a random rectangle"})
+    drop_path: float = field(default=0.0, metadata={"help": "highest stochastic depth rate, rising over the blocks"})
+    grad_checkpointing: bool = field(default=False, metadata={"help": "compute each block twice and keep less memory"})
+    precision: Literal["auto", "fp32", "bf16"] = field(
+        default="auto",
+        metadata={"help": "auto is bf16 on CUDA and fp32 elsewhere"},
+    )
+
+    eval_batch_size: int = field(default=64, metadata={"help": "images per forward pass of the evaluation"})
+    pack_dtype: Literal["fp32", "bf16"] = field(
+        default="fp32",
+        metadata={"help": "how trained weights are stored; fp32 reloads bit for bit"},
+    )
+    device: str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
+    workers: int | None = field(
+        default=None,
+        metadata={"help": "processes that load images; default the number of CPU cores, at most 8"},
+    )
+    seed: int = field(default=0, metadata={"help": "of the split, the order, the augmentation and the new head"})
+    stop_after: int | None = field(
+        default=None,
+        metadata={"help": "stop after this many epochs of the plan; --resume goes on from there"},
+    )
+    resume: bool = field(default=False, metadata={"help": "continue the run in --out after its last whole epoch"})
+    overwrite: bool = field(default=False, metadata={"help": "replace the results of an earlier run in --out"})
+
+    def __post_init__(self) -> None:
+        if self.attn_only and self.train != "attn":
+            raise UsageError(f"`--attn-only` is short for --train attn, but --train is {self.train}; give one of them")
+        precision: str = self.precision
+        if precision not in ("auto", "fp32", "bf16"):
+            reason = " needs a loss scaler, which this version does not have" if precision == "fp16" else ""
+            raise UsageError(f"`--precision` {precision}{reason}; choose auto, fp32 or bf16")
+        if self.resume and self.overwrite:
+            raise UsageError("`--resume` continues a run and `--overwrite` replaces it; give one of them")
+        if self.weights is not None and not self.pretrained:
+            raise UsageError("`--weights` gives base weights, --no-pretrained asks for random ones; give one of them")
+        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lr", "head_lr_mult"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+        for name in ("weight_decay", "clip_grad", "mixup", "cutmix"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
+        for name in ("warmup", "smoothing", "drop_path", "momentum"):
+            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "from 0 to below 1")
+        for name in ("hflip", "reprob", "mix_prob", "min_lr"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
+        _require(0 < self.val_split < 1, "val_split", self.val_split, "between 0 and 1")
+        _require(self.crop_pct is None or 0 < self.crop_pct <= 1, "crop_pct", self.crop_pct, "above 0, at most 1")
+        _require(self.stop_after is None or self.stop_after >= 1, "stop_after", self.stop_after, "at least 1")
+        _require(self.workers is None or self.workers >= 0, "workers", self.workers, "0 or above")
+        scale = self.crop_scale
+        fits = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
+        _require(fits, "crop_scale", scale, "two areas, 0 < smallest ≤ largest ≤ 1")
+
+
+def _require(ok: bool, name: str, value: object, allowed: str) -> None:
+    if not ok:
+        raise UsageError(f"`--{name.replace('_', '-')}` is {value}; allowed is {allowed}")

@@ -1,0 +1,104 @@
+"""What is minimised: an objective prepares a batch once and gives its loss, as often as the step rule asks."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from timm.data import Mixup
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images of one forward pass.
+
+    Attributes:
+        images: (B, C, H, W) fp32.
+        labels: (B,) int64, or (B, classes) fp32 weights that sum to 1.
+        stream: index of the stream it came from.
+    """
+
+    images: Tensor
+    labels: Tensor
+    stream: int = 0
+
+    def to(self, device: torch.device) -> "Batch":
+        """Return the batch on ``device``; the copy may still be under way (pinned memory)."""
+        move = {"device": device, "non_blocking": True}
+        return Batch(self.images.to(**move), self.labels.to(**move), self.stream)  # type: ignore[call-overload]
+
+
+class Objective(Protocol):
+    """A training task."""
+
+    def start_epoch(self, seed: int) -> None:
+        """Seed whatever `prepare` draws; called at the start of each epoch so that a resumed run draws the same."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Change a batch on the device, once per batch (mixing images); the step rule may then use it twice."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean loss over the batch (scalar, with graph) and further numbers to log, on the device."""
+
+
+class Classification:
+    """Cross-entropy with label smoothing, and timm's mixup and cutmix.
+
+    Args:
+        num_classes: width of the logits.
+        smoothing: share of the target spread evenly over all classes.
+        mixup: alpha of mixup, 0 for none.
+        cutmix: alpha of cutmix, 0 for none; with both, each batch takes one of them by chance.
+        prob: share of batches that are mixed.
+    """
+
+    def __init__(
+        self, num_classes: int, *, smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0, prob: float = 1.0
+    ) -> None:
+        self.num_classes, self.smoothing = num_classes, smoothing
+        self._mix: Mixup | None = None
+        if mixup > 0 or cutmix > 0:
+            self._mix = Mixup(mixup, cutmix, prob=prob, label_smoothing=smoothing, num_classes=num_classes)
+        self._random = np.random.RandomState(0).get_state()
+
+    def start_epoch(self, seed: int) -> None:
+        """Seed mixup."""
+        self._random = np.random.RandomState(seed % 2**32).get_state()
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Mix pairs of images; in an odd batch the last one stays as it is."""
+        if self._mix is None:
+            return batch
+        images, labels = batch.images, batch.labels
+        even = len(images) // 2 * 2
+        targets = torch.empty(len(labels), self.num_classes, device=labels.device)
+        if even:
+            mix = self._mix
+            # timm draws from numpy's global generator; data loading must not change what is drawn here
+            mixed, targets[:even] = self._own_random(lambda: mix(images[:even], labels[:even]))
+            images = torch.cat([mixed, images[even:]]) if even < len(images) else mixed
+        targets[even:] = smooth(labels[even:], self.num_classes, self.smoothing)
+        return Batch(images, targets, batch.stream)
+
+    def _own_random(self, draw: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        outside = np.random.get_state()
+        np.random.set_state(self._random)
+        try:
+            return draw()
+        finally:
+            self._random = np.random.get_state()
+            np.random.set_state(outside)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the cross-entropy in fp32; soft labels already hold their smoothing."""
+        logits = model(batch.images).float()
+        smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
+        return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing), {}
+
+
+def smooth(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
+    """Return (B, num_classes) targets: 1 - smoothing on the label plus smoothing / num_classes everywhere."""
+    return F.one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes

@@ -1,0 +1,133 @@
+"""Which parameters a fine-tuning run trains: choosing is apart from changing, and goes by module type."""
+
+from collections.abc import Collection, Mapping
+from typing import Literal
+
+from torch import nn
+
+from vtk.errors import UsageError
+from vtk.models.parts import head_names, position_names
+from vtk.training import kinds
+from vtk.training.config import PolicyName
+
+Group = Literal["attention", "head", "position", "stem", "ffn", "norm", "other"]
+GROUPS: tuple[Group, ...] = ("attention", "head", "position", "stem", "ffn", "norm", "other")
+
+_TRAINS: dict[str, tuple[Group, ...]] = {
+    "attn": ("attention", "head", "position"),
+    "attn+norm": ("attention", "norm", "head", "position"),
+    "ffn": ("ffn", "head"),
+    "head": ("head",),
+    "full": GROUPS,
+}
+
+
+def attention_types() -> tuple[type[nn.Module], ...]:
+    """Return the module classes whose parameters count as attention."""
+    return kinds.attention_types()
+
+
+def group_names(model: nn.Module) -> dict[str, Group]:
+    """Return the group of every parameter and buffer of ``model``, under its state-dict name.
+
+    Inside an attention module everything is attention (qkv, proj, q and k norm, relative positions), with one
+    exception: the latent attention pool carries a norm and an FFN of its own behind its projection, which stay what
+    they are, so that "attention only" never trains an FFN.
+    """
+    attention, ffn, norm, stem = kinds.attention_types(), kinds.ffn_types(), kinds.norm_types(), kinds.stem_types()
+    pools = tuple(t for t in attention if t.__name__ in ("AttentionPoolLatent", "AttentionPoolPrr"))
+    stems = {id(m) for m in (getattr(model, "patch_embed", None), getattr(model, "stem", None)) if m is not None}
+    result: dict[str, Group] = {}
+
+    def visit(module: nn.Module, prefix: str, group: Group, in_pool: bool) -> None:
+        if id(module) in stems or isinstance(module, stem):
+            group = "stem"
+        elif isinstance(module, attention):
+            group = "attention"
+        elif isinstance(module, ffn) and (group != "attention" or in_pool):
+            group = "ffn"
+        elif isinstance(module, norm) and (group == "other" or in_pool):
+            group = "norm"
+        for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            result[prefix + name] = group
+        for name, child in module.named_children():
+            # q_norm and k_norm act on the pool's attention; only its `norm` and `mlp` lie behind it
+            behind = isinstance(module, pools) and name in ("norm", "mlp", "pre_norm", "post_norm")
+            visit(child, f"{prefix}{name}.", group, behind)
+
+    visit(model, "", "other", False)
+    for name in position_names(model):
+        if name in result:
+            result[name] = "position"
+    for name in head_names(model):
+        if name in result:
+            result[name] = "head"
+    return result
+
+
+def created_names(key_map: Mapping[str, str | None], model: nn.Module) -> frozenset[str]:
+    """Return the tensors that a transform made: they have no source in the base and are neither head nor position."""
+    own = head_names(model) | position_names(model)
+    return frozenset(key for key, source in key_map.items() if source is None and key not in own)
+
+
+def select(model: nn.Module, policy: PolicyName, created: Collection[str] = ()) -> frozenset[str]:
+    """Return the names of the parameters that ``policy`` trains; the model is not changed.
+
+    Args:
+        model: a timm model.
+        policy: ``attn`` (every parameter of attention modules, the heads and the absolute position table),
+            ``attn+norm``, ``ffn``, ``head`` or ``full``; the head is always trained.
+        created: names of tensors that a transform made, which every policy trains.
+
+    Raises:
+        UsageError: the model has no attention (or FFN) to train, has blocks that mix both in one matrix, or attention
+            of a class that is not known.
+    """
+    if policy not in _TRAINS:
+        raise UsageError(f"`--train` {policy} is not a policy of this version; choose {', '.join(_TRAINS)}")
+    kind = type(model).__name__
+    if policy in ("attn", "attn+norm", "ffn"):
+        kinds.refuse_mixed(model)
+    groups = group_names(model)
+    parameters = dict(model.named_parameters())
+    wanted: Group | None = {"attn": "attention", "attn+norm": "attention", "ffn": "ffn"}.get(policy)  # type: ignore[assignment]
+    if wanted == "attention":
+        kinds.refuse_unknown(model, kinds.attention_types())
+    if wanted and not any(groups[name] == wanted for name in parameters):
+        what = "attention" if wanted == "attention" else "FFN"
+        raise UsageError(
+            f"`--train` {policy}: {kind} has no {what} weights (squeeze-and-excitation and the like do not count); "
+            "use a Vision Transformer, or --train full or head"
+        )
+    chosen = frozenset(n for n in parameters if groups[n] in _TRAINS[policy] or n in created)
+    if not any(groups[name] == "head" for name in chosen):
+        raise UsageError(f"{kind} has no classifier that could be trained; create it with num_classes above 0")
+    return chosen
+
+
+def apply(model: nn.Module, names: Collection[str]) -> None:
+    """Make exactly the parameters in ``names`` trainable."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+
+
+def train_mode(model: nn.Module) -> None:
+    """Put ``model`` in train mode, but leave frozen modules that hold buffers in eval mode.
+
+    A BatchNorm in train mode changes its running statistics whether or not its weights are trained.
+    """
+    model.train()
+    for module in model.modules():
+        owns = any(True for _ in module.buffers(recurse=False))
+        if owns and not any(p.requires_grad for p in module.parameters()):
+            module.training = False
+
+
+def live_buffers(model: nn.Module) -> frozenset[str]:
+    """Return the buffers that training may change: those of modules that `train_mode` leaves in train mode."""
+    names = set()
+    for prefix, module in model.named_modules():
+        if any(p.requires_grad for p in module.parameters()):
+            names |= {f"{prefix}.{n}".lstrip(".") for n, _ in module.named_buffers(recurse=False)}
+    return frozenset(names)

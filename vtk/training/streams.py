@@ -1,0 +1,105 @@
+"""Where batches come from: a stream gives the same batches for the same epoch, cut among the processes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from vtk.data.audit import Sample
+from vtk.data.loader import make_loader, set_epoch
+from vtk.errors import UsageError
+from vtk.training.objective import Batch
+from vtk.training.parallel import Ranks
+
+
+class Stream(Protocol):
+    """A source of training batches."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Images in each batch of an epoch, all processes together."""
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+
+
+class ImageStream:
+    """Shuffled, augmented images.
+
+    With several processes, process r takes images r, r + W, r + 2W… of each batch, so the images of an optimiser step
+    and their augmentation do not depend on the number of processes. A last batch with fewer images than processes is
+    left out.
+
+    Args:
+        samples: files and labels.
+        transform: image to (C, H, W) tensor.
+        batch_size: images per batch, all processes together.
+        seed: of order and augmentation.
+        workers: processes that load images, for each training process.
+        ranks: this process and the others.
+
+    Raises:
+        UsageError: the batch size is below the number of processes.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        transform: Callable[[Image.Image], Tensor],
+        *,
+        batch_size: int,
+        seed: int,
+        workers: int,
+        ranks: Ranks,
+    ) -> None:
+        if batch_size % ranks.world:
+            raise UsageError(
+                f"`--batch-size` {batch_size} is shared by {ranks.world} processes; give a multiple of {ranks.world}"
+            )
+        loader = make_loader(
+            samples, transform, batch_size=batch_size, shuffle=True, seed=seed, workers=workers, drop_last=False
+        )
+        full, rest = divmod(len(samples), batch_size)
+        self._sizes = [batch_size] * full + ([rest] if rest >= ranks.world else [])
+        self._loader = share(loader, ranks) if ranks.world > 1 else loader
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Images in each batch of an epoch, all processes together."""
+        return self._sizes
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+        set_epoch(self._loader, index)
+        for (images, labels), _ in zip(self._loader, self._sizes, strict=False):
+            yield Batch(images, labels)
+
+
+class _Share(Sampler[list[Any]]):
+    """Every ``world``-th index of each batch."""
+
+    def __init__(self, batch_sampler: Any, rank: int, world: int) -> None:
+        self.batch_sampler, self.rank, self.world = batch_sampler, rank, world
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self.batch_sampler:
+            if len(batch) >= self.world:
+                yield batch[self.rank :: self.world]
+
+
+def share(loader: DataLoader[Any], ranks: Ranks) -> DataLoader[Any]:
+    """Return a loader of this process's share of every batch."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_Share(loader.batch_sampler, ranks.rank, ranks.world),
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=loader.pin_memory,
+        generator=loader.generator,
+    )
