@@ -79,7 +79,9 @@ def _flags_class(kind: type, positional: Sequence[str]) -> Any:
         markers: list[Any] = [tyro.conf.arg(help=f.metadata.get("help", ""))]
         if f.name in positional:
             markers = [tyro.conf.arg(help=f.metadata.get("help", ""), metavar=f.name.upper()), tyro.conf.Positional]
-        elif (element := _list_element(hint)) is not None:
+        elif f.name not in own:
+            markers.append(tyro.conf.FlagCreatePairsOff)
+        if (element := _list_element(hint)) is not None:
             markers.append(_list_spec(element))
         annotated = Annotated[(hint, *markers)]  # type: ignore[valid-type]
         if f.default is not dataclasses.MISSING:

@@ -104,7 +104,7 @@ def run_diff(argv: list[str]) -> int:
 
     diff = diff_task(config.pack, config.other, base=config.base)
     against = config.other or "its base"
-    rows = [(c.part, f"{c.tensors}/{c.total}", f"{100 * c.relative:.3f} %", c.shape_differs or "") for c in diff.changes]
+    rows = [(c.part, f"{c.tensors}/{c.total}", console.percent(c.relative, 3), c.shape_differs or "") for c in diff.changes]
     console.table(f"{config.pack} against {against}", ("part", "differ", "change ‖a−b‖/‖b‖", "other shape"), rows)
     console.say(
         f"equal, value for value: {console.size(diff.shared_bytes)} of {console.size(diff.total_bytes)}; "

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -42,26 +43,22 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         Raises:
             DataError: the file cannot be decoded, for example because it changed since the scan.
         """
-        epoch, i = index if isinstance(index, tuple) else (0, index)
-        sample = self.samples[i]
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | tuple[int, int]]) -> list[tuple[Tensor, int]]:
+        """Return several (image, label); torch's loader asks for a batch at a time."""
+        with _own_random() if self.random and get_worker_info() is None else nullcontext():
+            return [self._item(*index) if isinstance(index, tuple) else self._item(0, index) for index in indices]
+
+    def _item(self, epoch: int, i: int) -> tuple[Tensor, int]:
+        path, label = self.samples[i]
         try:
-            image = load_image(sample.path)
+            image = load_image(path)
         except DataError as error:
             raise ImageReadError(str(error)) from error
-        if not self.random:
-            return self.transform(image), sample.label
-        seed = mix(self.seed, epoch, i)
-        if get_worker_info() is not None:
-            _seed_all(seed)
-            return self.transform(image), sample.label
-        before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-        try:
-            _seed_all(seed)
-            return self.transform(image), sample.label
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            torch.default_generator.set_state(before[2])
+        if self.random:
+            _seed_all(mix(self.seed, epoch, i))
+        return self.transform(image), label
 
 
 class ImageReadError(DataError):
@@ -162,6 +159,18 @@ def mix(*values: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state
+
+
+@contextmanager
+def _own_random() -> Iterator[None]:
+    """Give the caller's three random generators back as they were: in its own process, augmentation leaves no trace."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
 
 
 def _seed_all(seed: int) -> None:

@@ -165,8 +165,9 @@ class _Session:
             with self._loaded(name) as backend:
                 # a compiler that met several batch sizes would make one program for all of them, and time that
                 reset = getattr(backend, "reset", None)
-                place = {"provider": backend.provider, "device": str(backend.device)}
-                known = replace(known, **place, compiles=reset is not None)
+                known = replace(
+                    known, provider=backend.provider, device=str(backend.device), compiles=reset is not None
+                )
                 for size in sizes:
                     if reset is not None and cells:
                         reset()

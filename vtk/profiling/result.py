@@ -197,7 +197,8 @@ class ProfileResult:
         text = f"budget {self.budget_ms:g} ms: "
         if meets:
             rate, label, value, name, batch = max(meets)
-            text += f"batch {batch} with {name} meets it with most images/s: {label} {value:.2f} ms, {rate:.1f} images/s"
+            text += f"batch {batch} with {name} meets it with most images/s: "
+            text += f"{label} {value:.2f} ms, {rate:.1f} images/s"
         elif judged:
             _, label, value, name, batch = min(judged, key=lambda entry: entry[2])
             text += f"no measured batch size meets it; nearest is batch {batch} with {name}: {label} {value:.2f} ms"

@@ -1,0 +1,49 @@
+# Everything runs in .venv, which the first target makes. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow check style docs wheel clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## make .venv and install vtk with the tools for development
+
+demo: $(STAMP)  ## the whole path on bundled digits: train, share, export, verify, profile
+	$(BIN)/vtk demo
+
+# one torch thread per worker: two workers on two cores would otherwise fight for them
+test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+test-slow: $(STAMP)  ## long tables, the demo and the documents' examples
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'slow and not gpu and not server'
+
+check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python docs/commands.py --check
+
+style: $(STAMP)  ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## write docs/commands.md again from the command line's own help
+	$(BIN)/python docs/commands.py
+
+wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
+	rm -rf build dist
+	$(BIN)/python -m build --wheel
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

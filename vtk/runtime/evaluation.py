@@ -1,0 +1,236 @@
+"""Evaluate anything that runs on a folder of images, with the metric of training."""
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtk import console
+from vtk.data.audit import DataAudit, Sample, scan
+from vtk.data.loader import make_loader
+from vtk.data.pool import usable_cpus
+from vtk.data.transforms import eval_transform
+from vtk.errors import DataError, UsageError
+from vtk.evaluation.config import EvalConfig
+from vtk.evaluation.metrics import Metrics, evaluate
+from vtk.files import prepare_output, replace_file, write_json
+from vtk.runtime.backend import Backend, dtype_name, load_backend, predictor
+from vtk.runtime.regime import Conditions, choose_conditions
+from vtk.runtime.source import Source
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: over all images of the split.
+        audit: of the folder, with its unreadable files.
+        backend: name, and below it what really ran.
+        agreement: fraction of images whose most likely class is the reference's; None without one.
+        reference: what that is.
+        expected: the training run's top-1 if this evaluation must repeat it exactly, else None.
+    """
+
+    metrics: Metrics
+    audit: DataAudit
+    split: str
+    backend: str
+    provider: str
+    precision: str
+    device: str
+    batch_size: int
+    agreement: float | None
+    reference: str | None
+    expected: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        names = ("split", "backend", "provider", "precision", "device", "batch_size", "agreement", "reference")
+        result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
+        result["training_top1"] = self.expected
+        result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
+        return result
+
+
+def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | None = None) -> EvalResult:
+    """Run ``source`` over the images of ``config.data`` and print what came out.
+
+    Args:
+        source: what to evaluate; an ``ort-…`` back-end needs an ONNX file.
+        config: options; what is None comes from the card.
+        reference: a pack, checkpoint or timm model whose most likely classes are compared; by default the source
+            itself under its training run's conditions, wherever this evaluation departs from them.
+
+    Raises:
+        UsageError: the source carries no class names, or options contradict each other.
+        DataError: the folder's classes are not the card's, or it has no images.
+        UnavailableError: a back-end or device asked for is not here.
+    """
+    source.require_description("eval")
+    if config.out is not None:
+        prepare_output(config.out, overwrite=config.overwrite)
+    conditions = choose_conditions(
+        source,
+        backend=config.backend,
+        precision=config.precision,
+        device=config.device,
+        batch_size=config.batch_size,
+    )
+    for note in conditions.notes:
+        console.say(note)
+    audit, samples, repeats = _images(source, config)
+    workers = min(usable_cpus(), 8) if config.workers is None else config.workers
+    loader = make_loader(
+        samples,
+        eval_transform(source.card.input),
+        batch_size=conditions.batch_size,
+        shuffle=False,
+        seed=0,
+        workers=workers if len(samples) > 4 * conditions.batch_size else 0,
+    )
+    backend = load_backend(
+        conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
+    )
+    judge = _Agreement.of(source, reference, conditions, config)
+    try:
+        predict = predictor(backend)
+        metrics = evaluate(
+            judge.watch(predict) if judge else predict, loader, source.card.classes, device=backend.device
+        )
+    finally:
+        backend.close()
+        if judge is not None:
+            judge.backend.close()
+    result = EvalResult(
+        metrics=metrics,
+        audit=audit,
+        split=config.split,
+        backend=backend.name,
+        provider=backend.provider,
+        precision=dtype_name(backend.dtype),
+        device=str(backend.device),
+        batch_size=conditions.batch_size,
+        agreement=judge.fraction if judge else None,
+        reference=judge.name if judge else None,
+        expected=source.card.metrics.get("top1") if conditions.same and repeats else None,
+    )
+    _print(result)
+    if config.out is not None:
+        _write(result, config)
+    return result
+
+
+def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample, ...], bool]:
+    """Scan the folder and take the split; the last value tells whether it is the training run's held-out one."""
+    recorded = source.card.data
+    division = {key: recorded[key] for key in ("val_split", "seed") if key in recorded}
+    own = recorded.get("layout") == "flat" and len(division) == 2
+    audit = scan(config.data, classes=source.card.classes, **(division if own else {}))
+    for bad in audit.bad:
+        console.warn(f"skipped {bad.path}: {bad.reason}")
+    for note in audit.notes:
+        console.say(note)
+    if config.split == "all":
+        return audit, _non_empty(audit.samples, config), False
+    if audit.layout == "flat":
+        if not own:
+            console.say(
+                f"{config.data} has no train/ and val/, and the training run did not divide such a folder: all images "
+                "are evaluated"
+            )
+            return audit, _non_empty(audit.samples, config), False
+        said = f"val_split {division['val_split']}, seed {division['seed']}"
+        console.say(f"{config.data} has no train/ and val/: divided as the training run did ({said}); all: --split all")
+    name = recorded.get("root")
+    if name and name != config.data.resolve().name:
+        console.say(f"the training run's folder was called `{name}`, this one is `{config.data.resolve().name}`")
+    part = audit.val if config.split == "val" else audit.train
+    return audit, _non_empty(part, config), config.split == "val" and audit.layout == recorded.get("layout")
+
+
+def _non_empty(samples: tuple[Sample, ...], config: EvalConfig) -> tuple[Sample, ...]:
+    if not samples:
+        raise DataError(f"{config.data} has no readable images for --split {config.split}; give another, or --split all")
+    return samples
+
+
+class _Agreement:
+    """Counts how often a second model has the same most likely class."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.backend, self.name = backend, name
+        self.same = self.count = 0
+
+    @classmethod
+    def of(
+        cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
+    ) -> "_Agreement | None":
+        if reference is None and (conditions.same or source.kind == "onnx"):
+            return None
+        judge = reference or source
+        if len(judge.card.classes) != len(source.card.classes):
+            raise UsageError(
+                f"`--reference` {judge.name} has {len(judge.card.classes)} classes, {source.name} has "
+                f"{len(source.card.classes)}; give the pack it was made from"
+            )
+        if judge.card.input != source.card.input:
+            raise UsageError(f"`--reference` {judge.name} has other preprocessing than {source.name}; give its own pack")
+        ways = choose_conditions(judge)
+        backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
+        return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
+
+    @property
+    def fraction(self) -> float:
+        """Of the images seen; NaN before the first."""
+        return self.same / self.count if self.count else math.nan
+
+    def watch(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        other = predictor(self.backend)
+
+        def both(images: Tensor) -> Tensor:
+            logits = predict(images)
+            mine, theirs = logits.argmax(1).cpu(), other(images).argmax(1).cpu()
+            self.same += int(torch.eq(mine, theirs).sum())
+            self.count += len(mine)
+            return logits
+
+        return both
+
+
+def _print(result: EvalResult) -> None:
+    result.metrics.print()
+    console.say(
+        f"{result.metrics.count} images ({result.split}), {result.backend} on {result.provider}, {result.precision}, "
+        f"batch {result.batch_size}; {len(result.audit.bad)} unreadable files skipped"
+    )
+    if result.agreement is not None:
+        console.say(f"most likely class as in {result.reference}: {console.percent(result.agreement, 2)} of the images")
+    elif result.expected is None:
+        console.say("not compared with another model (--reference PACK does)")
+    if result.expected is not None:
+        if result.metrics.top1 == result.expected:
+            console.say("top-1 is exactly the training run's")
+        else:
+            console.warn(
+                f"the training run's top-1 was {console.percent(result.expected, 2)}, this is "
+                f"{console.percent(result.metrics.top1, 2)}: other images, or another version of torch or hardware"
+            )
+
+
+def _write(result: EvalResult, config: EvalConfig) -> None:
+    from vtk.evaluation.plots import confusion_png
+
+    assert config.out is not None
+    write_json(config.out / "metrics.json", console_finite(result.to_dict()))
+    with replace_file(config.out / "per_class.csv") as tmp, tmp.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("class", "count", "precision", "recall", "f1"))
+        for row in result.metrics.per_class():
+            writer.writerow((row.name, row.count, row.precision, row.recall, row.f1))
+    confusion_png(result.metrics, config.out / "confusion.png")
+    console.say(f"written: {config.out}/metrics.json, per_class.csv, confusion.png")

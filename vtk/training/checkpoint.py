@@ -1,0 +1,156 @@
+"""``RUN/last``: what a stopped run needs to go on as if it had not been stopped. No pickle is ever trusted.
+
+``model.safetensors`` holds the trained tensors (fp32 masters) and the buffers that training changes, ``state.pt`` the
+optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of the
+base and of the data. The folder is replaced as a whole after each epoch.
+"""
+
+import dataclasses
+import hashlib
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vtk.data.samples import Sample
+from vtk.errors import DataError, UsageError
+from vtk.files import existing_dir, read_json, replace_dir, write_json
+from vtk.training.config import FinetuneConfig
+from vtk.training.engine import FitState
+
+SCHEMA = 1
+MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
+
+# flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
+_FREE = frozenset({"data", "out", "weights", "workers", "stop_after", "resume", "overwrite", "attn_only", "device"})
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Contents of ``RUN/last``.
+
+    Attributes:
+        tensors: trained tensors and live buffers.
+        fit: state of the engine.
+        best: the best epoch so far: ``epoch``, the metrics, and ``confusion`` as a tensor.
+        identity: what must be the same on resume (`identity`).
+    """
+
+    tensors: dict[str, Tensor]
+    fit: FitState
+    best: dict[str, Any]
+    identity: dict[str, Any]
+
+
+def identity(
+    config: FinetuneConfig, *, base_id: str, samples: Iterable[Sample], root: Path, precision: str, world: int
+) -> dict[str, Any]:
+    """Return everything that a resumed run must share with the one it continues, as JSON values."""
+    flags = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
+    flags["precision"] = precision
+    digest = hashlib.sha256()
+    for sample in samples:
+        path = sample.path.relative_to(root) if sample.path.is_relative_to(root) else sample.path
+        digest.update(f"{path.as_posix()}\0{sample.label}\n".encode("utf-8", "surrogateescape"))
+    return {"flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world}
+
+
+def save_state(path: Path, saved: Saved) -> None:
+    """Replace ``path`` by ``saved``, whole or not at all.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    confusion = saved.best.get("confusion")
+    state = {"optimizer": saved.fit.optimizer, "schedule": saved.fit.schedule, "confusion": confusion}
+    info = {
+        "schema": SCHEMA,
+        "epoch": saved.fit.epoch,
+        "rows": saved.fit.rows,
+        "best": {k: v for k, v in saved.best.items() if k != "confusion"},
+        **saved.identity,
+    }
+    with replace_dir(path) as tmp:
+        save_file({k: v.contiguous() for k, v in saved.tensors.items()}, tmp / MODEL, metadata={"format": "pt"})
+        torch.save(state, tmp / STATE)
+        write_json(tmp / INFO, info)
+
+
+def load_state(path: Path) -> Saved:
+    """Read what `save_state` wrote.
+
+    Raises:
+        DataError: nothing to resume, a damaged file, or one written by a newer version.
+    """
+    folder = existing_dir(path)
+    if not (folder / INFO).is_file():
+        raise DataError(f"`--resume`: {path} holds no state of a run; leave out --resume to start one")
+    info = read_json(folder / INFO)
+    if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
+        raise DataError(f"{folder / INFO} is not the state of a run; leave out --resume and give --overwrite to restart")
+    if info["schema"] > SCHEMA:
+        raise DataError(f"{folder / INFO} was written by a newer vtk (schema {info['schema']}); upgrade vtk")
+    try:
+        tensors = load_file(folder / MODEL)
+        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        fit = FitState(info["epoch"], state["optimizer"], state["schedule"], info["rows"])
+        best = {**info["best"], "confusion": state["confusion"]}
+        ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(
+            f"{folder} is damaged ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
+            "leave out --resume and give --overwrite to restart"
+        ) from error
+    return Saved(tensors, fit, best, ident)
+
+
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to continue a run with other flags, another base or other images.
+
+    Raises:
+        UsageError: names each flag with both values.
+        DataError: the base or the images are others.
+    """
+    before, after = saved["flags"], now["flags"]
+    changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
+    if changed:
+        lines = ", ".join(f"--{k.replace('_', '-')} {after.get(k)} (was {before.get(k)})" for k in changed)
+        raise UsageError(f"`--resume` continues with the run's own flags, but these differ: {lines}")
+    if saved["processes"] != now["processes"]:
+        raise UsageError(
+            f"`--resume`: the run had {saved['processes']} processes, this one has {now['processes']}; use as many"
+        )
+    if saved["base"] != now["base"]:
+        raise DataError(
+            f"`--resume`: the run started from base {saved['base'][:12]}, these weights are {now['base'][:12]}"
+        )
+    if saved["data"] != now["data"]:
+        raise DataError("`--resume`: the training images are not those the run started with; start another run")
+
+
+def restore(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into a model that was created anew.
+
+    Raises:
+        DataError: a tensor does not fit.
+    """
+    state = model.state_dict()
+    for name, value in tensors.items():
+        if name not in state or state[name].shape != value.shape:
+            raise DataError(f"`--resume`: saved tensor `{name}` does not fit this model; start another run")
+    model.load_state_dict(dict(tensors), strict=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON would give back, so that saved and present values compare equal."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
