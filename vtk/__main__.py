@@ -80,7 +80,7 @@ def _help() -> str:
         "--config FILE.yaml.",
         "",
         "exit codes: 0 done, 2 usage, 3 data or base, 4 verification failed,",
-        "            5 a device, back-end or package asked for is missing, 1 anything else",
+        "            5 a device, back-end or package asked for is missing, 1 the rest",
     ]
     return "\n".join(lines)
 

@@ -1,1 +1,16 @@
-"""Placeholder docstring, replaced by the package owner."""
+"""The one metric of training, evaluation and export checks."""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "ClassRow": "vtk.evaluation.metrics",
+        "EvalConfig": "vtk.evaluation.config",
+        "Metrics": "vtk.evaluation.metrics",
+        "PredictConfig": "vtk.evaluation.config",
+        "confusion_png": "vtk.evaluation.plots",
+        "curves_png": "vtk.evaluation.plots",
+        "evaluate": "vtk.evaluation.metrics",
+    },
+)

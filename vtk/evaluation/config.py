@@ -20,7 +20,7 @@ class EvalConfig:
         default="val", metadata={"help": "which images; a folder without splits is divided as the training run did"}
     )
     backend: str | None = field(default=None, metadata={"help": _BACKEND})
-    precision: PrecisionName | None = field(default=None, metadata={"help": "default: that of the training run's metric"})
+    precision: PrecisionName | None = field(default=None, metadata={"help": "default: the training run's"})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda or auto; default: the training run's"})
     batch_size: int | None = field(default=None, metadata={"help": "default: the training run's evaluation batch"})
     reference: str | None = field(
@@ -46,7 +46,7 @@ class PredictConfig:
     top_k: int = field(default=3, metadata={"help": "labels per image, most likely first"})
     out: Path = field(default=Path("predictions.csv"), metadata={"help": "CSV file: path,label1,score1,label2,…"})
     backend: str | None = field(default=None, metadata={"help": _BACKEND})
-    precision: PrecisionName | None = field(default=None, metadata={"help": "default: that of the training run's metric"})
+    precision: PrecisionName | None = field(default=None, metadata={"help": "default: the training run's"})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda or auto; default: the training run's"})
     batch_size: int | None = field(default=None, metadata={"help": "default: the training run's evaluation batch"})
     base: Path | None = field(default=None, metadata={"help": "base weights of the pack, if they moved"})

@@ -23,19 +23,23 @@ img { width: 100%; height: auto; background: #fff; border-radius: 6px }
 th, td { padding: .3rem .55rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 td.bad { text-align: left; white-space: normal } th { color: var(--dim); font-weight: 500 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem } dd { margin: 0 }
-@media (max-width: 36rem) { body { font-size: 15px } th, td { padding: .25rem .3rem; font-size: .8rem } }
+@media (max-width: 36rem) {
+  body { font-size: 15px; padding: .7rem } th, td { padding: .25rem .17rem; font-size: .74rem }
+  th { white-space: normal } dl { grid-template-columns: 1fr } dt { margin-top: .4rem }
+}
 """
 
 
-def page(result: ProfileResult, png: bytes) -> str:
-    """Return the page as HTML; every text from outside is escaped."""
-    image = base64.b64encode(png).decode("ascii")
+def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:
+    """Return the page as HTML with both pictures inside, one for narrow screens; every text from outside is escaped."""
+    wide, narrow = (f"data:image/png;base64,{base64.b64encode(data).decode('ascii')}" for data in (png, narrow_png))
     parts = [f"<h1>Latency per batch size</h1><p>{escape(title(result))}</p>"]
     if result.budget:
         parts.append(f'<p class="budget">{escape(result.budget)}</p>')
     parts += [f'<p class="warning">{escape(text)}</p>' for text in result.warnings]
     alt = "Two plots against batch size: latency in milliseconds, and images per second, one curve for each back-end"
-    parts.append(f'<img alt="{alt}" src="data:image/png;base64,{image}">')
+    source = f'<source media="(max-width: 36rem)" srcset="{narrow}">'
+    parts.append(f'<picture>{source}<img alt="{alt}" src="{wide}"></picture>')
     parts += [_backend(backend) for backend in result.backends]
     parts.append("<h2>How to read this</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in notes(result)) + "</ul>")
     facts = {"command": result.command, "date": result.date, "seconds per batch size": f"{result.duration_s:g}"}

@@ -8,18 +8,19 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 MARKERS = "osD^vP"
 
 
-def latency_png(result: ProfileResult) -> bytes:
+def latency_png(result: ProfileResult, *, stacked: bool = False) -> bytes:
     """Draw both curves of every back-end; the band reaches from the median to p90 where there were runs enough.
 
-    An open marker is a mean: that batch size had too few runs for a median.
+    An open marker is a mean: that batch size had too few runs for a median. ``stacked`` puts one plot above the other,
+    for narrow screens.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 
-    figure = Figure(figsize=(9.0, 4.4), dpi=130, layout="constrained")
+    figure = Figure(figsize=(4.6, 7.4) if stacked else (9.0, 4.4), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    latency, throughput = figure.subplots(1, 2)
+    latency, throughput = figure.subplots(2, 1) if stacked else figure.subplots(1, 2)
     batches: set[int] = set()
     means = False
     for i, backend in enumerate(result.backends):
@@ -31,7 +32,8 @@ def latency_png(result: ProfileResult) -> bytes:
         batches.update(sizes)
         curves = ((latency, [c.typical_ms for c in cells]), (throughput, [c.images_per_second for c in cells]))
         for axes, heights in curves:
-            axes.plot(sizes, heights, color=colour, linewidth=1.8, label=backend.name)
+            axes.plot(sizes, heights, color=colour, linewidth=1.8)
+            axes.plot([], [], color=colour, linewidth=1.8, marker=marker, label=backend.name)  # for the legend
             for cell, height in zip(cells, heights, strict=True):
                 face = "white" if cell.p50_ms is None and axes is latency else colour
                 axes.plot(cell.batch, height, marker, color=colour, markerfacecolor=face, markersize=6)
@@ -67,12 +69,11 @@ def latency_png(result: ProfileResult) -> bytes:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     if batches:
-        throughput.legend(frameon=False)
+        latency.legend(frameon=False, loc="upper left" if result.budget_ms is None else "lower right")
     chans, height, width = result.input_shape
-    figure.suptitle(
-        f"{result.model}, {chans}×{height}×{width}, {result.precision}, {result.device_name}, threads {result.threads}",
-        fontsize=10,
-    )
+    where = f"{result.device_name}, threads {result.threads}"
+    between = "\n" if stacked else ", "
+    figure.suptitle(f"{result.model}, {chans}×{height}×{width}, {result.precision}{between}{where}", fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

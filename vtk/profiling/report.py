@@ -57,7 +57,7 @@ def write_reports(result: ProfileResult, folder: Path) -> tuple[Path, ...]:
     write_text(folder / "profile.csv", to_csv(result))
     with replace_file(folder / "latency.png") as tmp:
         tmp.write_bytes(png)
-    write_text(folder / "report.html", page(result, png))
+    write_text(folder / "report.html", page(result, png, latency_png(result, stacked=True)))
     return tuple(folder / name for name in FILES)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from vtk import console
-from vtk.data.audit import DataAudit, Sample, scan
+from vtk.data.audit import DataAudit, scan
 from vtk.data.loader import make_loader
 from vtk.data.pool import usable_cpus
+from vtk.data.samples import Sample
 from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.config import EvalConfig
@@ -134,18 +135,19 @@ def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample
     for bad in audit.bad:
         console.warn(f"skipped {bad.path}: {bad.reason}")
     for note in audit.notes:
-        console.say(note)
+        if "--val-split" not in note:  # a flag of finetune; how a flat folder is divided is said below
+            console.say(note)
     if config.split == "all":
         return audit, _non_empty(audit.samples, config), False
     if audit.layout == "flat":
         if not own:
             console.say(
-                f"{config.data} has no train/ and val/, and the training run did not divide such a folder: all images "
-                "are evaluated"
+                f"{config.data} does not say which images are held out, and the training run had another layout: all "
+                "images are evaluated"
             )
             return audit, _non_empty(audit.samples, config), False
         said = f"val_split {division['val_split']}, seed {division['seed']}"
-        console.say(f"{config.data} has no train/ and val/: divided as the training run did ({said}); all: --split all")
+        console.say(f"{config.data} is divided as in the training run ({said}); --split all takes every image")
     name = recorded.get("root")
     if name and name != config.data.resolve().name:
         console.say(f"the training run's folder was called `{name}`, this one is `{config.data.resolve().name}`")
@@ -155,7 +157,7 @@ def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample
 
 def _non_empty(samples: tuple[Sample, ...], config: EvalConfig) -> tuple[Sample, ...]:
     if not samples:
-        raise DataError(f"{config.data} has no readable images for --split {config.split}; give another, or --split all")
+        raise DataError(f"{config.data} has no readable images for --split {config.split}; try --split all")
     return samples
 
 
@@ -170,17 +172,21 @@ class _Agreement:
     def of(
         cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
     ) -> "_Agreement | None":
-        if reference is None and (conditions.same or source.kind == "onnx"):
-            return None
         judge = reference or source
+        if judge.kind == "onnx":
+            return None
+        ways = choose_conditions(judge)
+        if reference is None and (ways.backend, ways.precision, ways.device) == (
+            conditions.backend, conditions.precision, conditions.device
+        ):  # fmt: skip
+            return None  # it would compare the model with itself
         if len(judge.card.classes) != len(source.card.classes):
             raise UsageError(
                 f"`--reference` {judge.name} has {len(judge.card.classes)} classes, {source.name} has "
                 f"{len(source.card.classes)}; give the pack it was made from"
             )
         if judge.card.input != source.card.input:
-            raise UsageError(f"`--reference` {judge.name} has other preprocessing than {source.name}; give its own pack")
-        ways = choose_conditions(judge)
+            raise UsageError(f"`--reference` {judge.name} preprocesses unlike {source.name}; give its own pack")
         backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
         return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
 
@@ -211,7 +217,7 @@ def _print(result: EvalResult) -> None:
     if result.agreement is not None:
         console.say(f"most likely class as in {result.reference}: {console.percent(result.agreement, 2)} of the images")
     elif result.expected is None:
-        console.say("not compared with another model (--reference PACK does)")
+        console.say("not compared with the model as it was trained (--reference PACK does)")
     if result.expected is not None:
         if result.metrics.top1 == result.expected:
             console.say("top-1 is exactly the training run's")
@@ -226,7 +232,7 @@ def _write(result: EvalResult, config: EvalConfig) -> None:
     from vtk.evaluation.plots import confusion_png
 
     assert config.out is not None
-    write_json(config.out / "metrics.json", console_finite(result.to_dict()))
+    write_json(config.out / "metrics.json", result.to_dict())
     with replace_file(config.out / "per_class.csv") as tmp, tmp.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("class", "count", "precision", "recall", "f1"))

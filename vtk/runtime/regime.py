@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vtk.card import Regime
-from vtk.errors import UsageError
+from vtk.errors import DataError
 from vtk.runtime.backend import DTYPES, resolve_device
 from vtk.runtime.source import Source
 
@@ -47,10 +46,14 @@ def choose_conditions(
         precision: None for the regime's; an ONNX file is fp32.
         device: None for the regime's if it is here, else the CPU.
         batch_size: None for the regime's.
+
+    Raises:
+        DataError: the card's precision is not one of this version.
+        UnavailableError: ``device`` is not here.
     """
     regime = source.card.regime
     if regime.precision not in DTYPES:
-        raise UsageError(f"the card's regime has the precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
+        raise DataError(f"the card says precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
     if source.kind == "onnx" or (backend or "").startswith("ort-"):
         name = backend or "ort-cpu"
         place = "cuda" if name == "ort-cuda" else "cpu"
@@ -68,12 +71,7 @@ def choose_conditions(
     same = (
         (backend or "eager") == "eager"
         and chosen == regime.precision
-        and kind == resolve_kind(regime)
+        and kind == regime.device.partition(":")[0]
         and (batch_size or regime.batch_size) == regime.batch_size
     )
     return Conditions(backend or "eager", chosen, place, batch_size or regime.batch_size, same, tuple(notes))
-
-
-def resolve_kind(regime: Regime) -> str:
-    """Return ``cpu`` or ``cuda``."""
-    return regime.device.partition(":")[0]

@@ -51,13 +51,12 @@ class Source:
         from vtk.models.create import create_model
         from vtk.tasks.load import load_checkpoint, load_task
 
-        if self.kind == "pack":
+        if self.kind == "pack" and self.path:
             model = load_task(self.path, base=self._options.get("base")).model
-        elif self.kind == "checkpoint":
+        elif self.kind == "checkpoint" and self.path:
             model = load_checkpoint(self.path).model
         elif self.kind == "timm":
-            options = {k: self._options[k] for k in ("img_size", "pretrained", "seed")}
-            model = create_model(self.name, num_classes=len(self.card.classes), **options).model
+            model = create_model(self.name, num_classes=len(self.card.classes), **self._options).model
         else:
             raise UsageError(f"{self.name} is an ONNX file, not a torch model; give the pack it was exported from")
         return model.eval()
@@ -105,14 +104,16 @@ def open_source(
     path = Path(text).expanduser()
     found = path if path.exists() else existing_dir(path)
     if found.exists():
-        for flag, given in (("--num-classes", num_classes), ("--img-size", img_size)):
+        flags = {"--num-classes": num_classes, "--img-size": img_size, "--no-pretrained": None if pretrained else True}
+        for flag, given in flags.items():
             if given is not None:
                 raise UsageError(f"`{flag}` is for timm model names; {path} says itself what it is")
         source = _open_path(path, found)
         if base is not None and source.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
         return dataclasses.replace(source, _options={"base": base})
-    if path.suffix in (".onnx", ".safetensors", *_PICKLES) or path.is_absolute() or str(text).startswith((".", "~")):
+    looks_like_path = path.is_absolute() or str(text).startswith((".", "~")) or ("/" in str(text) and ":" not in str(text))
+    if looks_like_path or path.suffix in (".onnx", ".safetensors", *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")

@@ -1,1 +1,18 @@
-"""Placeholder docstring, replaced by the package owner."""
+"""Fine-tuning: policies, the one engine, precision regimes, resume."""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Classification": "vtk.training.objective",
+        "FinetuneConfig": "vtk.training.config",
+        "FinetuneResult": "vtk.training.finetune",
+        "FitResult": "vtk.training.engine",
+        "finetune": "vtk.training.finetune",
+        "fit": "vtk.training.engine",
+        "register_attention": "vtk.training.kinds",
+        "select": "vtk.training.policy",
+        "take_census": "vtk.training.census",
+    },
+)

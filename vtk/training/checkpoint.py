@@ -1,8 +1,8 @@
 """``RUN/last``: what a stopped run needs to go on as if it had not been stopped. No pickle is ever trusted.
 
 ``model.safetensors`` holds the trained tensors (fp32 masters) and the buffers that training changes, ``state.pt`` the
-optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of the
-base and of the data. The folder is replaced as a whole after each epoch.
+optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of
+the base and of the data. The folder is replaced as a whole after each epoch.
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ def load_state(path: Path) -> Saved:
         raise DataError(f"`--resume`: {path} holds no state of a run; leave out --resume to start one")
     info = read_json(folder / INFO)
     if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
-        raise DataError(f"{folder / INFO} is not the state of a run; leave out --resume and give --overwrite to restart")
+        raise DataError(f"{folder / INFO} is not the state of a run; give --overwrite in place of --resume to restart")
     if info["schema"] > SCHEMA:
         raise DataError(f"{folder / INFO} was written by a newer vtk (schema {info['schema']}); upgrade vtk")
     try:
@@ -105,7 +105,7 @@ def load_state(path: Path) -> Saved:
     except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise DataError(
             f"{folder} is damaged ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
-            "leave out --resume and give --overwrite to restart"
+            "give --overwrite in place of --resume to restart"
         ) from error
     return Saved(tensors, fit, best, ident)
 
@@ -121,7 +121,10 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     if changed:
         lines = ", ".join(f"--{k.replace('_', '-')} {after.get(k)} (was {before.get(k)})" for k in changed)
-        raise UsageError(f"`--resume` continues with the run's own flags, but these differ: {lines}")
+        raise UsageError(
+            f"`--resume` continues with the run's own flags, but these differ: {lines}; repeat them, or "
+            "give --config with the run's config.yaml"
+        )
     if saved["processes"] != now["processes"]:
         raise UsageError(
             f"`--resume`: the run had {saved['processes']} processes, this one has {now['processes']}; use as many"

@@ -78,25 +78,27 @@ class ImageStream:
 
 
 class _Share(Sampler[list[Any]]):
-    """Every ``world``-th index of each batch."""
+    """This process's images of each batch, or every W-th whole batch."""
 
-    def __init__(self, batch_sampler: Any, rank: int, world: int) -> None:
-        self.batch_sampler, self.rank, self.world = batch_sampler, rank, world
+    def __init__(self, batch_sampler: Any, ranks: Ranks, whole: bool) -> None:
+        self.batch_sampler, self.rank, self.world, self.whole = batch_sampler, ranks.rank, ranks.world, whole
 
     def __len__(self) -> int:
-        return len(self.batch_sampler)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        for batch in self.batch_sampler:
-            if len(batch) >= self.world:
+        for i, batch in enumerate(self.batch_sampler):
+            if self.whole and i % self.world == self.rank:
+                yield batch
+            elif not self.whole and len(batch) >= self.world:
                 yield batch[self.rank :: self.world]
 
 
-def share(loader: DataLoader[Any], ranks: Ranks) -> DataLoader[Any]:
-    """Return a loader of this process's share of every batch."""
+def share(loader: DataLoader[Any], ranks: Ranks, *, whole: bool = False) -> DataLoader[Any]:
+    """Return a loader of this process's images of every batch or, with ``whole``, of every W-th batch as it is."""
     return DataLoader(
         loader.dataset,
-        batch_sampler=_Share(loader.batch_sampler, ranks.rank, ranks.world),
+        batch_sampler=_Share(loader.batch_sampler, ranks, whole),
         num_workers=loader.num_workers,
         worker_init_fn=loader.worker_init_fn,
         persistent_workers=loader.persistent_workers,

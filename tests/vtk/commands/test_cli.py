@@ -1,0 +1,141 @@
+"""The command line as a person meets it: help, wrong words, YAML defaults, exit codes, --json."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import vtk
+from vtk.__main__ import main
+from vtk.commands import COMMANDS, _cli
+from vtk.errors import UsageError
+
+REPO = Path(vtk.__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Config:
+    data: Path = field(metadata={"help": "a folder"})
+    img_size: int | tuple[int, int] | None = field(default=None, metadata={"help": "pixels"})
+    lr: float = field(default=1e-4, metadata={"help": "rate"})
+    sizes: tuple[int, ...] = field(default=(1, 2), metadata={"help": "list"})
+    mean: tuple[float, ...] | None = field(default=None, metadata={"help": "list"})
+    mode: Literal["a", "b+c"] = field(default="a", metadata={"help": "choice"})
+    flag: bool = field(default=True, metadata={"help": "switch"})
+
+
+def parse(*argv: str) -> Config:
+    return _cli.parse(Config, argv, prog="vtk x", description="d", positional=("data",))
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    code = "import sys; from vtk.__main__ import main; main(['--help']); assert 'torch' not in sys.modules"
+    start = time.perf_counter()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO).stdout
+    assert time.perf_counter() - start < 1
+    assert all(name in out for name in COMMANDS)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "tasks list", "tasks diff", "tasks merge", "export onnx"])
+def test_every_command_explains_itself_without_torch(command: str) -> None:
+    code = (
+        "import sys\nfrom vtk.__main__ import main\ntry: main(sys.argv[1:])\nexcept SystemExit as e: assert not e.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code, *command.split(), "--help"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert command in run.stdout
+
+
+def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) -> None:
+    # with -S the .pth file of an editable install is not read, and PYTHONPATH alone brings the dependencies
+    code = f"import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_path({str(REPO / 'cli.py')!r}, run_name='__main__')"
+    site = sysconfig.get_path("purelib")
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": site}
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("vtk ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["finetun"], 2, "did you mean `vtk finetune`?"),
+        (["train"], 2, "`train` is not in this version"),
+        (["tasks", "bundle"], 2, "not in this version"),
+        (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
+        (["export", "triton"], 2, "not in this version"),
+        (["tasks", "list", "/nowhere"], 3, "no such folder"),
+        (["tasks", "diff", "/nowhere"], 3, "neither a pack"),
+    ],
+)
+def test_mistakes_are_one_line_and_an_exit_code(
+    argv: list[str], code: int, message: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(argv) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_json_mode_gives_one_object_also_for_an_error(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    assert main(["tasks", "list", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"packs": []}
+    assert main(["tasks", "list", "/nowhere", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 3
+
+
+def test_flags_of_every_kind() -> None:
+    config = parse("d", "--img-size", "48", "64", "--sizes", "1,2, 4", "8", "--mean", ".5,.5", "--mode", "b+c", "--no-flag")
+    assert config == Config(Path("d"), (48, 64), 1e-4, (1, 2, 4, 8), (0.5, 0.5), "b+c", False)
+    assert parse("d", "--img-size", "48").img_size == 48
+
+
+@pytest.mark.parametrize("argv", [["d", "--img-size", "1", "2", "3"], ["d", "--sizes", "a"], ["d", "--mode", "z"], []])
+def test_wrong_flags_exit_with_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+
+
+def test_yaml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("data: here\nlr: 1e-3\nimg-size: [32, 48]\nsizes: [4]\nmean: [0.1, 0.2]\nflag: false\n")
+    config = parse("--config", str(tmp_path / "c.yaml"), "--sizes", "16")
+    # data stays positional: it may come from the file alone
+    assert config == Config(Path("here"), (32, 48), 1e-3, (16,), (0.1, 0.2), "a", False)
+    assert parse("there", f"--config={tmp_path / 'c.yaml'}").data == Path("there")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("speed: 3", "unknown key `speed`; known: data"),
+        ("lr: fast", "`lr`"),
+        ("mode: c", "'c' is not one of a, b\\+c"),
+        ("sizes: [1.5]", "whole number"),
+        ("flag: 3", "expected bool"),
+        ("- a", "must hold"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_wrong_yaml_is_a_usage_error(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        parse("d", "--config", str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [(float, "1e-3", 1e-3), (int, "8", 8), (tuple[float, ...], 3, (3.0,)), (int | None, None, None), (Path, "a", Path("a"))],
+)
+def test_yaml_values(hint: Any, value: Any, expected: Any) -> None:
+    assert _cli.from_yaml(hint, value) == expected

@@ -1,0 +1,65 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vtk.card import BaseRef, Card, InputSpec, ModelSpec, Transform
+from vtk.errors import DataError
+
+CARD = Card(
+    model=ModelSpec("vit_tiny_patch16_224", {"depth": 2}),
+    input=InputSpec(32, 48, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5)),
+    classes=("a", "ü b"),
+    base=BaseRef("hub:x", "00ff"),
+    transforms=(Transform("adapt_input", {"in_chans": 1}),),
+    metrics={"top1": 0.5},
+)
+
+
+def test_a_card_survives_json() -> None:
+    assert Card.from_json(CARD.to_json(), "here") == CARD
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 99}, "newer vtk"),
+        ({"classes": "ab"}, "expected"),
+        ({"classes": [1, 2]}, "expected str"),
+        ({"unknown": 1}, "unknown key `unknown`"),
+        ({"input": {"height": 32}}, "`width` is missing"),
+        ({"input": {"height": "32", "width": 32}}, "expected int, found '32'"),
+        ({"input": {"height": 0, "width": 32}}, "impossible"),
+        ({"input": {"height": 32, "width": 32, "std": [0.0, 1.0, 1.0]}}, "std above 0"),
+        ({"input": {"height": 32, "width": 32, "mean": [0.5]}}, "3 values"),
+        ({"input": {"height": 32, "width": 32, "resize_mode": "zoom"}}, "not one of crop, squash, pad"),
+        ({"model": None}, "expected an object"),
+    ],
+)
+def test_a_damaged_card_is_refused_with_the_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Card.from_dict(json.loads(CARD.to_json()) | change, "task.json")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([f.name for f in dataclasses.fields(Card)]), json_values)
+def test_any_json_in_any_field_gives_a_card_or_a_data_error(name: str, value: Any) -> None:
+    try:
+        Card.from_dict(json.loads(CARD.to_json()) | {name: value}, "fuzz")
+    except DataError:
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '{"schema": "1"}', "{" * 5000])
+def test_what_is_no_card_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(DataError):
+        Card.from_json(text, "x")

@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vtk import files
+from vtk.errors import DataError
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    files.write_json(target, {"v": 1})
+    with pytest.raises(ValueError, match="Out of range"):
+        files.write_json(target, {"v": float("nan")})
+    with pytest.raises(RuntimeError), files.replace_file(target) as tmp:
+        tmp.write_text("half")
+        raise RuntimeError
+    assert files.read_json(target) == {"v": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "pack"
+    for names in (("a", "b"), ("c",)):
+        with files.replace_dir(target) as tmp:
+            for name in names:
+                (tmp / name).write_text(name)
+        assert sorted(os.listdir(target)) == sorted(names)
+    with pytest.raises(RuntimeError), files.replace_dir(target) as tmp:
+        (tmp / "d").write_text("d")
+        raise RuntimeError
+    assert os.listdir(target) == ["c"]
+    assert os.listdir(tmp_path) == ["pack"]
+
+
+def test_without_exchange_the_two_renames_still_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+    target = tmp_path / "pack"
+    for name in ("a", "b"):
+        with files.replace_dir(target) as tmp:
+            (tmp / name).write_text(name)
+    assert os.listdir(target) == ["b"]
+    assert os.listdir(tmp_path) == ["pack"]
+
+
+def test_a_reader_falls_back_to_the_old_folder(tmp_path: Path) -> None:
+    (tmp_path / "pack.old").mkdir()
+    assert files.existing_dir(tmp_path / "pack") == tmp_path / "pack.old"
+    (tmp_path / "pack").mkdir()
+    assert files.existing_dir(tmp_path / "pack") == tmp_path / "pack"
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() != 0, reason="needs a small file system to fill")
+def test_a_full_disk_is_one_clear_error_and_the_old_file_survives(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", mount], capture_output=True).returncode:
+        pytest.skip("cannot mount a small file system here")
+    try:
+        files.write_text(mount / "a", "old")
+        with pytest.raises(DataError, match="No space left"):
+            files.write_text(mount / "a", "x" * 200_000)
+        assert (mount / "a").read_text() == "old"
+        assert os.listdir(mount) == ["a"]
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
+def test_output_folders_are_refused_unless_empty_or_allowed(tmp_path: Path) -> None:
+    files.prepare_output(tmp_path / "new")
+    (tmp_path / "new" / "x").write_text("x")
+    with pytest.raises(DataError, match=r"not empty; give another folder, or --overwrite"):
+        files.prepare_output(tmp_path / "new")
+    files.prepare_output(tmp_path / "new", overwrite=True)
+    with pytest.raises(DataError, match="is a file"):
+        files.prepare_output(tmp_path / "new" / "x")
+
+
+def test_json_that_is_cut_large_or_absent_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_text('{"a": ')
+    with pytest.raises(DataError, match="not valid JSON"):
+        files.read_json(tmp_path / "cut.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="not valid JSON"):
+        files.read_json(tmp_path / "deep.json")
+    with pytest.raises(DataError, match="at most 3"):
+        files.read_json(tmp_path / "cut.json", limit=3)
+    with pytest.raises(DataError, match="cannot read"):
+        files.read_json(tmp_path / "none.json")

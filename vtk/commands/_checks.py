@@ -1,0 +1,242 @@
+"""What ``vtk doctor`` looks at: each check says what it found and, where something is wrong, how to mend it.
+
+Nothing here imports torch or onnxruntime with the module; a broken package is a finding, not a crash.
+"""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vtk import console
+from vtk.files import home
+
+Status = Literal["ok", "note", "problem", "fatal"]
+
+PYTHONS = ((3, 11), (3, 13))
+"""Oldest and newest Python that the toolkit declares."""
+
+REQUIRED = (
+    "torch", "torchvision", "numpy", "psutil", "timm", "accelerate", "safetensors", "onnx", "onnxscript", "pillow",
+    "tyro", "rich", "matplotlib", "pyyaml", "scikit-learn", "natsort",
+)  # fmt: skip
+"""Used when the toolkit runs from a checkout that was never installed, so that nothing declares what it needs."""
+
+IMPORTED = ("torch", "torchvision", "timm")
+"""Packages whose binary parts often do not fit together: they are imported, not only looked up."""
+
+MIN_FREE = 2_000_000_000
+"""Bytes below which a run of a small model and its packs may not fit."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        group: heading it is printed under.
+        name: what was looked at.
+        status: ``ok``; ``note``: works, but something is absent; ``problem``: should be mended; ``fatal``: fine-tuning,
+            exporting or evaluating cannot work.
+        detail: what was found, one line.
+        mend: what to do, one line; empty when there is nothing to do.
+    """
+
+    group: str
+    name: str
+    status: Status
+    detail: str
+    mend: str = ""
+
+
+def distributions() -> dict[str, str]:
+    """Return every installed distribution, by normalised name, with its version."""
+    found: dict[str, str] = {}
+    for dist in importlib.metadata.distributions():
+        name = dist.metadata["Name"] if dist.metadata else None
+        if name:  # a half-removed package has none
+            found.setdefault(normalise(name), dist.version)
+    return found
+
+
+def normalise(name: str) -> str:
+    """Return a package name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def check_python() -> Iterator[Check]:
+    """Look at the interpreter."""
+    version, (oldest, newest) = sys.version_info[:2], PYTHONS
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    declared = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    if version < oldest:
+        yield Check("versions", "python", "fatal", detail, f"use Python {declared}")
+    elif version > newest:
+        yield Check("versions", "python", "note", f"{detail}; declared for {declared}", f"use {declared} if it fails")
+    else:
+        yield Check("versions", "python", "ok", detail)
+
+
+def check_packages(installed: dict[str, str]) -> Iterator[Check]:
+    """Compare what is installed with what the toolkit declares."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    yield Check("versions", "vit-toolkit", "ok", installed.get("vit-toolkit", "runs from a checkout, not installed"))
+    try:
+        declared = importlib.metadata.requires("vit-toolkit") or []
+    except importlib.metadata.PackageNotFoundError:
+        declared = list(REQUIRED)
+    names = []
+    for text in declared:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name = normalise(requirement.name)
+        names.append(name)
+        wanted = f"{name}{requirement.specifier}"
+        version = installed.get(name)
+        if version is None and name.startswith("onnxruntime") and any(map(is_onnxruntime, installed)):
+            continue  # another wheel of it is there; the check of the wheels speaks about that
+        if version is None:
+            yield Check("versions", name, "fatal", "not installed", f"pip install '{wanted}'")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            detail = f"{version}, needs {requirement.specifier}"
+            yield Check("versions", name, "problem", detail, f"pip install '{wanted}'")
+        else:
+            yield Check("versions", name, "ok", version)
+    for name in ("triton", "peft", "tritonclient"):
+        if name not in names:
+            version = installed.get(name)
+            yield Check("versions", name, "ok" if version else "note", version or "not installed (optional)")
+
+
+def check_imports() -> Iterator[Check]:
+    """Import the packages whose binary parts must fit together."""
+    for name in IMPORTED:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever it raises, this package does not work
+            reason = one_line(error)
+            mend = "pip install --force-reinstall torch torchvision timm (all three in one command, so that they fit)"
+            yield Check("versions", f"import {name}", "fatal", f"fails: {reason}", mend)
+            return
+    yield Check("versions", "imports", "ok", f"{', '.join(IMPORTED)} import together")
+
+
+def check_devices() -> Iterator[Check]:
+    """Look at the CPU and at CUDA devices."""
+    import psutil
+    import torch
+
+    from vtk.profiling.machine import cpu_name
+
+    memory = psutil.virtual_memory()
+    cores = psutil.cpu_count(logical=False) or "?"
+    yield Check(
+        "devices", "cpu", "ok",
+        f"{cpu_name()}, {cores} cores ({os.cpu_count()} logical), torch takes {torch.get_num_threads()} threads, "
+        f"{console.size(memory.available)} of {console.size(memory.total)} memory free",
+    )  # fmt: skip
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            major, minor = torch.cuda.get_device_capability(index)
+            free, total = torch.cuda.mem_get_info(index)
+            detail = f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}"
+            detail += f", {console.size(free)} of {console.size(total)} free, torch for CUDA {torch.version.cuda}"
+            yield Check("devices", f"cuda:{index}", "ok", detail)
+    elif nvidia_driver():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        mend = "update the NVIDIA driver, and let the container see the GPU (--gpus all)"
+        if not torch.version.cuda:
+            mend = "install torch with CUDA: https://pytorch.org/get-started/locally"
+        detail = f"an NVIDIA driver is here, but torch ({built}) sees no device"
+        yield Check("devices", "cuda", "problem", detail, mend)
+    else:
+        yield Check("devices", "cuda", "note", "no NVIDIA driver; everything runs on the CPU")
+    if any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
+        yield Check("devices", "C++ compiler", "ok", "for the `compile` back-end on the CPU")
+    else:
+        yield Check("devices", "C++ compiler", "note", "none on PATH: no `compile` back-end on the CPU", "install g++")
+
+
+def nvidia_driver() -> bool:
+    """Return whether the system has an NVIDIA driver, whatever torch thinks."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def check_triton() -> Iterator[Check]:
+    """Ask the kernels' own package whether Triton can run."""
+    from vtk_kernels import triton_status
+
+    status = triton_status()
+    detail = status.reason if status.version is None else f"{status.version}; {status.reason}"
+    yield Check("devices", "triton", "ok" if status.usable else "note", detail)
+
+
+def is_onnxruntime(name: str) -> bool:
+    """Return whether a distribution (normalised name) installs the module ``onnxruntime``."""
+    if name.startswith(("onnxruntime-extensions", "onnxruntime-genai", "onnxruntime-tools")):
+        return False
+    return name == "onnxruntime" or name.startswith(("onnxruntime-", "ort-nightly"))
+
+
+def check_conflicts(installed: dict[str, str]) -> Iterator[Check]:
+    """Look for distributions that overwrite each other's files."""
+    wheels = sorted(filter(is_onnxruntime, installed))
+    if len(wheels) > 1:
+        keep = "onnxruntime-gpu" if "onnxruntime-gpu" in wheels else wheels[0]
+        mend = f"pip uninstall -y {' '.join(wheels)} && pip install {keep}"
+        detail = f"{' and '.join(wheels)} write into the same folder; whichever came last wins, providers get lost"
+        yield Check("conflicts", "onnxruntime wheels", "problem", detail, mend)
+    elif not wheels:
+        yield Check("conflicts", "onnxruntime wheels", "fatal", "no onnxruntime at all", "pip install onnxruntime-gpu "
+                    "(Linux x86-64) or onnxruntime")  # fmt: skip
+    else:
+        yield Check("conflicts", "onnxruntime wheels", "ok", f"one: {wheels[0]} {installed[wheels[0]]}")
+    if "vtk" in installed:
+        detail = f"Kitware's VTK {installed['vtk']} is here too, and both are imported as `vtk`: one hides the other"
+        mend = "give each an environment of its own, or pip uninstall vtk"
+        yield Check("conflicts", "Kitware VTK", "problem", detail, mend)
+    else:
+        yield Check("conflicts", "Kitware VTK", "ok", "not in this environment")
+
+
+def check_storage() -> Iterator[Check]:
+    """Look at the toolkit's folder, the bases in it, and free space."""
+    folder = home()
+    exists = next(p for p in (folder, *folder.parents) if p.exists())
+    name = f"{folder}{' ($VTK_HOME)' if os.environ.get('VTK_HOME') else ''}"
+    mend = "set VTK_HOME to a folder that you can write"
+    try:
+        with tempfile.TemporaryFile(dir=exists):
+            pass
+    except OSError as error:
+        detail = f"{name} cannot be written ({error.strerror or error}): no base can be kept"
+        yield Check("storage", "home", "fatal", detail, mend)
+    else:
+        files = sorted((folder / "bases").glob("*.safetensors"))
+        total = console.size(sum(f.stat().st_size for f in files))
+        held = f"{len(files)} bases, {total}" if files else "no base yet"
+        yield Check("storage", "home", "ok", f"{name}: {held}")
+    for label, place in (("disk of home", exists), ("disk of this folder", Path.cwd())):
+        free = shutil.disk_usage(place).free
+        status: Status = "ok" if free >= MIN_FREE else "problem"
+        mend = "" if status == "ok" else f"free some space, {console.size(MIN_FREE)} at least"
+        yield Check("storage", label, status, f"{console.size(free)} free", mend)
+
+
+def one_line(error: BaseException | str, limit: int = 200) -> str:
+    """Return an error's text on one line, cut to ``limit`` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

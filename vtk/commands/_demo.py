@@ -1,0 +1,139 @@
+"""The steps of the demo; each uses the same functions as the commands it stands for."""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from vtk import console, files
+from vtk.data.demo import write_digits
+from vtk.errors import VerificationError
+from vtk.profiling.config import ProfileConfig
+from vtk.profiling.profile import profile
+from vtk.profiling.report import print_result
+from vtk.runtime.source import open_source
+from vtk.tasks.diff import Diff, diff_task
+from vtk.tasks.merge import merge_task
+from vtk.tasks.pack import pack_bytes
+from vtk.training.config import FinetuneConfig
+from vtk.training.finetune import FinetuneResult, finetune
+from vtk_export.config import OnnxConfig
+from vtk_export.onnx import export_onnx
+
+MODEL = "vit_tiny_patch16_224"
+MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
+FLOORS = {"base": 0.93, "digits": 0.93, "parity": 0.94}
+"""Lowest held-out accuracy that counts as working; see docs/tutorial.md for what was measured."""
+
+_MARK = "demo.json"
+
+
+def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
+    """Run the demo into ``out`` and return 0.
+
+    Raises:
+        DataError: ``out`` holds something else.
+        VerificationError: an accuracy is below its floor, packs do not share the FFN, or the ONNX file is wrong.
+    """
+    start = time.perf_counter()
+    earlier = (out / _MARK).is_file()
+    files.prepare_output(out, overwrite=overwrite or earlier)
+    if earlier:
+        shutil.rmtree(out)
+    files.write_json(out / _MARK, {"finished": False})
+
+    _heading("1/5  a base: a small ViT trained on handwritten digits, all weights")
+    digits = write_digits(out / "data" / "digits", "digits")
+    parity = write_digits(out / "data" / "parity", "parity")
+    base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
+                            model_kwargs=MODEL_KWARGS, epochs=14, lr=1e-3, batch_size=64))  # fmt: skip
+    weights = out / "base.safetensors"
+    merge_task(base.task, weights, overwrite=True)
+
+    _heading("2/5  two tasks on it, attention weights only: ten digits at 32 px, odd or even at 48 px")
+    shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn", "batch_size": 64}
+    first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=3e-4, **shared))
+    second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=5, lr=5e-4, **shared))
+
+    _heading("3/5  what the two packs share")
+    diff = _shared(first, second)
+
+    _heading("4/5  ONNX, verified against torch")
+    exported = export_onnx(open_source(str(second.task)), OnnxConfig(str(second.task), out / "onnx", data=parity / "val"))
+
+    _heading("5/5  latency per batch size")
+    result = profile(ProfileConfig(str(second.task), batch_sizes=(1, 2, 4, 8, 16, 32), backends=("eager", "ort-cpu"),
+                                   duration=1.0, out=out / "profile", seed=seed))  # fmt: skip
+    print_result(result)
+
+    summary = _summary(out, weights, {"base": base, "digits": first, "parity": second}, diff)
+    console.say()
+    for what, path in _written(out, weights, first, second, exported.path):
+        console.say(f"{what:<14} {path}")
+    seconds = time.perf_counter() - start
+    console.say(f"done in {seconds:.0f} s")
+    report = {"finished": True, "seconds": seconds, "profile_exit_code": result.exit_code, **summary}
+    files.write_json(out / _MARK, report)
+    console.emit_json(report)
+    _check(summary["top1"], result.exit_code)
+    return 0
+
+
+def _config(data: Path, out: Path, seed: int, **options: Any) -> FinetuneConfig:
+    """A run without flips: a mirrored digit is no digit."""
+    return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, hflip=0.0, crop_scale=(0.8, 1.0), workers=0,
+                          device="cpu", **options)  # fmt: skip
+
+
+def _shared(first: FinetuneResult, second: FinetuneResult) -> Diff:
+    diff = diff_task(first.task, second.task)
+    console.say(f"{diff.shared_ffn} of {diff.total_ffn} FFN tensors are equal, value for value")
+    if diff.shared_ffn != diff.total_ffn:
+        raise VerificationError(f"only {diff.shared_ffn} of {diff.total_ffn} FFN tensors are equal; please report this")
+    return diff
+
+
+def _summary(out: Path, weights: Path, runs: dict[str, FinetuneResult], diff: Diff) -> dict[str, Any]:
+    """Print the closing table; bytes are those of the files."""
+    full = weights.stat().st_size
+    packs = {name: pack_bytes(runs[name].task) for name in ("digits", "parity")}
+    rows = [("base, all weights", "32", console.percent(runs["base"].metrics.top1), "100.0 %", console.size(full))]
+    for name, px in (("digits", "32"), ("parity", "48")):
+        census = runs[name].census
+        rows.append((f"{name}, attention only", px, console.percent(runs[name].metrics.top1),
+                     console.percent(census.trained / census.total), console.size(packs[name])))  # fmt: skip
+    console.say()
+    console.table("what the demo made", ("model", "px", "top-1", "trained", "on disk"), rows)
+    alone, together = 2 * full, full + sum(packs.values())
+    console.say(
+        f"two full checkpoints: {console.size(alone)}; one base and two packs: {console.size(together)}; each further "
+        f"task adds {console.size(max(packs.values()))} in place of {console.size(full)}"
+    )
+    return {
+        "top1": {name: run.metrics.top1 for name, run in runs.items()},
+        "shared_ffn_tensors": diff.shared_ffn,
+        "ffn_tensors": diff.total_ffn,
+        "full_bytes": full,
+        "packs_bytes": packs,
+        "saved_per_task_bytes": full - max(packs.values()),
+    }
+
+
+def _written(out: Path, weights: Path, first: FinetuneResult, second: FinetuneResult, onnx: Path) -> list[tuple[str, Path]]:
+    return [
+        ("base", weights), ("pack", first.task), ("pack", second.task), ("curves", second.out / "curves.png"),
+        ("ONNX", onnx), ("latency plot", out / "profile" / "latency.png"), ("HTML report", out / "profile" / "report.html"),
+    ]  # fmt: skip
+
+
+def _check(top1: dict[str, float], profile_code: int) -> None:
+    low = [f"{name} {console.percent(top1[name])} (floor {console.percent(f)})" for name, f in FLOORS.items() if top1[name] < f]
+    if low:
+        raise VerificationError(f"held-out accuracy is below its floor: {', '.join(low)}; please report this with the seed")
+    if profile_code:
+        raise VerificationError("a back-end gave outputs that differ from torch's; see the table above")
+
+
+def _heading(text: str) -> None:
+    console.say()
+    console.say(text, style="bold")

@@ -1,0 +1,215 @@
+"""Which ONNX Runtime providers load: they are tried in a process of their own.
+
+A provider whose libraries are missing prints to stderr and falls back to the CPU without an error; a wrong driver can
+end the process. Neither may hurt the one that asks.
+"""
+
+import contextlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtk.commands._checks import Check, one_line
+
+DEADLINE_S = 10.0
+"""Seconds for all providers together."""
+
+USED = {"CPUExecutionProvider": "ort-cpu", "CUDAExecutionProvider": "ort-cuda"}
+"""Providers that back-ends of this version run on."""
+
+# One line of JSON for each provider, so that it is known which one ended the process. torch comes first where there is a
+# GPU: it brings the CUDA libraries that the provider then finds in the process.
+_TRY = """
+import json, sys
+with_torch, skip = sys.argv[1] == "1", sys.argv[2:]
+if with_torch:
+    import torch
+import numpy as np
+import onnxruntime as ort
+names = ort.get_available_providers()
+print(json.dumps([ort.__version__, names]), flush=True)
+model = sys.stdin.buffer.read()
+for name in names:
+    if name in skip:
+        continue
+    print("trying", name, file=sys.stderr, flush=True)
+    try:
+        session = ort.InferenceSession(model, providers=[name])
+        result = session.run(None, {"x": np.full((2, 2), 3, np.float32)})[0]
+        answer = [name, session.get_providers()[0], float(result.sum())]
+    except Exception as error:
+        answer = [name, str(error), 0.0]
+    print(json.dumps(answer), flush=True)
+"""
+_RIGHT = 36.0  # four times 3²
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One provider: the first provider of its session or an error, whether it computed, and what it wrote to stderr."""
+
+    name: str
+    got: str
+    right: bool
+    stderr: str
+
+
+class Trial:
+    """Tries all providers in the background; made early, asked late.
+
+    Args:
+        with_torch: import torch first.
+        deadline_s: seconds for all of them together.
+    """
+
+    def __init__(self, with_torch: bool, deadline_s: float = DEADLINE_S) -> None:
+        self._with_torch, self._end = "1" if with_torch else "0", time.monotonic() + deadline_s
+        self._process = _start([_TRY, self._with_torch])
+
+    def result(self) -> tuple[str, list[Tried]]:
+        """Return onnxruntime's version, empty if it does not import, and what became of each provider it lists.
+
+        Without a version the list holds one entry that says why.
+        """
+        version, tried = "", dict[str, Tried]()
+        while True:
+            code, out, err = _finish(self._process, self._end)
+            lines = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
+            if not lines:
+                return version, [*tried.values()] or [Tried("", why(err) or ended(code), False, err)]
+            version, names = lines[0]
+            notes = dict(part.partition("\n")[::2] for part in f"\n{err}".split("\ntrying ")[1:])
+            for name, got, total in lines[1:]:
+                tried[name] = Tried(name, got, got == name and total == _RIGHT, notes.get(name, ""))
+            left = [name for name in names if name not in tried]
+            if not left:
+                return version, [tried[name] for name in names]
+            # the first one without an answer ended the process, or hangs; the others are tried without it
+            for name in left if code is None else left[:1]:
+                tried[name] = Tried(name, ended(code), False, notes.get(name, ""))
+            self._process = _start([_TRY, self._with_torch, *tried])
+
+
+def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> Iterator[Check]:
+    """Say which of the providers that onnxruntime lists load.
+
+    Args:
+        trial: started earlier.
+        cuda_device: torch sees a CUDA device.
+        torch_cuda: CUDA version that torch was built for.
+    """
+    version, tried = trial.result()
+    if not version:
+        mend = "pip install --force-reinstall onnxruntime-gpu (Linux x86-64) or onnxruntime"
+        yield Check("onnxruntime", "import", "fatal", f"onnxruntime does not import: {tried[0].got}", mend)
+        return
+    yield from check_cuda_major(version, cuda_device, torch_cuda)
+    for provider in tried:
+        yield judge(provider, cuda_device)
+
+
+def check_cuda_major(version: str, cuda_device: bool, torch_cuda: str | None) -> Iterator[Check]:
+    """Compare the CUDA version of onnxruntime's wheel with torch's."""
+    built = build_cuda()
+    if built is None:
+        yield Check("onnxruntime", "version", "ok", f"{version}, built without CUDA")
+    elif torch_cuda is None:
+        detail = f"{version} for CUDA {built}; torch is built without CUDA, so `ort-cuda` is not used"
+        yield Check("onnxruntime", "version", "note", detail)
+    elif built.split(".")[0] != torch_cuda.split(".")[0]:
+        detail = f"{version} is built for CUDA {built}, torch for CUDA {torch_cuda}: they cannot share one process"
+        ours, theirs = built.split(".")[0], torch_cuda.split(".")[0]
+        mend = f"install a torch built for CUDA {ours}, or an onnxruntime-gpu release for CUDA {theirs}"
+        yield Check("onnxruntime", "version", "problem" if cuda_device else "note", detail, mend)
+    else:
+        yield Check("onnxruntime", "version", "ok", f"{version} for CUDA {built}, torch for CUDA {torch_cuda}")
+
+
+def judge(tried: Tried, cuda_device: bool) -> Check:
+    """Say what the trial of one provider means."""
+    name = tried.name
+    short = name.removesuffix("ExecutionProvider")
+    if tried.right:
+        backend = f" (back-end {USED[name]})" if name in USED else ""
+        return Check("onnxruntime", short, "ok", f"loads and computes{backend}")
+    fell_back = f"onnxruntime fell back to {tried.got}" if tried.got.endswith("Provider") else one_line(tried.got)
+    detail = f"listed, but does not load: {why(tried.stderr) or fell_back}"
+    if name == "CPUExecutionProvider":
+        return Check("onnxruntime", short, "fatal", detail, "pip install --force-reinstall onnxruntime-gpu")
+    if name == "CUDAExecutionProvider" and cuda_device:
+        mend = "install an onnxruntime-gpu for torch's CUDA, and cuDNN 9: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        return Check("onnxruntime", short, "problem", detail, mend)
+    if name == "CUDAExecutionProvider":
+        return Check("onnxruntime", short, "note", "listed; does not load, as there is no CUDA device")
+    return Check("onnxruntime", short, "note", f"{detail}; no back-end of this version needs it")
+
+
+def tiny_model() -> bytes:
+    """Return an ONNX model that squares its input (2, 2)."""
+    from onnx import TensorProto, helper
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"])], "tiny", [x], [y])
+    # an old IR version, since onnx may be newer than what onnxruntime reads
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def build_cuda() -> str | None:
+    """Return the CUDA version that onnxruntime was built for, read from its files without importing it."""
+    spec = importlib.util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "capi" / "build_and_package_info.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda_version\s*=\s*['\"](\d[\d.]*)['\"]", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def why(stderr: str) -> str:
+    """Return the telling part of what a try wrote to stderr."""
+    if found := re.search(r"with error: (.+)", stderr):
+        return one_line(found.group(1))
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in stderr.splitlines()]
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Fail)\b", line)]
+    return one_line(errors[-1]) if errors else ""
+
+
+def ended(code: int | None) -> str:
+    """Say how a process without an answer ended."""
+    if code is None:
+        return "no answer in time"
+    return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with code {code}"
+
+
+def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    pipe = subprocess.PIPE
+    # -P: a folder named onnxruntime in the current directory is not the package
+    process = subprocess.Popen([sys.executable, "-P", "-c", *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended before reading; its exit code says so
+        process.stdin.write(tiny_model())  # a hundred bytes: fits the pipe's buffer
+        process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def _finish(process: "subprocess.Popen[bytes]", end: float) -> tuple[int | None, str, str]:
+    """Return exit code, stdout and stderr; the code is None, and the process gone, when ``end`` passed."""
+    try:
+        out, err = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+        code: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        code = None
+    return code, out.decode(errors="replace"), err.decode(errors="replace")

@@ -1,0 +1,162 @@
+"""How good a classifier is on a set of images: one function, whatever computes the logits."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+from torch import Tensor
+
+from vtk import console
+from vtk.errors import DataError, UsageError
+
+_ROWS = 24
+_MIXED_UP = 5
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class: images of it, precision (NaN if never predicted), recall (NaN without images), F1."""
+
+    name: str
+    count: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The result of `evaluate`.
+
+    Attributes:
+        count: images.
+        top1: fraction whose largest logit is the label's.
+        top5: fraction whose label is among the min(5, classes) largest logits.
+        loss: mean cross-entropy in nats.
+        confusion: (n, n) int64 counts, [true, predicted].
+        classes: names in index order.
+    """
+
+    count: int
+    top1: float
+    top5: float
+    loss: float
+    confusion: np.ndarray
+    classes: tuple[str, ...]
+
+    def per_class(self) -> list[ClassRow]:
+        """Return precision, recall and F1 of every class, in index order."""
+        n = len(self.classes)
+        true, predicted = np.nonzero(self.confusion)
+        scores = precision_recall_fscore_support(
+            true, predicted, labels=np.arange(n), sample_weight=self.confusion[true, predicted], zero_division=np.nan
+        )
+        counts = self.confusion.sum(axis=1)
+        return [
+            ClassRow(name, int(counts[i]), *(float(score[i]) for score in scores[:3]))
+            for i, name in enumerate(self.classes)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; accuracies as fractions, undefined ones as null."""
+        rows = [asdict(row) for row in self.per_class()]
+        return {
+            "count": self.count,
+            "top1": self.top1,
+            "top5": self.top5,
+            "loss": self.loss if np.isfinite(self.loss) else None,
+            "per_class": [{k: None if v != v else v for k, v in row.items()} for row in rows],
+            "confusion": self.confusion.tolist(),
+        }
+
+    def print(self) -> None:
+        """Print accuracies, the per-class table (the worst classes if there are many) and the commonest mistakes."""
+        rows = self.per_class()
+        title = "Per class"
+        if len(rows) > _ROWS:
+            seen = [row for row in rows if row.count]
+            rows = sorted(seen, key=lambda row: (row.recall, row.name))[:_ROWS]
+            title = f"Per class, the {len(rows)} of {len(self.classes)} with the lowest recall"
+        cells = [(row.name, row.count, row.precision, row.recall, row.f1) for row in rows]
+        console.table(title, ("class", "images", "precision", "recall", "F1"), cells)
+        for true, predicted, count in self.mixed_up():
+            console.say(f"{count} × {true} taken for {predicted}")
+        k = min(5, len(self.classes))
+        top5 = f", top-{k} {console.percent(self.top5)}" if k < len(self.classes) else ""
+        console.say(f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {self.count} images")
+
+    def mixed_up(self, limit: int = _MIXED_UP) -> list[tuple[str, str, int]]:
+        """Return the commonest mistakes as (true class, predicted class, images), most frequent first."""
+        wrong = self.confusion.copy()
+        np.fill_diagonal(wrong, 0)
+        order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
+        cells = [np.unravel_index(i, wrong.shape) for i in order]
+        return [(self.classes[t], self.classes[p], int(wrong[t, p])) for t, p in cells if wrong[t, p] > 0]
+
+
+@torch.no_grad()
+def evaluate(
+    predict: Callable[[Tensor], Tensor],
+    loader: Iterable[tuple[Tensor, Tensor]],
+    classes: Sequence[str],
+    *,
+    device: torch.device | str = "cpu",
+    show_progress: bool = True,
+) -> Metrics:
+    """Run ``predict`` over ``loader`` and score it.
+
+    Logits are compared in fp32 and the loss is summed in fp64 over images, so the result does not depend on the batch
+    size, except as far as ``predict`` itself does. Whoever calls puts a model into eval mode.
+
+    Args:
+        predict: images (B, C, H, W) on ``device`` to logits (B, n).
+        loader: pairs of images and labels (B,) int64.
+        classes: n names in index order.
+        device: where ``predict`` wants its images.
+        show_progress: draw a progress bar.
+
+    Raises:
+        DataError: the loader is empty.
+        UsageError: the logits are not (B, n), or a label is not below n.
+    """
+    n = len(classes)
+    k = min(5, n)
+    true: list[Tensor] = []
+    predicted: list[Tensor] = []
+    near: list[Tensor] = []
+    losses: list[Tensor] = []
+    total = len(getattr(loader, "dataset", ()))
+    with console.progress("eval", total, enabled=show_progress) as bar:
+        for images, labels in loader:
+            logits = predict(images.to(device, non_blocking=True)).to(torch.float32)
+            if logits.ndim != 2 or logits.shape != (len(labels), n):
+                raise UsageError(
+                    f"the model gives {tuple(logits.shape)} for {len(labels)} images of {n} classes; "
+                    f"its output must be ({len(labels)}, {n})"
+                )
+            if int(labels.min()) < 0 or int(labels.max()) >= n:
+                raise UsageError(f"labels reach {int(labels.max())}; there are {n} classes")
+            # on the model's device, and fetched once at the end: no wait per batch on a GPU
+            target = labels.to(logits.device, non_blocking=True)
+            best = logits.argmax(dim=1)
+            within = (logits.topk(k, dim=1).indices == target[:, None]).any(dim=1)
+            true.append(labels.cpu())
+            predicted.append(best)
+            near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
+            losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
+            bar.advance(len(labels))
+    if not true:
+        raise DataError("there are no images to evaluate; check the folder and its split")
+    truth, guess = torch.cat(true).numpy(), torch.cat(predicted).cpu().numpy()
+    return Metrics(
+        count=len(truth),
+        top1=float(np.mean(truth == guess)),
+        top5=float(torch.cat(near).double().mean()),
+        loss=float(torch.cat(losses).mean()),
+        confusion=confusion_matrix(truth, guess, labels=np.arange(n)).astype(np.int64),
+        classes=tuple(classes),
+    )

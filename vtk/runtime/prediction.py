@@ -1,0 +1,183 @@
+"""Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtk import console
+from vtk.data.images import load_image
+from vtk.data.listing import list_images
+from vtk.data.pool import usable_cpus
+from vtk.data.transforms import EvalTransform, eval_transform
+from vtk.errors import DataError
+from vtk.evaluation.config import PredictConfig
+from vtk.files import replace_file
+from vtk.runtime.backend import load_backend, predictor
+from vtk.runtime.regime import choose_conditions
+from vtk.runtime.source import Source
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely labels of one image, best first, with their softmax probabilities."""
+
+    path: Path
+    labels: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PredictResult:
+    """What was predicted.
+
+    Attributes:
+        predictions: of the images that could be read, in the order of the listing.
+        skipped: the others, and why.
+        out: the CSV file.
+        provider: what really ran.
+    """
+
+    predictions: tuple[Prediction, ...]
+    skipped: tuple[tuple[Path, str], ...]
+    out: Path
+    provider: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "count": len(self.predictions),
+            "out": str(self.out),
+            "provider": self.provider,
+            "predictions": [
+                {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
+            ],
+            "skipped": [{"path": str(path), "reason": reason} for path, reason in self.skipped],
+        }
+
+
+def predict_images(source: Source, config: PredictConfig) -> PredictResult:
+    """Label the images of ``config.images``, write the CSV file and print a short table.
+
+    Args:
+        source: what to run; an ``ort-…`` back-end needs an ONNX file.
+        config: options; what is None comes from the card.
+
+    Raises:
+        UsageError: the source carries no class names.
+        DataError: no image could be read, or ``out`` is a file of another kind.
+        UnavailableError: a back-end or device asked for is not here.
+    """
+    source.require_description("predict")
+    paths = list_images(config.images)
+    _check_out(config)
+    conditions = choose_conditions(
+        source,
+        backend=config.backend,
+        precision=config.precision,
+        device=config.device,
+        batch_size=config.batch_size,
+    )
+    for note in conditions.notes:
+        console.say(note)
+    backend = load_backend(
+        conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
+    )
+    transform = eval_transform(source.card.input)
+    predictions: list[Prediction] = []
+    skipped: list[tuple[Path, str]] = []
+    try:
+        predict = predictor(backend)
+        with console.progress("predict", len(paths)) as bar:
+            for batch in _batches(paths, transform, conditions.batch_size):
+                good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
+                for path, reason in batch:
+                    if isinstance(reason, str):
+                        skipped.append((path, reason))
+                        console.warn(f"skipped {path}: {reason}")
+                if good:
+                    logits = predict(torch.stack([image for _, image in good]))
+                    predictions += _top(logits, [path for path, _ in good], source.card.classes, config.top_k)
+                bar.advance(len(batch))
+    finally:
+        backend.close()
+    if not predictions:
+        raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
+    result = PredictResult(tuple(predictions), tuple(skipped), config.out, backend.provider)
+    _write(result, min(config.top_k, len(source.card.classes)))
+    _print(result)
+    return result
+
+
+def _batches(
+    paths: Sequence[Path], transform: EvalTransform, size: int
+) -> Iterator[list[tuple[Path, Tensor | str]]]:
+    """Decode in threads, one batch ahead of the model; a file that cannot be read gives the reason instead."""
+
+    def load(path: Path) -> tuple[Path, Tensor | str]:
+        try:
+            return path, transform(load_image(path))
+        except DataError as error:
+            return path, str(error)
+
+    with ThreadPoolExecutor(min(usable_cpus(), 8)) as pool:
+        waiting = None
+        for start in range(0, len(paths), size):
+            coming = [pool.submit(load, path) for path in paths[start : start + size]]
+            if waiting is not None:
+                yield [future.result() for future in waiting]
+            waiting = coming
+        if waiting is not None:
+            yield [future.result() for future in waiting]
+
+
+def _top(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], k: int) -> list[Prediction]:
+    scores, indices = logits.float().softmax(1).topk(min(k, len(classes)))
+    return [
+        Prediction(path, tuple(classes[i] for i in row), tuple(values))
+        for path, row, values in zip(paths, indices.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def _header(k: int) -> list[str]:
+    return ["path", *(f"{name}{i}" for i in range(1, k + 1) for name in ("label", "score"))]
+
+
+def _check_out(config: PredictConfig) -> None:
+    """Refuse to replace something that an earlier prediction did not write."""
+    if config.out.is_dir():
+        raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
+    if config.out.is_file() and not config.overwrite:
+        with config.out.open("rb") as file:
+            if not file.read(12).startswith(b"path,label1,"):
+                raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
+
+
+def _write(result: PredictResult, k: int) -> None:
+    with replace_file(result.out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_header(k))
+        for p in result.predictions:
+            pairs = zip(p.labels, p.scores, strict=True)
+            writer.writerow([p.path, *(cell for label, score in pairs for cell in (label, f"{score:.6f}"))])
+
+
+def _print(result: PredictResult) -> None:
+    k = len(result.predictions[0].labels)
+    columns = ["image", *(name for i in range(1, k + 1) for name in ("label", "score"))]
+    rows = [
+        [p.path, *(cell for label, score in zip(p.labels, p.scores, strict=True) for cell in (label, f"{score:.3f}"))]
+        for p in result.predictions[:_SHOWN]
+    ]
+    console.table("Predictions", columns, rows, left=(0, *range(1, 2 * k, 2)))
+    if len(result.predictions) > _SHOWN:
+        console.say(f"… and {len(result.predictions) - _SHOWN} more in {result.out}")
+    skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
+    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}; written: {result.out}")

@@ -1,0 +1,126 @@
+"""The files of a run: which there are, how they are cleared away, and how they are written."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import platform
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from vtk.errors import DataError
+from vtk.files import prepare_output, write_text
+from vtk.training.config import FinetuneConfig
+
+if TYPE_CHECKING:
+    from vtk.evaluation.metrics import Metrics
+
+TASK, TASK_LAST, LAST = "task", "task-last", "last"
+FILES = (
+    "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
+    "census.json",
+)  # fmt: skip
+_INSIDE = {
+    TASK: {"task.json", "task.safetensors", "base_tensors.json"},
+    TASK_LAST: {"task.json", "task.safetensors", "base_tensors.json"},
+    LAST: {"model.safetensors", "state.pt", "state.json"},
+}
+
+
+def prepare_run(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Make ``out`` ready; with ``overwrite``, remove what an earlier run wrote there and nothing else.
+
+    Raises:
+        DataError: ``out`` is not empty and neither flag was given, or a pack's folder holds foreign files.
+    """
+    prepare_output(out, overwrite=overwrite, resume=resume)
+    if not overwrite:
+        return
+    folders = [out / name for name in _INSIDE] + [out / f"{name}.old" for name in _INSIDE]
+    for folder in folders:
+        own = _INSIDE[folder.name.removesuffix(".old")]
+        if folder.is_dir() and (foreign := sorted({p.name for p in folder.iterdir()} - own)):
+            raise DataError(f"`--overwrite`: {folder} holds {foreign[0]}, which no run wrote; move it away")
+    for folder in folders:
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    for name in FILES:
+        (out / name).unlink(missing_ok=True)
+
+
+def config_text(config: FinetuneConfig) -> str:
+    """Return the effective config as YAML that ``--config`` reads back; what belongs to one call is left out."""
+    values = dataclasses.asdict(config)
+    for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only"):
+        values.pop(name)
+    plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
+    head = f"# {command_line(config)}\n# vtk finetune --config THIS-FILE DATA repeats the run\n"
+    return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def command_line(config: FinetuneConfig) -> str:
+    """Return the command of this run: data, and each flag whose value is not the default; ``--out`` is left out."""
+    words = ["vtk", "finetune", str(config.data)]
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers") or value == f.default:
+            continue
+        flag = f.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a card records."""
+    found = {"python": platform.python_version()}
+    for key, name in (("torch", "torch"), ("timm", "timm"), ("vtk", "vit-toolkit")):
+        try:
+            found[key] = version(name)
+        except PackageNotFoundError:  # run from a checkout
+            from vtk import __version__
+
+            found[key] = __version__ if key == "vtk" else "unknown"
+    return found
+
+
+def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    """Write the metrics per epoch as ``metrics.csv`` and ``metrics.jsonl``."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    whole = [{k: int(v) if k == "epoch" else v for k, v in row.items()} for row in rows]
+    writer.writerows(whole)
+    write_text(out / "metrics.csv", text.getvalue())
+    write_text(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in whole))
+
+
+def write_best(out: Path, metrics: "Metrics") -> None:
+    """Write ``confusion.png`` and ``per_class.csv`` of the best epoch."""
+    from vtk.evaluation.plots import confusion_png
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class", "count", "precision", "recall", "f1"])
+    for row in metrics.per_class():
+        scores = ["" if math.isnan(score) else score for score in (row.precision, row.recall, row.f1)]
+        writer.writerow([row.name, row.count, *scores])
+    write_text(out / "per_class.csv", text.getvalue())
+    confusion_png(metrics, out / "confusion.png")
+
+
+def write_curves(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw ``curves.png``."""
+    from vtk.evaluation.plots import curves_png
+
+    curves_png(rows, out / "curves.png")
