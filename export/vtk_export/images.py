@@ -64,7 +64,7 @@ def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
         try:
             images.append(transform(load_image(path)))
         except (DataError, OSError) as error:
-            console.warn(f"{path} cannot be read and is skipped: {error}")
+            console.warn(f"skipped: {error}")
     if not images:
         raise DataError(f"`--data` {data}: none of {len(ordered)} images could be read; give others, or leave it out")
     return images

@@ -23,8 +23,8 @@ DEADLINE_S = 10.0
 USED = {"CPUExecutionProvider": "ort-cpu", "CUDAExecutionProvider": "ort-cuda"}
 """Providers that back-ends of this version run on."""
 
-# One line of JSON for each provider, so that it is known which one ended the process. torch comes first where there is a
-# GPU: it brings the CUDA libraries that the provider then finds in the process.
+# One line of JSON for each provider, so that it is known which one ended the process. torch comes first where there is
+# a GPU: it brings the CUDA libraries that the provider then finds in the process.
 _TRY = """
 import json, sys
 with_torch, skip = sys.argv[1] == "1", sys.argv[2:]

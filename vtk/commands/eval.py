@@ -37,7 +37,6 @@ def main(argv: list[str]) -> int:
         if source.kind != "onnx" and (config.backend or "").startswith("ort-"):
             from vtk_export.onnx import temporary_onnx
 
-            console.say(f"{source.name} is exported to a temporary ONNX file for {config.backend}")
             reference = reference or source
             source = stack.enter_context(temporary_onnx(source))
         result = evaluate_source(source, config, reference=reference)

@@ -35,7 +35,6 @@ def main(argv: list[str]) -> int:
         if source.kind != "onnx" and (config.backend or "").startswith("ort-"):
             from vtk_export.onnx import temporary_onnx
 
-            console.say(f"{source.name} is exported to a temporary ONNX file for {config.backend}")
             source = stack.enter_context(temporary_onnx(source))
         result = predict_images(source, config)
     console.emit_json(result.to_dict())

@@ -6,7 +6,12 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
+from PIL import (
+    Image,
+    TiffImagePlugin,  # noqa: F401  imported, like the next ones, for its registration
+    UnidentifiedImageError,
+    WebPImagePlugin,  # noqa: F401
+)
 
 from vtk.errors import DataError
 
@@ -14,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 with contextlib.suppress(ImportError):
-    from PIL import Jpeg2KImagePlugin  # noqa: F401  registers the format
+    from PIL import Jpeg2KImagePlugin  # noqa: F401
 with contextlib.suppress(ImportError):
     from PIL import AvifImagePlugin  # noqa: F401  since Pillow 11.3
 Image.preinit()
@@ -143,7 +148,4 @@ def _range(image: Image.Image, values: "np.ndarray") -> tuple[float, float]:
         for limit in (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0):
             if high <= limit:
                 return 0.0, limit
-    return low, max(high, low + 1e-12)
-
-
-_PLUGINS = (TiffImagePlugin, WebPImagePlugin)  # imported for their registration
+    return low, high if high > low else low + 1.0

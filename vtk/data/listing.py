@@ -79,11 +79,12 @@ def list_images(path: Path) -> list[Path]:
 
 
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+    entries = sorted(_entries(Path(folder)), key=lambda entry: entry.name)
     here = os.stat(folder)
     key = here.st_dev, here.st_ino
     if key in above:  # a link to one of its own parents
         return
-    for entry in sorted(_entries(Path(folder)), key=lambda entry: entry.name):
+    for entry in entries:
         if is_hidden(entry.name):
             continue
         try:

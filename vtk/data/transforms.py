@@ -1,5 +1,6 @@
 """From an upright RGB image to the model's input, for evaluation and for training."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from PIL import Image, ImageOps
 from timm.data import auto_augment as auto_augment_ops
 from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import str_to_pil_interp
 from torch import Tensor
 
 from vtk.card import InputSpec
@@ -16,6 +18,7 @@ from vtk.errors import UsageError
 
 _CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 _ASPECTS = (3 / 4, 4 / 3)
+_WORD = re.compile(r"t[a-z0-9_]+|[a-z]+\d[\d.]*")
 
 
 class EvalTransform:
@@ -39,6 +42,8 @@ class EvalTransform:
         )
         self.spec = spec
         self.geometry: list[Callable[[Any], Any]] = steps.transforms[:-1]
+        if spec.resize_mode == "pad":
+            self.geometry[0] = _FitInside(spec)
         self.normalize = Normalize(spec)
 
     def __call__(self, image: Image.Image) -> Tensor:
@@ -92,6 +97,19 @@ class Normalize:
         return torch.from_numpy(out)
 
 
+class _FitInside:
+    """timm's ResizeKeepRatio on the longer side, but a very long, thin image keeps at least one pixel of width."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        self.size, self.resample = spec.size, str_to_pil_interp(spec.interpolation)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        scale = min(self.size[0] / image.height, self.size[1] / image.width)
+        return image.resize(
+            (max(round(image.width * scale), 1), max(round(image.height * scale), 1)), resample=self.resample
+        )
+
+
 def eval_transform(spec: InputSpec) -> EvalTransform:
     """Return the preprocessing of evaluation, prediction and export checks.
 
@@ -141,6 +159,9 @@ def train_transform(
             raise UsageError(f"{name} is {value}; it is a probability, give 0 to 1")
     if color_jitter is not None and color_jitter < 0:
         raise UsageError(f"the colour jitter is {color_jitter}; give 0 or more")
+    words = (auto_augment or "").split("-")
+    if any(not _WORD.fullmatch(word) for word in words[1:]):  # timm passes over a word without a number
+        raise _unknown_words(auto_augment)
     aspect = 1.0 if spec.resize_mode == "squash" else spec.width / spec.height
     try:
         geometry, colour, _ = create_transform(
@@ -156,13 +177,15 @@ def train_transform(
             separate=True,
         )
     except (AssertionError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-        raise UsageError(
-            f"auto_augment {auto_augment!r} is not in timm's words; give for example rand-m9-mstd0.5-inc1"
-        ) from error
+        raise _unknown_words(auto_augment) from error
     steps = [*geometry.transforms, *colour.transforms]
     _mend_posterize(steps)
     erase = RandomErasing(reprob, mode="const", device="cpu") if reprob > 0 else None
     return TrainTransform(spec, steps, erase)
+
+
+def _unknown_words(auto_augment: str | None) -> UsageError:
+    return UsageError(f"auto_augment {auto_augment!r} is not in timm's words; give for example rand-m9-mstd0.5-inc1")
 
 
 def _mend_posterize(steps: list[Any]) -> None:

@@ -52,9 +52,9 @@ def measure_cell(backend: Backend, batch: int, plan: Plan) -> Cell:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Cell(batch, "oom", f"out of memory: {first_line(error)}", load_s=backend.load_s)
-    finally:
-        release(backend.device)
+        cell = Cell(batch, "oom", f"out of memory: {first_line(error)}", load_s=backend.load_s)
+    release(backend.device, collect=True)  # here the error is gone, and with it the frames that held the tensors
+    return cell
 
 
 def _measure(backend: Backend, batch: int, plan: Plan) -> Cell:

@@ -140,6 +140,8 @@ class _Session:
         for name in self.config.backends:
             if isinstance(self._onnx, VerificationError) and _runs_onnx(name):
                 continue  # a row says so
+            if name == "eager" and self.source.kind != "onnx":
+                continue  # torch is here
             with self._loaded(name):
                 pass
 
@@ -216,14 +218,13 @@ class _Session:
             raise source
         # `--device auto` may mean CUDA; a CPU back-end asked for by name still runs, and its row says where
         device = torch.device("cpu") if name == "ort-cpu" and self.config.device == "auto" else self.device
-        release(device)
         backend = self.load(name, source, device=device, dtype=self.config.precision, threads=self.threads)
         try:
             yield backend
         finally:
             backend.close()
             del backend
-            release(device)
+            release(device, collect=True)
 
 
 def _runs_onnx(name: str) -> bool:

@@ -210,9 +210,10 @@ class _Agreement:
 
 def _print(result: EvalResult) -> None:
     result.metrics.print()
+    skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
     console.say(
         f"{result.metrics.count} images ({result.split}), {result.backend} on {result.provider}, {result.precision}, "
-        f"batch {result.batch_size}; {len(result.audit.bad)} unreadable files skipped"
+        f"batch {result.batch_size}{skipped}"
     )
     if result.agreement is not None:
         console.say(f"most likely class as in {result.reference}: {console.percent(result.agreement, 2)} of the images")
@@ -237,6 +238,7 @@ def _write(result: EvalResult, config: EvalConfig) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("class", "count", "precision", "recall", "f1"))
         for row in result.metrics.per_class():
-            writer.writerow((row.name, row.count, row.precision, row.recall, row.f1))
+            # undefined values (a class never predicted) are empty cells
+            writer.writerow([row.name, row.count, *("" if v != v else v for v in row[2:])])
     confusion_png(result.metrics, config.out / "confusion.png")
     console.say(f"written: {config.out}/metrics.json, per_class.csv, confusion.png")

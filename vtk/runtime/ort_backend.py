@@ -138,6 +138,8 @@ def _open(path: Path, provider: str, device: torch.device, threads: int | None, 
             session = ort.InferenceSession(path, options, providers=wanted, enable_fallback=0)
     except Exception as error:  # onnxruntime has no common base class for its errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if provider != "CPUExecutionProvider":
+            raise UnavailableError(f"{provider} was asked for, but onnxruntime cannot use it: {reason}") from error
         raise DataError(f"onnxruntime cannot load {path}: {reason}") from error
     session.disable_fallback()
     if session.get_providers()[0] != provider:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vtk import console
-from vtk.data.images import load_image
+from vtk.data.images import load_image, reason
 from vtk.data.listing import list_images
 from vtk.data.pool import usable_cpus
 from vtk.data.transforms import EvalTransform, eval_transform
@@ -59,7 +59,7 @@ class PredictResult:
             "predictions": [
                 {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
             ],
-            "skipped": [{"path": str(path), "reason": reason} for path, reason in self.skipped],
+            "skipped": [{"path": str(path), "reason": why} for path, why in self.skipped],
         }
 
 
@@ -98,10 +98,10 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         with console.progress("predict", len(paths)) as bar:
             for batch in _batches(paths, transform, conditions.batch_size):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
-                for path, reason in batch:
-                    if isinstance(reason, str):
-                        skipped.append((path, reason))
-                        console.warn(f"skipped {path}: {reason}")
+                for path, problem in batch:
+                    if isinstance(problem, str):
+                        skipped.append((path, problem))
+                        console.warn(f"skipped {path}: {problem}")
                 if good:
                     logits = predict(torch.stack([image for _, image in good]))
                     predictions += _top(logits, [path for path, _ in good], source.card.classes, config.top_k)
@@ -125,7 +125,7 @@ def _batches(
         try:
             return path, transform(load_image(path))
         except DataError as error:
-            return path, str(error)
+            return path, reason(error.__cause__ or error, path)
 
     with ThreadPoolExecutor(min(usable_cpus(), 8)) as pool:
         waiting = None

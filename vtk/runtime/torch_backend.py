@@ -1,5 +1,6 @@
 """The model in torch: as written (``eager``), or compiled by inductor for the batch sizes it meets (``compile``)."""
 
+import logging
 import shutil
 import time
 from collections.abc import Mapping
@@ -107,6 +108,8 @@ class CompileBackend(EagerBackend):
     ) -> None:
         if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
             raise UnavailableError("`compile` needs a C++ compiler and none is on PATH; install g++ or use eager")
+        # inductor warns of a missing CUDA runtime on every machine without a GPU
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         super().__init__(model, device, dtype, channels_last)
         self.mode = mode
         self.reset()
@@ -119,7 +122,7 @@ class CompileBackend(EagerBackend):
     def reset(self) -> None:
         """Forget every compiled program, of the whole process, so that the next batch size is compiled on its own."""
         torch._dynamo.reset()
-        self._compiled = torch.compile(self.model, dynamic=False, fullgraph=True, mode=self.mode)
+        self._compiled = torch.compile(self.model, dynamic=False, mode=self.mode)
 
     def close(self) -> None:
         """Drop the model and its programs."""

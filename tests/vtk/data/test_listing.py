@@ -10,7 +10,8 @@ from vtk.errors import DataError, UsageError
 
 
 def test_names_sort_as_a_person_would() -> None:
-    assert listing.natural(["class10", "class2", "Class1", "zebra", "Ant"]) == ["Ant", "Class1", "class2", "class10", "zebra"]
+    names = ["class10", "class2", "Class1", "zebra", "Ant"]
+    assert listing.natural(names) == ["Ant", "Class1", "class2", "class10", "zebra"]
 
 
 def test_walk_finds_nested_images_and_leaves_junk(tmp_path: Path, picture: Callable[..., Path]) -> None:
@@ -35,7 +36,8 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path, picture: Callable
 def test_list_images(tmp_path: Path, picture: Callable[..., Path]) -> None:
     for name in ("img10.png", "img9.png", "sub/img1.png"):
         picture(tmp_path / name)
-    assert [p.relative_to(tmp_path).as_posix() for p in listing.list_images(tmp_path)] == ["img9.png", "img10.png", "sub/img1.png"]
+    found = [path.relative_to(tmp_path).as_posix() for path in listing.list_images(tmp_path)]
+    assert found == ["img9.png", "img10.png", "sub/img1.png"]
     assert listing.list_images(tmp_path / "img9.png") == [tmp_path / "img9.png"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
@@ -44,7 +46,9 @@ def test_list_images(tmp_path: Path, picture: Callable[..., Path]) -> None:
         listing.list_images(tmp_path / "absent")
 
 
-@pytest.mark.parametrize(("n", "fraction", "held_out"), [(10, 0.2, 2), (1, 0.5, 0), (2, 0.01, 1), (2, 0.99, 1), (7, 0.0, 0), (5, 0.5, 3)])
+@pytest.mark.parametrize(
+    ("n", "fraction", "held_out"), [(10, 0.2, 2), (1, 0.5, 0), (2, 0.01, 1), (2, 0.99, 1), (7, 0.0, 0), (5, 0.5, 3)]
+)
 def test_split_counts(n: int, fraction: float, held_out: int) -> None:
     names = [f"{i}.png" for i in range(n)]
     train, val = split(names, names, fraction, 0)

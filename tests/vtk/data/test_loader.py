@@ -84,7 +84,8 @@ def test_the_callers_random_generators_are_left_alone(samples: list[Sample]) -> 
 def test_through_accelerate(samples: list[Sample]) -> None:
     transform = train_transform(SPEC)
     plain = make_loader(samples, transform, batch_size=5, shuffle=True, seed=2, workers=0)
-    wrapped = Accelerator(cpu=True).prepare(make_loader(samples, transform, batch_size=5, shuffle=True, seed=2, workers=0))
+    same_again = make_loader(samples, transform, batch_size=5, shuffle=True, seed=2, workers=0)
+    wrapped = Accelerator(cpu=True).prepare(same_again)
     for epoch in (0, 3, 1):
         set_epoch(plain, epoch)
         set_epoch(wrapped, epoch)

@@ -21,18 +21,18 @@ def test_worker_processes_give_what_this_process_gives(paths: list[str]) -> None
     results = pool.probe_many(paths, 0, workers=2, on_done=counts.append)
     assert results == probe_all(paths) == pool.probe_many(paths, 0, workers=0)
     assert sum(counts) == 70
-    assert [path for path, probe in zip(paths, results, strict=True) if probe.bad] == [p for p in paths if p.endswith("33.png")]
+    assert [Path(path).name for path, probe in zip(paths, results, strict=True) if probe.bad] == ["33.png"]
 
 
 def test_a_file_that_kills_its_decoder_is_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    deadly = "import os, vtk.data.probe as p; q = p.probe; p.probe = lambda f: os._exit(9) if f.endswith('a/7.png') else q(f); "
+    deadly = "import os, vtk.data.probe as p; q = p.probe; p.probe = lambda f: os._exit(9) if '/7.' in f else q(f); "
     monkeypatch.setattr(pool, "_CODE", pool._CODE.replace("from vtk.data.probe", deadly + "from vtk.data.probe"))
     results = dict(zip(paths, pool.probe_many(paths, 0, workers=2), strict=True))
     bad = {Path(path).name: probe.bad for path, probe in results.items() if probe.bad}
-    assert bad == {"33.png": "not an image in a format that can be read", "7.png": "its decoder crashed or ran out of memory"}
+    assert bad.keys() == {"33.png", "7.png"} and "decoder crashed" in bad["7.png"]
 
 
-def test_workers_that_cannot_start_leave_the_work_to_this_process(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_workers_this_process_does_the_work(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool.sys, "executable", "/nowhere/python")
     assert pool.probe_many(paths, 0, workers=2) == probe_all(paths)
     monkeypatch.undo()

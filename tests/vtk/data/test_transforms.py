@@ -102,9 +102,12 @@ def test_train_crops_keep_the_proportions_of_a_wide_input() -> None:
         assert 0.7 < per_pixel[0] / per_pixel[1] < 1.4
 
 
-@pytest.mark.parametrize("words", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1", "original", "augmix-m5-w4-d2", "3a"])
+@pytest.mark.parametrize(
+    "words", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1", "rand-mstd1-tweights", "original", "augmix-m5-w4-d2", "3a"]
+)
 def test_augmentations_run_and_travel_to_workers(words: str) -> None:
-    transform = pickle.loads(pickle.dumps(train_transform(spec(24, 32), auto_augment=words, reprob=0.5, color_jitter=0.2)))
+    transform = train_transform(spec(24, 32), auto_augment=words, reprob=0.5, color_jitter=0.2)
+    transform = pickle.loads(pickle.dumps(transform))
     for seed in range(60):
         random.seed(seed)
         np.random.seed(seed)
@@ -121,6 +124,8 @@ def test_augmentations_run_and_travel_to_workers(words: str) -> None:
         ({"reprob": -0.1}, "reprob"),
         ({"color_jitter": -1.0}, "colour jitter"),
         ({"auto_augment": "rand-banana"}, "rand-banana"),
+        ({"auto_augment": "rand-m9-inc"}, "rand-m9-inc"),
+        ({"auto_augment": "rand-q3"}, "rand-q3"),
         ({"auto_augment": "magic"}, "magic"),
     ],
 )

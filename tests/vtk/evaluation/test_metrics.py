@@ -37,11 +37,14 @@ def test_against_scikit_learn(scores: tuple[torch.Tensor, torch.Tensor]) -> None
     assert metrics.loss == pytest.approx(log_loss(truth, logits.double().softmax(1).numpy(), labels=range(8)), rel=1e-9)
     assert np.array_equal(metrics.confusion, confusion_matrix(truth, guess, labels=range(8)))
     assert metrics.confusion.dtype == np.int64
-    report = classification_report(truth, guess, labels=range(8), target_names=CLASSES, output_dict=True, zero_division=np.nan)
+    report = classification_report(
+        truth, guess, labels=range(8), target_names=CLASSES, output_dict=True, zero_division=np.nan
+    )
     for row in metrics.per_class():
         expected = report[row.name]
         assert row.count == expected["support"]
-        np.testing.assert_allclose([row.precision, row.recall, row.f1], [expected["precision"], expected["recall"], expected["f1-score"]])
+        values = [expected[key] for key in ("precision", "recall", "f1-score")]
+        np.testing.assert_allclose([row.precision, row.recall, row.f1], values)
 
 
 def test_any_batch_size_gives_the_same(scores: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -74,7 +77,9 @@ def test_no_gradient_is_kept(scores: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert seen == [False] * 3 and torch.is_grad_enabled()
 
 
-def test_dict_is_json_and_print_is_short(scores: tuple[torch.Tensor, torch.Tensor], capsys: pytest.CaptureFixture[str]) -> None:
+def test_dict_is_json_and_print_is_short(
+    scores: tuple[torch.Tensor, torch.Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics = run(*scores)
     value = json.loads(json.dumps(metrics.to_dict(), allow_nan=False))
     assert value["per_class"][7]["recall"] is None and sum(map(sum, value["confusion"])) == 203

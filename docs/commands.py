@@ -1,0 +1,62 @@
+"""Writes docs/commands.md from the command line's own help; ``--check`` says whether it is up to date.
+
+Usage: python docs/commands.py [--check]
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("commands.md")
+COMMANDS = (
+    "", "finetune", "eval", "predict", "tasks list", "tasks diff", "tasks merge", "export onnx", "profile", "doctor", "demo",
+)  # fmt: skip
+HEAD = """# Commands
+
+Written by `make docs` from `vtk … --help`; do not edit by hand.
+"""
+
+
+def help_text(command: str) -> str:
+    """Return a command's help without colours, boxes and trailing blanks."""
+    run = subprocess.run(
+        [sys.executable, "-m", "vtk", *command.split(), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
+    )
+    text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout)
+    lines = []
+    for line in text.splitlines():
+        if re.fullmatch(r"╰─*╯", line.strip()):
+            continue
+        title = re.fullmatch(r"╭─ (.*?) ─*╮", line.strip())
+        lines.append(f"{title[1]}:" if title else re.sub(r"^│ ?| *│$", "", line).rstrip())
+    return "\n".join(lines).strip()
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [HEAD]
+    for command in COMMANDS:
+        parts.append(f"## vtk {command}".rstrip() + f"\n\n```text\n{help_text(command)}\n```\n")
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    text = page()
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        print("docs/commands.md is not what `vtk --help` says; run `make docs` and commit it", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+import importlib.metadata
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.cells import cell_len
+
+from vtk.__main__ import main
+from vtk.commands import _checks, _providers, doctor
+from vtk.commands._checks import Check
+from vtk.commands._providers import Tried
+
+
+def pretend_installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, str]:
+    """Let importlib.metadata see exactly these distributions, given as ``name==version``, one of them half removed."""
+    found = [SimpleNamespace(metadata=None, version="0"), SimpleNamespace(metadata={"Name": None}, version="0")]
+    for text in names:
+        name, _, version = text.partition("==")
+        found.append(SimpleNamespace(metadata={"Name": name}, version=version or "1.0"))
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: iter(found))
+    return _checks.distributions()
+
+
+def only(checks, name: str) -> Check:
+    (check,) = (check for check in checks if check.name == name)
+    return check
+
+
+def test_two_onnxruntime_wheels_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = pretend_installed(monkeypatch, "onnxruntime==1.22", "ONNXRuntime_GPU==1.31", "onnxruntime-genai==0.8")
+    check = only(_checks.check_conflicts(installed), "onnxruntime wheels")
+    assert check.status == "problem" and "onnxruntime and onnxruntime-gpu" in check.detail
+    assert check.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+
+
+def test_one_wheel_is_fine_and_none_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _checks.check_conflicts(pretend_installed(monkeypatch, "onnxruntime==1.22", "onnxruntime-extensions"))
+    assert only(one, "onnxruntime wheels").status == "ok"
+    none = _checks.check_conflicts(pretend_installed(monkeypatch, "onnx"))
+    assert only(none, "onnxruntime wheels").status == "fatal"
+
+
+def test_kitwares_vtk_is_a_problem_and_we_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = only(_checks.check_conflicts(pretend_installed(monkeypatch, "VTK==9.5.2", "vit-toolkit")), "Kitware VTK")
+    assert check.status == "problem" and "9.5.2" in check.detail and "pip uninstall vtk" in check.mend
+    check = only(_checks.check_conflicts(pretend_installed(monkeypatch, "vit-toolkit")), "Kitware VTK")
+    assert check.status == "ok"
+
+
+def test_missing_and_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = ["torch>=2.10", "timm>=1.0.20", "onnxruntime-gpu>=1.22", "ruff; extra == 'dev'", "Pillow>=11"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
+    installed = pretend_installed(monkeypatch, "torch==2.14.1+cu130", "timm==1.0.9", "onnxruntime==1.22.0")
+    checks = list(_checks.check_packages(installed))
+    assert only(checks, "torch").status == "ok"
+    assert (only(checks, "timm").status, only(checks, "timm").mend) == ("problem", "pip install 'timm>=1.0.20'")
+    assert (only(checks, "pillow").status, only(checks, "pillow").mend) == ("fatal", "pip install 'pillow>=11'")
+    names = [check.name for check in checks]
+    assert "ruff" not in names and "onnxruntime-gpu" not in names  # an extra; and the other wheel is there
+
+
+def test_a_checkout_that_was_never_installed_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
+    checks = list(_checks.check_packages(pretend_installed(monkeypatch, "torch")))
+    assert "checkout" in only(checks, "vit-toolkit").detail
+    assert {c.name for c in checks if c.status == "fatal"} == set(_checks.REQUIRED) - {"torch"}
+
+
+@pytest.mark.parametrize("version,status", [((3, 10, 1), "fatal"), ((3, 11, 7), "ok"), ((3, 14, 0), "note")])
+def test_python_versions(version: tuple[int, ...], status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", version)
+    (check,) = _checks.check_python()
+    assert check.status == status
+
+
+def test_a_package_that_does_not_import_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        if name == "torchvision":
+            raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(_checks, "importlib", SimpleNamespace(import_module=broken))
+    (check,) = _checks.check_imports()
+    assert check.status == "fatal" and "nms does not exist" in check.detail and "one command" in check.mend
+
+
+@pytest.mark.parametrize("built,driver,status,said", [
+    ("13.0", True, "problem", "update the NVIDIA driver"),
+    (None, True, "problem", "install torch with CUDA"),
+    (None, False, "note", ""),
+])  # fmt: skip
+def test_a_gpu_that_torch_does_not_see(
+    built: str | None, driver: bool, status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(_checks, "nvidia_driver", lambda: driver)
+    check = only(_checks.check_devices(), "cuda")
+    assert check.status == status and said in check.mend
+
+
+@pytest.mark.parametrize("built,torch_cuda,device,status", [
+    ("13.0", "13.0", True, "ok"), ("13.0", "13.2", True, "ok"),
+    ("12.8", "13.0", True, "problem"), ("12.8", "13.0", False, "note"),
+    ("13.0", None, False, "note"), (None, "13.0", True, "ok"),
+])  # fmt: skip
+def test_cuda_major_of_onnxruntime_against_torchs(
+    built: str | None, torch_cuda: str | None, device: bool, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_providers, "build_cuda", lambda: built)
+    (check,) = _providers.check_cuda_major("1.31", device, torch_cuda)
+    assert check.status == status and bool(check.mend) is (built == "12.8")
+
+
+def test_cuda_version_is_read_from_the_wheel_without_importing_it() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    expected = getattr(__import__("onnxruntime.capi.build_and_package_info", fromlist=["x"]), "cuda_version", None)
+    assert _providers.build_cuda() == (expected or None)
+    assert onnxruntime.__version__
+
+
+LOG = "\x1b[1;31m2026 [E:onnxruntime] Failed to load library libx.so with error: libcublas.so.13: cannot open\x1b[m\n"
+
+
+@pytest.mark.parametrize("tried,device,status,said", [
+    (Tried("CPUExecutionProvider", "CPUExecutionProvider", True, ""), False, "ok", "ort-cpu"),
+    (Tried("CPUExecutionProvider", "CPUExecutionProvider", False, ""), False, "fatal", "does not load"),
+    (Tried("CUDAExecutionProvider", "CUDAExecutionProvider", True, ""), True, "ok", "ort-cuda"),
+    (Tried("CUDAExecutionProvider", "CPUExecutionProvider", False, LOG), True, "problem", "libcublas.so.13"),
+    (Tried("CUDAExecutionProvider", "CPUExecutionProvider", False, ""), True, "problem", "fell back to CPUExec"),
+    (Tried("CUDAExecutionProvider", "CPUExecutionProvider", False, LOG), False, "note", "no CUDA device"),
+    (Tried("TensorrtExecutionProvider", "ended by signal 11", False, ""), True, "note", "signal 11"),
+])  # fmt: skip
+def test_what_a_trial_means(tried: Tried, device: bool, status: str, said: str) -> None:
+    check = _providers.judge(tried, device)
+    assert check.status == status and said in check.detail
+    assert bool(check.mend) is (status in ("problem", "fatal"))
+
+
+FAKE_RUNTIME = """
+import json, os, sys
+if sys.argv[1] != "0":
+    sys.exit(9)
+names = ["AExecutionProvider", "CrashExecutionProvider", "CPUExecutionProvider"]
+print(json.dumps(["9.9", names]), flush=True)
+for name in names:
+    if name in sys.argv[2:]:
+        continue
+    print("trying", name, file=sys.stderr, flush=True)
+    print("noise of", name, file=sys.stderr, flush=True)
+    if name.startswith("Crash"):
+        os.abort()
+    print(json.dumps([name, name, 36.0]), flush=True)
+"""
+
+
+def test_a_provider_that_ends_its_process_is_blamed_and_the_others_are_still_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_providers, "_TRY", FAKE_RUNTIME)
+    version, tried = _providers.Trial(with_torch=False).result()
+    assert version == "9.9"
+    assert [t.right for t in tried] == [True, False, True]
+    assert tried[1].got == "the process was ended by signal 6"
+    assert tried[2].stderr.strip().endswith("noise of CPUExecutionProvider")
+
+
+def test_a_provider_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_providers, "_TRY", FAKE_RUNTIME.replace("os.abort()", "__import__('time').sleep(60)"))
+    version, tried = _providers.Trial(with_torch=False, deadline_s=1.5).result()
+    assert version == "9.9" and [t.right for t in tried] == [True, False, False]
+    assert tried[1].got == tried[2].got == "no answer in time"
+
+
+def test_an_onnxruntime_that_does_not_import_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_providers, "_TRY", "import no_such_runtime")
+    (check,) = _providers.check_providers(_providers.Trial(with_torch=False), False, None)
+    assert check.status == "fatal" and "No module named 'no_such_runtime'" in check.detail and check.mend
+
+
+def test_home_that_cannot_be_written_is_fatal(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VTK_HOME", str(tmp_path / "file"))
+    check = only(_checks.check_storage(), "home")
+    assert check.status == "fatal" and "VTK_HOME" in check.mend
+
+
+def test_bases_are_counted_and_nothing_is_written(vtk_home) -> None:
+    check = only(_checks.check_storage(), "home")
+    assert "no base yet" in check.detail and list(vtk_home.iterdir()) == []
+    (vtk_home / "bases").mkdir()
+    (vtk_home / "bases" / "abc.safetensors").write_bytes(b"x" * 1500)
+    assert "1 bases, 1.5 kB" in only(_checks.check_storage(), "home").detail
+
+
+def test_little_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000_000))
+    check = only(_checks.check_storage(), "disk of home")
+    assert check.status == "problem" and "10.0 MB" in check.detail and check.mend
+
+
+def test_exit_code_is_1_only_when_the_main_job_cannot_work() -> None:
+    assert doctor.exit_code((Check("a", "b", "problem", "c", "d"), Check("a", "b", "note", "c"))) == 0
+    assert doctor.exit_code((Check("a", "b", "ok", "c"), Check("a", "b", "fatal", "c", "d"))) == 1
+
+
+def test_doctor_on_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code = main(["doctor", "--json"])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert code == found["exit_code"] == 0
+    checks = {check["name"]: check for check in found["checks"]}
+    assert checks["torch"]["detail"] == importlib.metadata.version("torch")
+    assert checks["CPU"]["status"] == "ok" and "ort-cpu" in checks["CPU"]["detail"]
+    assert all(check["mend"] for check in found["checks"] if check["status"] in ("problem", "fatal"))
+    lines = captured.err.splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert {"versions", "devices", "onnxruntime", "conflicts", "storage"} <= set(lines)

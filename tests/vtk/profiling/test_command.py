@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from vtk.__main__ import main
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    """An .onnx of another program: flatten and one linear layer, any batch size, no card."""
+    weight = np.random.default_rng(0).normal(size=(3 * 8 * 8, 4)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Flatten", ["pixel_values"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["logits"])],
+        "linear",
+        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    path = tmp_path / "linear.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_bare_onnx_with_the_default_backends(
+    model_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "report"
+    options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1", "--budget-ms", "1000"]
+    assert main(["profile", str(model_file), *options, "--out", str(out), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    by_name = {backend["name"]: backend for backend in found["backends"]}
+    assert {n: b["status"] for n, b in by_name.items()} == {
+        "eager": "unavailable", "compile": "unavailable", "ort-cpu": "measured",
+    }  # fmt: skip
+    ort = by_name["ort-cpu"]
+    assert ort["provider"] == "CPUExecutionProvider" and ort["prepare_s"] is None
+    assert [(cell["batch"], cell["status"]) for cell in ort["cells"]] == [(1, "ok"), (3, "ok")]
+    assert all(cell["max_diff"] < 1e-5 for cell in ort["cells"])
+    assert "without graph optimisation" in found["reference"]
+    assert "with ort-cpu meets it" in found["budget"]
+    assert json.loads((out / "profile.json").read_text())["backends"] == found["backends"]
+    assert "report.html" in captured.err and found["command"].startswith("vtk profile")
+
+
+def test_torch_backend_of_a_bare_onnx_asked_for_by_name_is_a_usage_error(
+    model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", str(model_file), "--backends", "ort-cpu,eager", "--device", "cpu"]) == 2
+    assert "linear.onnx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name,code", [("ort-cuda", 5), ("tensorrt", 5), ("egger", 2)])
+def test_absent_and_unknown_backends(name: str, code: int, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if name == "ort-cuda" and torch.cuda.is_available():
+        pytest.skip("CUDA is here")
+    assert main(["profile", str(model_file), "--backends", f"ort-cpu,{name}", "--device", "cpu"]) == code
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and name in error[0]
+
+
+def test_timm_model_in_eager(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-pretrained", "--backends", "eager", "--device", "cpu", "--batch-sizes", "2", "--duration", "0.05"]
+    assert main(["profile", "test_vit", *options, "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "eager: torch cpu" in out and "3×160×160" in out and "no files written" in out

@@ -1,0 +1,57 @@
+"""Every command line in the documents parses, every link leads somewhere, and the reference page is current."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vtk.__main__ import main
+from vtk.commands import _cli
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+
+
+def command_lines() -> list[tuple[str, str]]:
+    lines = []
+    for page in PAGES:
+        for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = re.sub(r"\s+#.*$", "", line.strip().removeprefix("$ "))
+                if line.startswith("vtk "):
+                    lines.append((page.name, line))
+    return lines
+
+
+class Parsed(BaseException):
+    """Raised in place of running the command."""
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = _cli.parse
+
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        real(*args, **kwargs)
+        raise Parsed
+
+    monkeypatch.setattr(_cli, "parse", parse)
+    argv = shlex.split(line)[1:]
+    if argv == ["--help"]:
+        assert main(argv) == 0
+        return
+    with pytest.raises(Parsed):
+        main(argv)
+
+
+def test_there_are_command_lines_to_check() -> None:
+    assert len(command_lines()) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
+        if not target.startswith(("http", "mailto")):
+            assert (page.parent / target).exists(), target

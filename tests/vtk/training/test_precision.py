@@ -1,0 +1,176 @@
+"""The bf16 regime against hand-written loops, and its promises about masters and frozen tensors."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vtk.errors import UsageError
+from vtk.training import policy
+from vtk.training.precision import Bf16, Fp32, make_precision
+
+
+def frozen_vit(tiny, name="attn", **kwargs):
+    model = tiny(**kwargs)
+    policy.apply(model, policy.select(model, name))
+    policy.train_mode(model)
+    return model
+
+
+def prepared(model):
+    precision = Bf16()
+    precision.prepare(model, [n for n, p in model.named_parameters() if p.requires_grad])
+    return precision
+
+
+def batch(n=6):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 3, 32, 32, generator=generator), torch.arange(n) % 3
+
+
+def reference_gradients(model, images, labels):
+    """The regime by hand: every weight rounded to bf16 and cast inside autograd, by torch's functional_call."""
+    masters = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in model.named_parameters()}
+    casts = {n: m.to(torch.bfloat16) for n, m in masters.items()}
+    logits = torch.func.functional_call(model, casts, (images.to(torch.bfloat16),))
+    F.cross_entropy(logits.float(), labels).backward()
+    return {n: m.grad for n, m in masters.items() if m.grad is not None}
+
+
+def test_gradients_equal_the_hand_written_regime(tiny):
+    model = frozen_vit(tiny)
+    expected = reference_gradients(copy.deepcopy(model), *batch())
+    prepared(model)
+    images, labels = batch()
+    F.cross_entropy(model(images).float(), labels).backward()
+    got = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert got.keys() == expected.keys() and len(got) == 11
+    for name, grad in got.items():
+        assert grad.dtype == torch.float32
+        assert torch.equal(grad, expected[name]), name
+
+
+def test_storage(tiny):
+    model = frozen_vit(tiny)
+    prepared(model)
+    model(batch()[0])
+    for name, p in model.named_parameters():
+        assert p.dtype == (torch.float32 if p.requires_grad else torch.bfloat16), name
+    assert model.blocks[0].attn.qkv.weight.dtype == torch.bfloat16  # what the forward pass sees
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+
+
+def test_gradients_accumulate_in_fp32(tiny):
+    model = frozen_vit(tiny)
+    prepared(model)
+    halves = [(x, y) for x, y in zip(*(t.split(3) for t in batch()), strict=True)]
+    separate = []
+    for images, labels in halves:
+        model.zero_grad()
+        F.cross_entropy(model(images).float(), labels).backward()
+        separate.append(model.blocks[0].attn.qkv.weight.grad.clone())
+    model.zero_grad()
+    for images, labels in halves:
+        F.cross_entropy(model(images).float(), labels).backward()
+    assert torch.equal(model.blocks[0].attn.qkv.weight.grad, separate[0] + separate[1])
+
+
+@pytest.mark.parametrize("regime", ["fp32", "bf16"])
+def test_checkpointed_gradients_equal_plain_ones(tiny, regime):
+    grads = []
+    for checkpointing in (False, True):
+        model = frozen_vit(tiny)
+        assert not model.patch_embed.proj.weight.requires_grad
+        if regime == "bf16":
+            prepared(model)
+        model.set_grad_checkpointing(checkpointing)
+        images, labels = batch()
+        F.cross_entropy(model(images).float(), labels).backward()
+        grads.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    assert "blocks.0.attn.qkv.weight" in grads[1]
+    assert grads[0].keys() == grads[1].keys()
+    for name in grads[0]:
+        assert torch.equal(grads[0][name], grads[1][name]), name
+
+
+def test_evaluation_equals_the_whole_model_in_bf16(tiny):
+    model = frozen_vit(tiny)
+    plain = copy.deepcopy(model).eval().to(torch.bfloat16)
+    precision = prepared(model)
+    model(batch()[0]).sum().backward()
+    precision.before_eval(model)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(batch()[0]), plain(batch()[0].to(torch.bfloat16)))
+
+
+def test_masters_and_frozen_tensors_come_back_bit_equal(tiny):
+    model = frozen_vit(tiny)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    precision = prepared(model)
+    model(batch()[0])
+    after = precision.master_state_dict(model)
+    assert after.keys() == before.keys()
+    assert all(t.dtype == before[n].dtype and torch.equal(t, before[n]) for n, t in after.items())
+
+
+def test_a_changed_frozen_tensor_shows(tiny):
+    model = frozen_vit(tiny)
+    precision = prepared(model)
+    with torch.no_grad():
+        model.norm.weight[0] = 3.0
+    assert float(precision.master_state_dict(model)["norm.weight"][0]) == 3.0
+
+
+def test_trained_batch_norm_keeps_fp32_statistics_and_is_evaluated_in_bf16(tiny):
+    model = tiny()
+    model.patch_embed.norm = nn.BatchNorm1d(4)
+    policy.apply(model, policy.select(model, "full"))
+    model.train()
+    precision = prepared(model)
+    norm = model.patch_embed.norm
+    model(batch()[0]).sum().backward()
+    assert norm.running_mean.dtype == torch.float32 and int(norm.num_batches_tracked) == 1
+    assert norm.weight.grad.dtype == torch.float32
+    digits = norm.running_var - norm.running_var.to(torch.bfloat16).float()
+    assert float(digits.abs().max()) > 0  # more digits than bf16 has
+    masters = precision.master_state_dict(model)
+    plain = copy.deepcopy(model)
+    precision.before_eval(model)
+    model.eval()
+    fresh = tiny()
+    fresh.patch_embed.norm = nn.BatchNorm1d(4)
+    fresh.load_state_dict(masters)
+    fresh.eval().to(torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(model(batch()[0]), fresh(batch()[0].to(torch.bfloat16)))
+    model.train()
+    model(batch()[0])
+    assert norm.running_mean.dtype == torch.float32 and int(norm.num_batches_tracked) == 2
+    del plain
+
+
+def test_a_parameter_used_twice_is_cast_once(tiny):
+    model = tiny()
+    model.blocks[1].attn.qkv.weight = model.blocks[0].attn.qkv.weight
+    policy.apply(model, policy.select(model, "attn"))
+    prepared(model)
+    model(batch()[0])
+    assert model.blocks[0].attn.qkv.weight is model.blocks[1].attn.qkv.weight
+
+
+def test_make_precision():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert isinstance(make_precision("auto", cpu), Fp32) and isinstance(make_precision("auto", cuda), Bf16)
+    assert isinstance(make_precision("bf16", cpu), Bf16) and isinstance(make_precision("fp32", cuda), Fp32)
+    with pytest.raises(UsageError, match="fp16"):
+        make_precision("fp16", cpu)
+
+
+def test_used_once(tiny):
+    model = frozen_vit(tiny)
+    precision = prepared(model)
+    with pytest.raises(ValueError, match="before"):
+        precision.prepare(model, [])
