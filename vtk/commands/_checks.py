@@ -3,6 +3,7 @@
 Nothing here imports torch or onnxruntime with the module; a broken package is a finding, not a crash.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import os
@@ -14,10 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vtk import console
 from vtk.files import home
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 Status = Literal["ok", "note", "problem", "fatal"]
 
@@ -29,9 +33,6 @@ REQUIRED = (
     "tyro", "rich", "matplotlib", "pyyaml", "scikit-learn", "natsort",
 )  # fmt: skip
 """Used when the toolkit runs from a checkout that was never installed, so that nothing declares what it needs."""
-
-IMPORTED = ("torch", "torchvision", "timm")
-"""Packages whose binary parts often do not fit together: they are imported, not only looked up."""
 
 MIN_FREE = 2_000_000_000
 """Bytes below which a run of a small model and its packs may not fit."""
@@ -85,27 +86,35 @@ def check_python() -> Iterator[Check]:
         yield Check("versions", "python", "ok", detail)
 
 
-def check_packages(installed: dict[str, str]) -> Iterator[Check]:
-    """Compare what is installed with what the toolkit declares."""
+def requirements(name: str) -> "list[Requirement]":
+    """Return what distribution ``name`` declares to need here, extras left out; empty when it is not installed."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    yield Check("versions", "vit-toolkit", "ok", installed.get("vit-toolkit", "runs from a checkout, not installed"))
+    found = []
     try:
-        declared = importlib.metadata.requires("vit-toolkit") or []
+        declared = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:
-        declared = list(REQUIRED)
-    names = []
+        declared = []
     for text in declared:
-        try:
+        with contextlib.suppress(InvalidRequirement):  # of a package much older than the standard
             requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name = normalise(requirement.name)
-        names.append(name)
-        wanted = f"{name}{requirement.specifier}"
-        version = installed.get(name)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                found.append(requirement)
+    return found
+
+
+def check_packages(installed: dict[str, str]) -> Iterator[Check]:
+    """Compare what is installed with what the toolkit declares, and what those packages declare themselves.
+
+    The second part is `pip check` for the packages that matter: torchvision names the one torch it was built for.
+    """
+    from packaging.requirements import Requirement
+
+    yield Check("versions", "vit-toolkit", "ok", installed.get("vit-toolkit", "runs from a checkout, not installed"))
+    needed = requirements("vit-toolkit") or [Requirement(name) for name in REQUIRED]
+    names = [normalise(requirement.name) for requirement in needed]
+    for name, requirement in zip(names, needed, strict=True):
+        wanted, version = f"{name}{requirement.specifier}", installed.get(name)
         if version is None and name.startswith("onnxruntime") and any(map(is_onnxruntime, installed)):
             continue  # another wheel of it is there; the check of the wheels speaks about that
         if version is None:
@@ -114,24 +123,33 @@ def check_packages(installed: dict[str, str]) -> Iterator[Check]:
             detail = f"{version}, needs {requirement.specifier}"
             yield Check("versions", name, "problem", detail, f"pip install '{wanted}'")
         else:
-            yield Check("versions", name, "ok", version)
+            yield from check_fit(name, installed)
     for name in ("triton", "peft", "tritonclient"):
         if name not in names:
             version = installed.get(name)
             yield Check("versions", name, "ok" if version else "note", version or "not installed (optional)")
 
 
-def check_imports() -> Iterator[Check]:
-    """Import the packages whose binary parts must fit together."""
-    for name in IMPORTED:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # whatever it raises, this package does not work
-            reason = one_line(error)
-            mend = "pip install --force-reinstall torch torchvision timm (all three in one command, so that they fit)"
-            yield Check("versions", f"import {name}", "fatal", f"fails: {reason}", mend)
+def check_fit(name: str, installed: dict[str, str]) -> Iterator[Check]:
+    """Compare what distribution ``name`` declares with what is installed."""
+    for inner in requirements(name):
+        other = normalise(inner.name)
+        version = installed.get(other)
+        if version is None or not inner.specifier.contains(version, prereleases=True):
+            detail = f"{installed[name]} needs {other}{inner.specifier}, here is {version or 'none'}"
+            mend = f"pip install --upgrade {name} {other} (in one command, so that they fit)"
+            yield Check("versions", name, "problem", detail, mend)
             return
-    yield Check("versions", "imports", "ok", f"{', '.join(IMPORTED)} import together")
+    yield Check("versions", name, "ok", installed[name])
+
+
+def check_torch() -> Iterator[Check]:
+    """Import torch: the package whose libraries most often do not fit the system."""
+    try:
+        importlib.import_module("torch")
+    except Exception as error:  # whatever it raises, torch does not work
+        mend = "pip install --force-reinstall torch torchvision (in one command, so that they fit)"
+        yield Check("versions", "import torch", "fatal", f"fails: {one_line(error)}", mend)
 
 
 def check_devices() -> Iterator[Check]:

@@ -76,7 +76,8 @@ def _flags_class(kind: type, positional: Sequence[str]) -> Any:
     for f in [*order, *dataclasses.fields(_Common)]:
         hint = hints.get(f.name, typing.get_type_hints(_Common).get(f.name))
         # tyro reads help as rich markup when it draws the box, so brackets are kept out of the markup
-        markers: list[Any] = [tyro.conf.arg(help=f.metadata.get("help", ""))]
+        options: dict[str, Any] = {"help_behavior_hint": ""} if f.default in ((), None) else {}
+        markers: list[Any] = [tyro.conf.arg(help=f.metadata.get("help", ""), **options)]
         if f.name in positional:
             markers = [tyro.conf.arg(help=f.metadata.get("help", ""), metavar=f.name.upper()), tyro.conf.Positional]
         elif f.name not in own:

@@ -36,9 +36,9 @@ def examine() -> Iterator[Check]:
     installed = _checks.distributions()
     yield from _checks.check_python()
     yield from _checks.check_packages(installed)
-    imports = tuple(_checks.check_imports())
-    yield from imports
-    if any(check.name == "import torch" for check in imports):
+    broken = tuple(_checks.check_torch())
+    yield from broken
+    if broken:
         yield Check("devices", "torch", "note", "devices were not looked at, as torch does not import")
         cuda_device, torch_cuda = False, None
     else:

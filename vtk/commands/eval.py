@@ -25,8 +25,12 @@ def main(argv: list[str]) -> int:
             "vtk eval exports/pets/model.onnx data/pets --reference runs/pets/task --out eval/pets",
         ),
     )
+    from vtk.runtime.backend import check_backend
     from vtk.runtime.evaluation import evaluate_source
     from vtk.runtime.source import open_source
+
+    if config.backend is not None:
+        check_backend(config.backend)
 
     source = open_source(config.source, base=config.base)
     reference = None if config.reference is None else open_source(config.reference)

@@ -24,8 +24,12 @@ def main(argv: list[str]) -> int:
             "vtk predict exports/pets/model.onnx photos/cat.jpg",
         ),
     )
+    from vtk.runtime.backend import check_backend
     from vtk.runtime.prediction import predict_images
     from vtk.runtime.source import open_source
+
+    if config.backend is not None:
+        check_backend(config.backend)
 
     source = open_source(config.source, base=config.base)
     for note in source.notes:

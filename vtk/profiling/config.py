@@ -23,8 +23,8 @@ class ProfileConfig:
     backends: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "eager, compile, ort-cpu, ort-cuda. By default eager, compile, ort-cpu, and ort-cuda on a CUDA "
-            "device; one of those that is absent is a row of the report, one named here and absent is exit 5"
+            "help": "eager, compile, ort-cpu, ort-cuda. By default eager, compile, ort-cpu, on a CUDA device ort-cuda "
+            "instead; one of those that is absent is a row of the report, one named here and absent is exit 5"
         },
     )
     device: str = field(default="auto", metadata={"help": "auto (CUDA if there is one), cpu, cuda or cuda:N"})
@@ -42,7 +42,7 @@ class ProfileConfig:
         default=None, metadata={"help": "of a timm model: N, or height and width; packs and .onnx know theirs"}
     )
     pretrained: bool = field(
-        default=True, metadata={"help": "of a timm model: weights of the hub; random ones take the same time"}
+        default=True, metadata={"help": "of a timm model: weights of the hub; random ones are enough to time it"}
     )
     num_classes: int | None = field(default=None, metadata={"help": "of a timm model whose weights have no classifier"})
     base: Path | None = field(default=None, metadata={"help": "base weights of a pack, where they are not found alone"})

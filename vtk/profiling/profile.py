@@ -86,6 +86,7 @@ def run(
                 backends = tuple(session.measure(name, plan, bar.advance) for name in names)
     finally:
         torch.set_num_threads(before)
+    repeated = ", repeated in larger batches" if max(config.batch_sizes) > DISTINCT else ""
     return ProfileResult(
         source=config.source,
         kind=source.kind,
@@ -97,8 +98,8 @@ def run(
         threads=threads,
         duration_s=config.duration,
         reference=described,
-        inputs=f"{what}, repeated in larger batches, resident on the device in the model's precision; copies from the "
-        "host are not in the times, for any back-end",
+        inputs=f"{what}{repeated}, resident on the device in the model's precision; copies from the host are not in "
+        "the times, for any back-end",
         order="one back-end after the other, batch sizes ascending, each warmed up and timed in one go",
         memory=describe(device),
         remarks=remarks(reference),

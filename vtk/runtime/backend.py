@@ -45,6 +45,15 @@ class Backend(Protocol):
     batch: int | None
 
     @classmethod
+    def check(cls) -> None:
+        """Refuse to work where a compiler, device or provider is missing.
+
+        Raises:
+            UnavailableError: says what is missing.
+        """
+        ...
+
+    @classmethod
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> "Backend":
@@ -92,19 +101,34 @@ def load_backend(
         UsageError: an unknown name, precision or option, or a source that this back-end does not run.
         UnavailableError: asked for by name and not here: a back-end of a later version, a device, a provider.
     """
+    check_backend(name)
+    if threads is not None and threads < 1:
+        raise UsageError(f"`threads` is {threads}; give at least 1")
+    return _class(name).load(
+        source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
+    )
+
+
+def check_backend(name: str) -> None:
+    """Refuse a back-end that cannot work here, before anything is read, exported or compiled for it.
+
+    Raises:
+        UsageError: an unknown name.
+        UnavailableError: a back-end of a later version, or its compiler, device or provider is missing.
+    """
     if name in _PLANNED:
         raise UnavailableError(f"back-end `{name}` is not in this version; it has {', '.join(BACKENDS)}")
     if name not in BACKENDS:
         near = difflib.get_close_matches(name, BACKENDS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown back-end `{name}`; there are {', '.join(BACKENDS)}{hint}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"`threads` is {threads}; give at least 1")
+    _class(name).check()
+
+
+def _class(name: str) -> type[Backend]:
     module, attribute = BACKENDS[name]
     backend: type[Backend] = getattr(importlib.import_module(module), attribute)
-    return backend.load(
-        source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
-    )
+    return backend
 
 
 def resolve_device(text: str | torch.device) -> torch.device:

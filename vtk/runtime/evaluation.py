@@ -23,6 +23,8 @@ from vtk.runtime.backend import Backend, dtype_name, load_backend, predictor
 from vtk.runtime.regime import Conditions, choose_conditions
 from vtk.runtime.source import Source
 
+_FEW = 200
+
 
 @dataclass(frozen=True)
 class EvalResult:
@@ -85,14 +87,15 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     for note in conditions.notes:
         console.say(note)
     audit, samples, repeats = _images(source, config)
-    workers = min(usable_cpus(), 8) if config.workers is None else config.workers
+    # for a few images, starting processes takes longer than decoding
+    workers = (min(usable_cpus(), 8) if len(samples) > _FEW else 0) if config.workers is None else config.workers
     loader = make_loader(
         samples,
         eval_transform(source.card.input),
         batch_size=conditions.batch_size,
         shuffle=False,
         seed=0,
-        workers=workers if len(samples) > 4 * conditions.batch_size else 0,
+        workers=workers,
     )
     backend = load_backend(
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
@@ -238,7 +241,8 @@ def _write(result: EvalResult, config: EvalConfig) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("class", "count", "precision", "recall", "f1"))
         for row in result.metrics.per_class():
+            scores = (row.precision, row.recall, row.f1)
             # undefined values (a class never predicted) are empty cells
-            writer.writerow([row.name, row.count, *("" if v != v else v for v in row[2:])])
+            writer.writerow([row.name, row.count, *("" if v != v else v for v in scores)])
     confusion_png(result.metrics, config.out / "confusion.png")
     console.say(f"written: {config.out}/metrics.json, per_class.csv, confusion.png")

@@ -61,6 +61,17 @@ class OrtCpuBackend:
         backend.load_s = time.perf_counter() - start
         return backend
 
+    @classmethod
+    def check(cls) -> None:
+        """Refuse to work where the installed onnxruntime lacks the provider."""
+        import onnxruntime as ort
+
+        if cls.execution_provider not in ort.get_available_providers():
+            raise UnavailableError(
+                f"`{cls.name}` was asked for, but this onnxruntime has {', '.join(ort.get_available_providers())}; "
+                "`vtk doctor` says which wheel to install"
+            )
+
     @staticmethod
     def _device(device: torch.device) -> torch.device:
         if device.type != "cpu":
@@ -87,11 +98,16 @@ class OrtCudaBackend(OrtCpuBackend):
     name = "ort-cuda"
     execution_provider = "CUDAExecutionProvider"
 
+    @classmethod
+    def check(cls) -> None:
+        """Refuse to work without a CUDA device or without the provider; whether it loads shows on loading."""
+        if not torch.cuda.is_available():
+            raise UnavailableError("`ort-cuda` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
+        super().check()
+
     @staticmethod
     def _device(device: torch.device) -> torch.device:
         # `--device` left at its default is not a wish for the CPU
-        if not torch.cuda.is_available():
-            raise UnavailableError("`ort-cuda` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
         return device if device.type == "cuda" else torch.device("cuda", 0)
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -118,11 +134,6 @@ def _open(path: Path, provider: str, device: torch.device, threads: int | None, 
     """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
     import onnxruntime as ort
 
-    if provider not in ort.get_available_providers():
-        raise UnavailableError(
-            f"{provider} was asked for, but this onnxruntime has {', '.join(ort.get_available_providers())}; "
-            "`vtk doctor` says which wheel to install"
-        )
     ort.set_default_logger_severity(_FATAL)
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL

@@ -112,8 +112,9 @@ def open_source(
         if base is not None and source.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
         return dataclasses.replace(source, _options={"base": base})
-    looks_like_path = path.is_absolute() or str(text).startswith((".", "~")) or ("/" in str(text) and ":" not in str(text))
-    if looks_like_path or path.suffix in (".onnx", ".safetensors", *_PICKLES):
+    # timm's names have a slash only after `hf-hub:`
+    has_folder = path.is_absolute() or str(text).startswith((".", "~")) or ("/" in str(text) and ":" not in str(text))
+    if has_folder or path.suffix in (".onnx", ".safetensors", *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")

@@ -1,6 +1,7 @@
 """The model in torch: as written (``eager``), or compiled by inductor for the batch sizes it meets (``compile``)."""
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
 from vtk.runtime.source import Source
+
+_COMPILERS = ("g++", "c++", "clang++", "cl")
 
 
 class EagerBackend:
@@ -31,6 +34,10 @@ class EagerBackend:
         self.device, self.dtype, self.layout = device, dtype, layout
         self.load_s = 0.0
         self._threads_before: int | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """Do nothing: torch is always here."""
 
     @classmethod
     def load(
@@ -106,13 +113,18 @@ class CompileBackend(EagerBackend):
         channels_last: bool = False,
         mode: str | None = None,
     ) -> None:
-        if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
-            raise UnavailableError("`compile` needs a C++ compiler and none is on PATH; install g++ or use eager")
         # inductor warns of a missing CUDA runtime on every machine without a GPU
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         super().__init__(model, device, dtype, channels_last)
         self.mode = mode
         self.reset()
+
+    @classmethod
+    def check(cls) -> None:
+        """Refuse to work without a C++ compiler, which inductor needs on the CPU and for its launchers on CUDA."""
+        named = os.environ.get("CXX")
+        if not any(shutil.which(name) for name in ([named] if named else _COMPILERS)):
+            raise UnavailableError("`compile` needs a C++ compiler and none is on PATH; install g++ or use eager")
 
     @property
     def provider(self) -> str:
@@ -138,6 +150,7 @@ class CompileBackend(EagerBackend):
         except RuntimeError as error:
             if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise
-            first = str(error).strip().splitlines()[0]
+            cause = getattr(error, "inner_exception", None) or error
+            first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             raise UnavailableError(f"torch.compile failed here ({first}); use --backend eager") from error
         return logits

@@ -26,6 +26,10 @@ class FinetuneConfig:
     )
     out: Path | None = field(default=None, metadata={"help": "folder for the results; default runs/NAME-OF-DATA"})
     model: str = field(default="vit_small_patch16_224", metadata={"help": "name of a timm model"})
+    model_kwargs: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "arguments for timm's model as key=value, such as depth=6; kept in the pack"},
+    )
     weights: Path | None = field(
         default=None,
         metadata={"help": "base weights (.safetensors or .pth) in place of the hub's"},

@@ -158,7 +158,7 @@ def fit(
         DivergedError: the loss is not finite.
     """
     ranks = ranks or Ranks(torch.device("cpu"))
-    loop = _Loop(model, objective, streams, config, precision, step_rule or PlainStep(), ranks)
+    loop = Loop(model, objective, streams, config, precision, step_rule or PlainStep(), ranks)
     result = FitResult()
     if start is not None:
         loop.load(start)
@@ -179,8 +179,8 @@ def fit(
     return result
 
 
-class _Loop:
-    """State of a run between epochs."""
+class Loop:
+    """A run between its epochs; `fit` drives it."""
 
     def __init__(
         self,
@@ -210,11 +210,13 @@ class _Loop:
         self.epoch = self.step = 0
 
     def load(self, state: FitState) -> None:
+        """Go on from ``state``."""
         self.optimizer.load_state_dict(state.optimizer)
         self.schedule.load_state_dict(state.schedule)
         self.epoch, self.step = state.epoch, state.epoch * len(self.groups)
 
     def save(self, rows: list[dict[str, float]]) -> FitState:
+        """Return the state after the epochs done, whose numbers are ``rows``."""
         return FitState(self.epoch, self.optimizer.state_dict(), self.schedule.state_dict(), rows)
 
     def run_epoch(self, show: bool) -> dict[str, float]:

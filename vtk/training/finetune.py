@@ -19,6 +19,7 @@ from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.files import existing_dir, write_json, write_text
+from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import create_model
 from vtk.models.inputs import input_spec
 from vtk.tasks.base import store_base
@@ -105,9 +106,10 @@ class _Run:
 
     def go(self) -> FinetuneResult:
         config, out, ranks = self.config, self.out, self.ranks
+        kwargs = parse_model_kwargs(config.model_kwargs)
         # a size that cannot be is refused before any image is read
         spec = input_spec(
-            config.model, None, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
+            config.model, kwargs, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
             crop_pct=config.crop_pct, resize_mode=config.resize_mode,
         )  # fmt: skip
         if ranks.main:
@@ -116,7 +118,7 @@ class _Run:
         self.audit = self._scan()
         self.created = create_model(
             config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
-            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, input=spec,
+            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=kwargs, input=spec,
         )  # fmt: skip
         self.model = self.created.model
         trained = policy.select(
@@ -201,9 +203,12 @@ class _Run:
                 start=saved.fit if saved else None, on_epoch=self._epoch,
             )  # fmt: skip
         except DivergedError as error:
+            if not self.best:
+                raise
+            if ranks.main:
+                self._draw()
             kept = self.out / outputs.TASK
-            what = f"the best pack, of epoch {self.best['epoch']}, is kept in {kept}" if self.best else "no pack yet"
-            raise DivergedError(f"{error}; {what}") from error
+            raise DivergedError(f"{error}; the best pack, of epoch {self.best['epoch']}, is kept in {kept}") from error
 
     def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
         """Evaluate, keep the pack if it is the best so far, and write what a resume needs."""
@@ -224,7 +229,6 @@ class _Run:
             state = self.precision.master_state_dict(self.model)
             if better:
                 self._save_pack(self.out / outputs.TASK, state, end.epoch, metrics)
-                outputs.write_best(self.out, metrics)
             live = {name: state[name] for name in self.trained}
             saved = checkpoint.Saved(live, end.state(numbers), self.best, self.identity)
             checkpoint.save_state(self.out / outputs.LAST, saved)
@@ -267,10 +271,9 @@ class _Run:
         )
         self._save_pack(out / outputs.TASK_LAST, state, int(row["epoch"]), last)
         if config.pack_dtype == "bf16":
-            self.best = self._measure_stored(out / outputs.TASK) or self.best
+            self.best = self._measure_stored(out / outputs.TASK)
             self._measure_stored(out / outputs.TASK_LAST)
-            outputs.write_best(out, self._best_metrics())
-        outputs.write_curves(out, self.rows)
+        self._draw()
         metrics = self._best_metrics()
         console.say(
             f"best epoch {self.best['epoch']}: held-out top-1 {console.percent(metrics.top1)}, top-5 "
@@ -278,6 +281,10 @@ class _Run:
         )
         if len(self.rows) < config.epochs:
             console.say(f"stopped after {len(self.rows)} of {config.epochs} epochs; go on with --resume")
+
+    def _draw(self) -> None:
+        outputs.write_best(self.out, self._best_metrics())
+        outputs.write_curves(self.out, self.rows)
 
     def _measure_stored(self, path: Path) -> dict[str, Any]:
         """Evaluate a pack from its file, so that its card tells what others will measure."""

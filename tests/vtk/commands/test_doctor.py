@@ -51,7 +51,7 @@ def test_kitwares_vtk_is_a_problem_and_we_are_not(monkeypatch: pytest.MonkeyPatc
 
 def test_missing_and_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     declared = ["torch>=2.10", "timm>=1.0.20", "onnxruntime-gpu>=1.22", "ruff; extra == 'dev'", "Pillow>=11"]
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: declared)
+    monkeypatch.setattr(importlib.metadata, "requires", {"vit-toolkit": declared}.get)
     installed = pretend_installed(monkeypatch, "torch==2.14.1+cu130", "timm==1.0.9", "onnxruntime==1.22.0")
     checks = list(_checks.check_packages(installed))
     assert only(checks, "torch").status == "ok"
@@ -78,14 +78,28 @@ def test_python_versions(version: tuple[int, ...], status: str, monkeypatch: pyt
     assert check.status == status
 
 
-def test_a_package_that_does_not_import_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(name: str) -> None:
-        if name == "torchvision":
-            raise RuntimeError("operator torchvision::nms does not exist")
+def test_packages_that_do_not_fit_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    vision = ["torch==2.14.1", "gdown; extra == 'x'"]
+    declared = {"vit-toolkit": ["torch", "torchvision", "timm"], "torchvision": vision}
+    monkeypatch.setattr(importlib.metadata, "requires", {**declared, "timm": ["huggingface_hub"]}.get)
+    fits = pretend_installed(monkeypatch, "torch==2.14.1+cu130", "torchvision==0.29.1", "timm", "huggingface-hub")
+    assert {c.status for c in _checks.check_packages(fits) if c.name in ("torch", "torchvision", "timm")} == {"ok"}
+    checks = list(_checks.check_packages(pretend_installed(monkeypatch, "torch==2.13", "torchvision==0.29.1", "timm")))
+    assert "0.29.1 needs torch==2.14.1, here is 2.13" in only(checks, "torchvision").detail
+    assert "needs huggingface-hub, here is none" in only(checks, "timm").detail
+    assert only(checks, "timm").status == only(checks, "torchvision").status == "problem"
 
-    monkeypatch.setattr(_checks, "importlib", SimpleNamespace(import_module=broken))
-    (check,) = _checks.check_imports()
-    assert check.status == "fatal" and "nms does not exist" in check.detail and "one command" in check.mend
+
+def test_a_torch_that_does_not_import_is_fatal_and_the_rest_is_still_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libtorch_cuda.so: cannot open shared object file")
+
+    monkeypatch.setattr(_checks, "importlib", SimpleNamespace(import_module=broken, metadata=importlib.metadata))
+    checks = list(doctor.examine())
+    check = only(checks, "import torch")
+    assert check.status == "fatal" and "libtorch_cuda.so" in check.detail and "one command" in check.mend
+    assert only(checks, "CPU").status == "ok" and only(checks, "home").status == "ok"
+    assert doctor.exit_code(tuple(checks)) == 1
 
 
 @pytest.mark.parametrize("built,driver,status,said", [

@@ -38,7 +38,7 @@ class FakeBackend:
     sync_s: float = 0.0
     batch: int | None = None
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     provider: str = "fake provider"
     load_s: float = 0.25
     calls: int = 0

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from vtk.__main__ import main
@@ -14,7 +15,10 @@ def model_file(tmp_path: Path) -> Path:
     """An .onnx of another program: flatten and one linear layer, any batch size, no card."""
     weight = np.random.default_rng(0).normal(size=(3 * 8 * 8, 4)).astype(np.float32)
     graph = helper.make_graph(
-        [helper.make_node("Flatten", ["pixel_values"], ["flat"]), helper.make_node("MatMul", ["flat", "w"], ["logits"])],
+        [
+            helper.make_node("Flatten", ["pixel_values"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "w"], ["logits"]),
+        ],
         "linear",
         [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", 3, 8, 8])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 4])],
@@ -55,9 +59,9 @@ def test_torch_backend_of_a_bare_onnx_asked_for_by_name_is_a_usage_error(
 
 
 @pytest.mark.parametrize("name,code", [("ort-cuda", 5), ("tensorrt", 5), ("egger", 2)])
-def test_absent_and_unknown_backends(name: str, code: int, model_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
+def test_absent_and_unknown_backends(
+    name: str, code: int, model_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "ort-cuda" and torch.cuda.is_available():
         pytest.skip("CUDA is here")
     assert main(["profile", str(model_file), "--backends", f"ort-cpu,{name}", "--device", "cpu"]) == code

@@ -1,4 +1,6 @@
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.profiling import measure
 from vtk.profiling import profile as profile_module
 from vtk.profiling.config import ProfileConfig
-from vtk.profiling.profile import profile
+from vtk.profiling.profile import profile, run
 from vtk.profiling.report import heading, print_result, values
 
 
@@ -50,8 +52,8 @@ def test_a_sleep_of_20_ms_shows_as_at_least_20_ms(fakes, where: str) -> None:
     ids=["off by 0.01", "rows swapped", "nan", "classes missing", "right at first only"],
 )
 def test_wrong_outputs_get_a_row_and_no_number(fakes, fault, capsys: pytest.CaptureFixture[str]) -> None:
-    backends = {"ort-cuda": fakes.Backend("ort-cuda", fault), "eager": fakes.Backend("eager")}
-    result = fakes.run({"compile": backends["ort-cuda"], "eager": backends["eager"]}, batch_sizes=(2,))
+    backends = {"compile": fakes.Backend("compile", fault), "eager": fakes.Backend("eager")}
+    result = fakes.run(backends, batch_sizes=(2,))
     wrong, right = (backend.cells[0] for backend in result.backends)
     assert wrong.status == "mismatch" and "wrong output, not timed" in wrong.reason
     numbers = (wrong.p50_ms, wrong.p90_ms, wrong.p99_ms, wrong.mean_ms, wrong.min_ms, wrong.images_per_second)
@@ -134,6 +136,41 @@ def test_an_absent_backend_asked_for_by_name_ends_the_run_before_anything_is_mea
     with pytest.raises(UnavailableError, match="no C\\+\\+ compiler"):
         fakes.run({"eager": eager, "compile": UnavailableError("no C++ compiler")})
     assert eager.calls == 0
+
+
+def test_onnxruntime_gets_the_exported_file_and_its_cost_is_a_number_of_its_own(
+    fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported = replace(fakes.source(), kind="onnx", name="exported")
+    inside = []
+
+    @contextmanager
+    def export(source):
+        time.sleep(0.05)
+        inside.append(True)
+        yield exported
+        inside.clear()
+
+    monkeypatch.setattr(profile_module, "temporary_onnx", export)
+    seen = []
+
+    def load(name: str, source, **options):
+        seen.append((name, source.name, bool(inside)))
+        return fakes.Backend(name)
+
+    config = ProfileConfig("tiny", backends=("ort-cpu", "eager"), batch_sizes=(1,), duration=0.02, device="cpu")
+    result = run(config, fakes.source(), load, show_progress=False)
+    assert set(seen) == {("ort-cpu", "exported", True), ("eager", "tiny", True)}
+    assert not inside  # the temporary file is gone
+    assert result.backends[0].prepare_s >= 0.05 and result.backends[1].prepare_s is None
+
+
+def test_onnx_in_bf16_is_refused_before_an_export(fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_module, "temporary_onnx", lambda _: pytest.fail("exported"))
+    with pytest.raises(UsageError, match="fp32 in this version, not bf16"):
+        fakes.run({"ort-cpu": fakes.Backend("ort-cpu")}, precision="bf16")
+    result = fakes.run({"eager": fakes.Backend("eager"), "compile": fakes.Backend("compile")}, (), precision="bf16")
+    assert [b.status for b in result.backends] == ["measured", "measured", "unavailable"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

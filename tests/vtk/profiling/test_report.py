@@ -20,26 +20,28 @@ from vtk.profiling.result import BackendResult, Cell, ProfileResult
 def cell(batch: int, p50: float | None, p90: float | None = None, mean: float | None = None, **more) -> Cell:
     typical = mean or p50
     return Cell(
-        batch, runs=120, p50_ms=p50, p90_ms=p90, mean_ms=typical, min_ms=typical, images_per_second=1000 * batch / typical,
-        peak_memory_bytes=1_234_567_890, load_s=0.5, first_s=12.3, max_diff=1.5e-6, **more,
+        batch, runs=120, p50_ms=p50, p90_ms=p90, mean_ms=typical, min_ms=typical,
+        images_per_second=1000 * batch / typical, peak_memory_bytes=1_234_567_890, load_s=0.5, first_s=12.3,
+        max_diff=1.5e-6, **more,
     )  # fmt: skip
 
 
 def result(*backends: BackendResult, **more) -> ProfileResult:
     return ProfileResult(
         source="runs/<script>alert(1)</script>/task", kind="pack", model="vit_small_patch16_224",
-        input_shape=(3, 224, 320), device="cpu", device_name="A CPU with a rather long name @ 2.60 GHz", precision="fp32",
-        threads=4, duration_s=10.0, reference="torch fp32 on the CPU", inputs="32 images", order="ascending",
+        input_shape=(3, 224, 320), device="cpu", device_name="A CPU with a rather long name @ 2.60 GHz",
+        precision="fp32", threads=4, duration_s=10.0, reference="torch fp32 on the CPU", inputs="32 images",
+        order="ascending",
         memory="peak resident memory of the whole process", backends=backends, versions={"torch": "2.14"},
         command="vtk profile runs/pets/task", **more,
     )  # fmt: skip
 
 
-EAGER = BackendResult("eager", provider="torch cpu", device="cpu", cells=(cell(1, 10, 12), cell(2, 15, 21), cell(8, 50)))
+EAGER = BackendResult("eager", provider="torch cpu", cells=(cell(1, 10, 12), cell(2, 15, 21), cell(8, 50)))
 ORT = BackendResult(
     "ort-cpu", provider="CPUExecutionProvider", device="cpu", prepare_s=3.0,
     cells=(
-        cell(1, 8, 9), cell(2, 14, 18), Cell(8, "oom", "out of memory: " + "word " * 40), Cell(16, "skipped", "not tried"),
+        cell(1, 8, 9), cell(2, 14, 18), Cell(8, "oom", "out of memory: " + "word " * 40), Cell(16, "skipped", "not so"),
     ),
 )  # fmt: skip
 COMPILE = BackendResult("compile", provider="inductor cpu", compiles=True, cells=(cell(1, 7), cell(1024, 123456.7)))
@@ -112,7 +114,9 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert plain["backends"][0]["cells"][0]["peak_memory_bytes"] == 1_234_567_890
 
 
-@pytest.mark.parametrize("text,said", [("[]", "not a profile"), ('{"schema": 99}', "newer"), ('{"schema": 1}', "missing")])
+@pytest.mark.parametrize(
+    "text,said", [("[]", "not a profile"), ('{"schema": 99}', "newer"), ('{"schema": 1}', "missing")]
+)
 def test_json_of_something_else_is_refused(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(DataError, match=said):

@@ -61,3 +61,16 @@ def config(photos: Path, tmp_path: Path) -> Callable[..., FinetuneConfig]:
         return FinetuneConfig(**{**values, **changes})  # type: ignore[arg-type]
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def _cheap_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw only where a test asks for the fixture ``plots``: a picture takes longer than these runs."""
+    if "plots" not in request.fixturenames:
+        for name in ("confusion_png", "curves_png"):
+            monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+
+
+@pytest.fixture
+def plots() -> None:
+    """Ask for real pictures."""

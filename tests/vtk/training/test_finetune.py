@@ -5,9 +5,10 @@ import dataclasses
 import json
 
 import pytest
+import timm
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from vtk.commands import finetune as command
 from vtk.data.audit import scan
@@ -41,7 +42,7 @@ def measure(path, root, *, dtype=torch.float32, batch=64):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, precision, dtype):
+def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, plots, precision, dtype):
     result = finetune(config(precision=precision, epochs=3))
     assert {p.name for p in result.out.iterdir()} == {*FILES, "task", "task-last", "last"}
     assert {p.name for p in result.task.iterdir()} == {p.name for p in result.task_last.iterdir()} == PACK
@@ -59,8 +60,9 @@ def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, pr
     assert result.metrics.top1 >= 0.6  # the classes differ in colour
     rows = list(csv.DictReader((result.out / "metrics.csv").open()))
     lines = [json.loads(line) for line in (result.out / "metrics.jsonl").read_text().splitlines()]
-    assert [float(r["val_top1"]) for r in rows] == [r["val_top1"] for r in lines] == [r["val_top1"] for r in result.rows]
-    assert max(r["val_top1"] for r in lines) == result.metrics.top1
+    told = [r["val_top1"] for r in result.rows]
+    assert told == [r["val_top1"] for r in lines] == [float(r["val_top1"]) for r in rows]
+    assert max(told) == result.metrics.top1
     for name in ("curves.png", "confusion.png"):
         assert (result.out / name).read_bytes().startswith(b"\x89PNG")
     per_class = list(csv.DictReader((result.out / "per_class.csv").open()))
@@ -196,6 +198,7 @@ def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path,
     with pytest.raises(DivergedError, match=r"epoch 2 .*the best pack, of epoch 1, is kept in .*task") as info:
         finetune(config(epochs=3))
     assert "\n" not in str(info.value)
+    assert (tmp_path / "run" / "per_class.csv").is_file() and (tmp_path / "run" / "curves.png").is_file()
     task = tmp_path / "run" / "task"
     assert measure(task, photos)[0] == json.loads((task / "task.json").read_text())["metrics"]["top1"]
     assert json.loads((tmp_path / "run" / "last" / "state.json").read_text())["epoch"] == 1
@@ -213,11 +216,14 @@ def test_bf16_packs_record_what_is_stored(config, photos):
 
 
 def test_other_trainings(config, tmp_path):
+    weights = tmp_path / "base.safetensors"
+    save_file(timm.create_model("test_vit").state_dict(), weights)
+    wide = {"img_size": (32, 48), "weights": weights, "pretrained": True}
     for i, changes in enumerate(
         (
             {"optimizer": "sgd", "lr": 0.05, "train": "full", "grad_checkpointing": True},
             {"train": "ffn", "smoothing": 0.0, "clip_grad": 0.0},
-            {"train": "attn+norm", "img_size": (32, 48), "resize_mode": "squash", "mean": (0.1, 0.2, 0.3)},
+            {**wide, "train": "attn+norm", "resize_mode": "squash", "mean": (0.1, 0.2, 0.3)},
         )
     ):
         result = finetune(config(out=tmp_path / str(i), epochs=1, **changes))

@@ -66,15 +66,16 @@ def test_gradients_accumulate_in_fp32(tiny):
     model = frozen_vit(tiny)
     prepared(model)
     halves = [(x, y) for x, y in zip(*(t.split(3) for t in batch()), strict=True)]
+    master = dict(model.named_parameters())["blocks.0.attn.qkv.weight"]
     separate = []
     for images, labels in halves:
         model.zero_grad()
         F.cross_entropy(model(images).float(), labels).backward()
-        separate.append(model.blocks[0].attn.qkv.weight.grad.clone())
+        separate.append(master.grad.clone())
     model.zero_grad()
     for images, labels in halves:
         F.cross_entropy(model(images).float(), labels).backward()
-    assert torch.equal(model.blocks[0].attn.qkv.weight.grad, separate[0] + separate[1])
+    assert torch.equal(master.grad, separate[0] + separate[1])
 
 
 @pytest.mark.parametrize("regime", ["fp32", "bf16"])
@@ -137,7 +138,6 @@ def test_trained_batch_norm_keeps_fp32_statistics_and_is_evaluated_in_bf16(tiny)
     digits = norm.running_var - norm.running_var.to(torch.bfloat16).float()
     assert float(digits.abs().max()) > 0  # more digits than bf16 has
     masters = precision.master_state_dict(model)
-    plain = copy.deepcopy(model)
     precision.before_eval(model)
     model.eval()
     fresh = tiny()
@@ -149,7 +149,6 @@ def test_trained_batch_norm_keeps_fp32_statistics_and_is_evaluated_in_bf16(tiny)
     model.train()
     model(batch()[0])
     assert norm.running_mean.dtype == torch.float32 and int(norm.num_batches_tracked) == 2
-    del plain
 
 
 def test_a_parameter_used_twice_is_cast_once(tiny):

@@ -1,0 +1,117 @@
+"""One trained-looking pack and two exports of it, made once: torch's exporter takes seconds."""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from vtk.__main__ import main
+from vtk.card import Card
+from vtk.models.create import create_model
+from vtk.tasks.pack import save_task
+
+TIMM = {"depth": 1, "embed_dim": 32, "num_heads": 2}
+
+
+@dataclass
+class Packed:
+    """A pack of a ViT of one block, 32 px high and 48 wide, and photographs."""
+
+    path: Path
+    photos: Path
+    card: Card
+
+    def model(self) -> nn.Module:
+        """The timm model, built from the pack's and the base's files alone."""
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=(32, 48), **TIMM)
+        base = load_file(self.path.parent / "base.safetensors")
+        model.load_state_dict(base | load_file(self.path / "task.safetensors"), strict=True)
+        return model.eval()
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    root = tmp_path_factory.mktemp("packed")
+    torch.manual_seed(2)
+    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **TIMM)
+    save_file(plain.state_dict(), root / "base.safetensors")
+    created = create_model(
+        "vit_tiny_patch16_224", num_classes=5, img_size=(32, 48), weights=root / "base.safetensors", kwargs=TIMM
+    )
+    state = {k: v.clone() for k, v in created.model.state_dict().items()}
+    trained = [k for k in state if ".attn." in k or k.startswith("head.")]
+    for name in trained:
+        state[name] += torch.randn_like(state[name])
+    card = Card(created.spec, created.input, ("a", "b", "c", "d", "é"))
+    card = save_task(root / "task", state=state, created=created, card=card, trained=trained)
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        (root / "photos" / "a").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(root / "photos" / "a" / f"{i}.png")
+    return Packed(root / "task", root / "photos", card)
+
+
+@dataclass
+class Run:
+    """What ``vtk export onnx … --json`` left."""
+
+    out: Path
+    result: dict[str, Any]
+    stdout: str
+    stderr: str
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        return onnx.load(self.out / "model.onnx")
+
+
+def _export(*argv: object) -> Run:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["export", "onnx", *map(str, argv), "--json"])
+    assert code == 0, err.getvalue()
+    return Run(Path(str(argv[argv.index("--out") + 1])), json.loads(out.getvalue()), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def exported(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Any batch size, verified on photographs."""
+    return _export(packed.path, "--out", tmp_path_factory.mktemp("any") / "onnx", "--data", packed.photos)
+
+
+@pytest.fixture(scope="session")
+def exported_static(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Batch of two only, another opset."""
+    out = tmp_path_factory.mktemp("two") / "onnx"
+    return _export(packed.path, "--out", out, "--static-batch", 2, "--opset", 20)
+
+
+Convert = Callable[[Callable[[onnx.ModelProto], None] | None], None]
+
+
+@pytest.fixture
+def fake_exporter(exported: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
+    """Make torch's exporter return an earlier result, with a fault put in; saves its seconds."""
+
+    def use(fault: Callable[[onnx.ModelProto], None] | None = None) -> None:
+        def convert(*args: object, **kwargs: object) -> onnx.ModelProto:
+            proto = exported.proto
+            if fault is not None:
+                fault(proto)
+            return proto
+
+        monkeypatch.setattr("vtk_export.onnx.convert", convert)
+
+    return use
