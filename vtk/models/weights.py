@@ -31,6 +31,8 @@ from vtk.models.parts import head_names, position_names
 _NESTED = ("state_dict", "model", "model_state_dict", "teacher")
 _MIN_MATCH = 0.9
 _DEEP = ("blocks", "layers", "stages")
+GRID = "vtk_grid"
+"""Metadata key of a stored base: height and width in patches of its position table, such as ``4x6``."""
 
 
 def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, list[str]]:
@@ -47,7 +49,7 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
     Raises:
         DataError: unreadable file, or less than 90 % of the backbone's values are in it.
     """
-    raw, card = _read_file(path)
+    raw, card, grid = _read_file(path)
     reference = _reference(name, kwargs, raw, card)
     wanted = reference.state_dict()
     renamed = _rename(name, raw, reference, path)
@@ -75,7 +77,7 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
     if missing:
         notes.append(f"{len(missing)} tensors are not in {path.name} and start untrained: {_some(missing)}")
         tensors = {k: v for k, v in tensors.items() if k not in missing}
-    grid = None if card is None else _grid(reference, card)
+    grid = grid if card is None else _grid(reference)
     return make_base(tensors, source=str(path.resolve()), task_names=task, grid=grid, file=path.resolve()), notes
 
 
@@ -102,13 +104,15 @@ def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
         except (TypeError, AssertionError, KeyError) as error:
             raise model_error(name, kwargs, error) from error
     tensors = {k: v.detach() for k, v in model.state_dict().items()}
-    return make_base(tensors, source=f"hub:{name}", task_names=head_names(model) | position_names(model))
+    task = head_names(model) | position_names(model)
+    return make_base(tensors, source=f"hub:{name}", task_names=task, grid=_grid(model))
 
 
 def random_base(model: nn.Module, seed: int) -> Base:
     """Take a freshly initialised model's own values as the base."""
     tensors = {k: v.detach().clone() for k, v in model.state_dict().items()}
-    return make_base(tensors, source=f"random:{seed}", task_names=head_names(model) | position_names(model))
+    task = head_names(model) | position_names(model)
+    return make_base(tensors, source=f"random:{seed}", task_names=task, grid=_grid(model))
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -134,12 +138,15 @@ def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
     return found.shape == needed.shape
 
 
-def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None]:
+def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None, tuple[int, int] | None]:
+    """Return the tensors and, where the file's metadata has them, its card and the grid of its position table."""
     if not path.is_file():
         raise DataError(f"`--weights` {path}: there is no such file")
     if path.suffix == ".safetensors":
         tensors, metadata = read_safetensors(path)
-        return tensors, Card.from_json(metadata["vtk"], path) if "vtk" in metadata else None
+        card = Card.from_json(metadata["vtk"], path) if "vtk" in metadata else None
+        sides = [int(side) for side in metadata.get(GRID, "").split("x") if side.isdecimal()]
+        return tensors, card, (sides[0], sides[1]) if len(sides) == 2 else None
     if path.suffix not in (".pth", ".pt", ".bin", ".tar"):
         raise UsageError(f"`--weights` {path}: cannot read `{path.suffix}`; give a .safetensors or a .pth file")
     try:
@@ -157,7 +164,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None]:
         value = next((value[k] for k in _NESTED if isinstance(value.get(k), Mapping)), value)
     if not isinstance(value, Mapping) or not any(isinstance(v, Tensor) for v in value.values()):
         raise DataError(f"{path} holds no state dict; looked in the file itself and under {', '.join(_NESTED)}")
-    return {str(k): v for k, v in value.items() if isinstance(v, Tensor)}, None
+    return {str(k): v for k, v in value.items() if isinstance(v, Tensor)}, None, None
 
 
 def _reference(name: str, kwargs: Mapping[str, Any], raw: Mapping[str, Tensor], card: Card | None) -> nn.Module:
@@ -200,8 +207,8 @@ def _rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path)
     return {k: v for k, v in result.items() if isinstance(v, Tensor)}
 
 
-def _grid(reference: nn.Module, card: Card) -> tuple[int, int] | None:
-    grid = getattr(getattr(reference, "patch_embed", None), "grid_size", None)
+def _grid(model: nn.Module) -> tuple[int, int] | None:
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
     return None if grid is None else (int(grid[0]), int(grid[1]))
 
 

@@ -9,7 +9,7 @@ from vtk import files
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.base import Base
-from vtk.models.weights import hub_base, read_base
+from vtk.models.weights import GRID, hub_base, read_base
 
 Read = Callable[[], Base]
 
@@ -28,8 +28,11 @@ def store_base(base: Base) -> Path:
     path = stored_base(base.ref.id)
     if not path.exists():
         tensors = {k: v.detach().cpu().contiguous() for k, v in base.tensors.items()}
+        metadata = {"format": "pt", "vtk_base": base.ref.id}
+        if base.grid is not None:
+            metadata[GRID] = f"{base.grid[0]}x{base.grid[1]}"
         with files.replace_file(path) as tmp:
-            save_file(tensors, tmp, metadata={"format": "pt", "vtk_base": base.ref.id})
+            save_file(tensors, tmp, metadata=metadata)
     return path
 
 

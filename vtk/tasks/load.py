@@ -1,5 +1,6 @@
 """From a pack or a merged checkpoint to a plain timm model."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
         in_chans=card.input.in_chans,
         transforms=card.transforms,
         kwargs=card.model.kwargs,
-        base=found,
+        # only what the pack lacks: its own position table would else be resampled from the base's first
+        base=dataclasses.replace(found, tensors={k: v for k, v in found.tensors.items() if k in needed}),
         input=card.input,
     )
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())

@@ -278,7 +278,8 @@ class Loop:
             self.precision.after_backward(self.optimizer)
             return loss_sum
 
-        lr = float(self.optimizer.param_groups[0]["lr"])
+        group = self.optimizer.param_groups[0]
+        lr = self.config.lr * float(group["lr"]) / float(group["initial_lr"])  # without the head's factor
         loss = self.step_rule.step(gradients, self._update)
         self.step += 1
         return loss, lr

@@ -112,18 +112,19 @@ class _Run:
             config.model, kwargs, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
             crop_pct=config.crop_pct, resize_mode=config.resize_mode,
         )  # fmt: skip
+        saved = checkpoint.load_state(out / outputs.LAST) if config.resume else None
         if ranks.main:
             outputs.prepare_run(out, overwrite=config.overwrite, resume=config.resume)
-        saved = checkpoint.load_state(out / outputs.LAST) if config.resume else None
         self.audit = self._scan()
         self.created = create_model(
             config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=kwargs, input=spec,
         )  # fmt: skip
         self.model = self.created.model
-        trained = policy.select(
-            self.model, config.train, policy.created_names(self.created.key_map, self.model) & self._transformed()
-        )
+        made: frozenset[str] = frozenset()
+        if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
+            made = policy.created_names(self.created.key_map, self.model)
+        trained = policy.select(self.model, config.train, made)
         policy.apply(self.model, trained)
         self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
         self.census = take_census(self.model, trained, config.train)
@@ -161,10 +162,6 @@ class _Run:
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images to choose the best epoch by; raise --val-split")
         return audit
-
-    def _transformed(self) -> frozenset[str]:
-        """Return what the transforms may have made: nothing, where there are none (a base may simply lack a tensor)."""
-        return frozenset(self.model.state_dict()) if self.created.transforms else frozenset()
 
     def _start(self) -> None:
         """Say what will be done, and keep what later commands need."""

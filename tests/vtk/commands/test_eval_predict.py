@@ -149,6 +149,7 @@ def test_eval_of_a_pack_is_the_training_metric(shop: Shop, capsys: pytest.Captur
     assert [row["name"] for row in result["per_class"]] == list(CLASSES)
     assert (result["count"], result["split"], result["backend"], result["precision"]) == (20, "val", "eager", "fp32")
     assert result["agreement"] is None
+    assert result["same_conditions"]
 
 
 def test_eval_in_the_bf16_regime_needs_no_flags(
@@ -170,7 +171,8 @@ def test_eval_in_another_precision_reports_agreement(
     agree = np.mean(shop.logits(paths).argmax(1) == shop.logits(paths, torch.bfloat16).argmax(1))
     result = _json(capsys, "eval", bf16_pack, shop.photos, "--precision", "fp32")
     assert result["precision"] == "fp32"
-    assert result["training_top1"] is None
+    assert not result["same_conditions"]
+    assert result["training_top1"] == read_card(bf16_pack).metrics["top1"]
     assert result["agreement"] == agree
     assert result["reference"] == "bf16 (eager, bf16, cpu)"
 
@@ -235,14 +237,18 @@ def test_eval_writes_its_files_and_refuses_a_folder_in_use(
     assert main(["eval", str(shop.pack), str(shop.photos), "--out", str(out), "--overwrite"]) == 0
 
 
-def test_eval_of_an_onnx_with_a_reference(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_of_an_onnx_with_a_reference(
+    shop: Shop, bf16_pack: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     weight = _onnx(tmp_path / "m.onnx", dataclasses.replace(shop.card, base=None))
     files = shop.files("val")
     transform = eval_transform(shop.card.input)
     images = np.stack([transform(Image.open(p).convert("RGB")).numpy() for p, _ in files])
     best = (images.mean((2, 3)) @ weight).argmax(1)
     agree = np.mean(best == shop.logits([p for p, _ in files]).argmax(1))
-    result = _json(capsys, "eval", tmp_path / "m.onnx", shop.photos, "--reference", shop.pack)
+    # the reference is run in the file's fp32, also where it was trained in bf16
+    result = _json(capsys, "eval", tmp_path / "m.onnx", shop.photos, "--reference", bf16_pack)
+    assert result["reference"] == "bf16 (eager, fp32, cpu)"
     assert (result["backend"], result["provider"]) == ("ort-cpu", "CPUExecutionProvider")
     assert result["top1"] == np.mean(best == [label for _, label in files])
     assert result["agreement"] == agree

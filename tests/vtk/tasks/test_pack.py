@@ -226,3 +226,15 @@ def test_a_pack_is_replaced_as_a_whole(weights: Path, tmp_path: Path) -> None:
     save(created, tmp_path / "pack")
     assert sorted(p.name for p in (tmp_path / "pack").iterdir()) == sorted([CARD, HASHES, TENSORS])
     assert dataclasses.replace(load_task(tmp_path / "pack").card, command="x").command == "x"
+
+
+def test_a_base_with_a_wide_table_is_stored_and_used_again(tmp_path: Path) -> None:
+    """4×6 patches: no square, so the copy must tell its grid."""
+    options: dict[str, Any] = {"num_classes": 3, "kwargs": KWARGS, "img_size": (64, 96)}
+    created = create_model(NAME, pretrained=False, **options)
+    copy = store_base(created.base)
+    again = create_model(NAME, weights=copy, **options)
+    assert torch.equal(again.model.pos_embed, created.model.pos_embed)
+    assert create_model(NAME, weights=copy, **options | {"img_size": (96, 64)}).model.pos_embed.shape == (1, 25, 64)
+    pack = save(created, tmp_path / "pack")
+    assert torch.equal(load_task(pack).model.pos_embed, created.model.pos_embed)

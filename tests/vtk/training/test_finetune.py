@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 
 import pytest
 import timm
@@ -67,6 +68,19 @@ def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, pl
         assert (result.out / name).read_bytes().startswith(b"\x89PNG")
     per_class = list(csv.DictReader((result.out / "per_class.csv").open()))
     assert [r["class"] for r in per_class] == card["classes"] and sum(int(r["count"]) for r in per_class) == 15
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_eval_of_a_pack_of_a_flat_folder_gives_the_runs_metric(config, photos, tmp_path, capsys, precision):
+    from vtk.commands import eval as eval_command
+
+    shutil.copytree(photos / "train", tmp_path / "flat")
+    result = finetune(config(data=tmp_path / "flat", precision=precision, val_split=0.4, seed=5, eval_batch_size=4))
+    assert result.metrics.count == 15 and result.metrics.loss > 1e-3
+    capsys.readouterr()
+    assert eval_command.main([str(result.task), str(tmp_path / "flat"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["top1"], told["loss"], told["count"]) == (result.metrics.top1, result.metrics.loss, 15)
 
 
 def test_frozen_tensors_are_the_bases_and_only_what_is_trained_is_packed(config):
@@ -217,7 +231,7 @@ def test_bf16_packs_record_what_is_stored(config, photos):
 
 def test_other_trainings(config, tmp_path):
     weights = tmp_path / "base.safetensors"
-    save_file(timm.create_model("test_vit").state_dict(), weights)
+    save_file(timm.create_model("vit_tiny_patch16_224", depth=2, embed_dim=32, num_heads=2).state_dict(), weights)
     wide = {"img_size": (32, 48), "weights": weights, "pretrained": True}
     for i, changes in enumerate(
         (
@@ -249,7 +263,7 @@ def test_refusals_before_any_image_is_read(config, tmp_path, monkeypatch):
 
 def test_a_model_without_attention_is_refused(config):
     with pytest.raises(UsageError, match="has no attention weights"):
-        finetune(config(model="test_resnet"))
+        finetune(config(model="test_resnet", model_kwargs=()))
 
 
 def test_default_output_folder_is_named_after_the_data(config, photos, tmp_path, monkeypatch):

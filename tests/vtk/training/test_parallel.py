@@ -103,8 +103,8 @@ def test_two_processes_train_as_one(config, photos, tmp_path, vtk_home):
     """torchrun and gloo on the CPU: loss, metric and weights are those of one process up to rounding."""
     torchrun = shutil.which("torchrun") or str(Path(sys.executable).with_name("torchrun"))
     flags = [
-        "--model", "test_vit", "--no-pretrained", "--img-size", "32", "--epochs", "2", "--batch-size", "8",
-        "--lr", "2e-3", "--head-lr-mult", "1", "--workers", "0", "--device", "cpu", "--accumulate", "2",
+        "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2", "--no-pretrained",
+        "--img-size", "32", "--epochs", "2", "--batch-size", "8", "--lr", "2e-3", "--head-lr-mult", "1", "--workers", "0", "--device", "cpu", "--accumulate", "2",
         "--eval-batch-size", "4",
     ]  # fmt: skip
     run = [torchrun, "--standalone", "--nproc_per_node", "2", "-m", "vtk", "finetune", str(photos), *flags]
