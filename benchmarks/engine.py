@@ -27,10 +27,11 @@ from vtk.data.samples import Sample
 from vtk.data.transforms import train_transform
 from vtk.training import policy
 from vtk.training.config import FinetuneConfig
-from vtk.training.engine import Loop, PlainStep
+from vtk.training.engine import Loop
 from vtk.training.objective import Batch, Classification
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Fp32
+from vtk.training.steps import PlainStep
 from vtk.training.streams import ImageStream
 
 RANKS = Ranks(torch.device("cpu"))

@@ -129,10 +129,25 @@ def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False)
         raise DataError(f"cannot make the folder {path}: {error.strerror or error}") from error
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+_MODE = 0o666 & ~_umask()
+
+
 def _fsync(path: Path) -> None:
-    """Flush a file or folder to the disk; Windows cannot open folders, so there it is left to the system."""
-    if os.name == "nt" and path.is_dir():
-        return
+    """Flush a file or folder to the disk, files readable as the user's umask says (safetensors makes them private).
+
+    Windows cannot open folders, so there it is left to the system.
+    """
+    if path.is_dir():
+        if os.name == "nt":
+            return
+    else:
+        path.chmod(_MODE)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

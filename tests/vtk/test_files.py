@@ -35,6 +35,17 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["pack"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_files_are_as_readable_as_the_umask_says(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    with files.replace_dir(tmp_path / "pack") as tmp:
+        (tmp / "private").touch(mode=0o600)
+    with files.replace_file(tmp_path / "one") as tmp:
+        tmp.touch(mode=0o600)
+    assert (tmp_path / "pack" / "private").stat().st_mode == (tmp_path / "one").stat().st_mode == plain.stat().st_mode
+
+
 def test_without_exchange_the_two_renames_still_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_exchange", lambda a, b: False)
     target = tmp_path / "pack"

@@ -1,5 +1,6 @@
 """Evaluate anything that runs on a folder of images, with the metric of training."""
 
+import contextlib
 import csv
 import math
 from collections.abc import Callable
@@ -101,19 +102,16 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         seed=0,
         workers=workers,
     )
-    backend = load_backend(
-        conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
-    )
-    judge = _Agreement.of(source, reference, conditions, config)
-    try:
-        predict = predictor(backend)
-        metrics = evaluate(
-            judge.watch(predict) if judge else predict, loader, source.card.classes, device=backend.device
+    with contextlib.ExitStack() as stack:
+        backend = load_backend(
+            conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
         )
-    finally:
-        backend.close()
+        stack.callback(backend.close)
+        judge = _Agreement.of(source, reference, conditions, config)
         if judge is not None:
-            judge.backend.close()
+            stack.callback(judge.backend.close)
+        predict = judge.watch(predictor(backend)) if judge else predictor(backend)
+        metrics = evaluate(predict, loader, source.card.classes, device=backend.device)
     result = EvalResult(
         metrics=metrics,
         audit=audit,
@@ -181,6 +179,8 @@ class _Agreement:
         cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
     ) -> "_Agreement | None":
         judge = reference or source
+        if reference is not None and reference.kind == "onnx":
+            raise UsageError(f"`--reference` {reference.path} is an ONNX file; give a pack or a checkpoint")
         if judge.kind == "onnx":
             return None
         # rounding to bf16 in training is no fault of an fp32 file: it is compared with torch in its own precision
@@ -189,11 +189,8 @@ class _Agreement:
             conditions.backend, conditions.precision, conditions.device
         ):  # fmt: skip
             return None  # it would compare the model with itself
-        if len(judge.card.classes) != len(source.card.classes):
-            raise UsageError(
-                f"`--reference` {judge.name} has {len(judge.card.classes)} classes, {source.name} has "
-                f"{len(source.card.classes)}; give the pack it was made from"
-            )
+        if judge.card.classes != source.card.classes:
+            raise UsageError(f"`--reference` {judge.name} has other classes than {source.name}; give its own pack")
         if judge.card.input != source.card.input:
             raise UsageError(f"`--reference` {judge.name} preprocesses unlike {source.name}; give its own pack")
         backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)

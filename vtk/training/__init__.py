@@ -8,7 +8,7 @@ __getattr__, __dir__, __all__ = attach(
         "Classification": "vtk.training.objective",
         "FinetuneConfig": "vtk.training.config",
         "FinetuneResult": "vtk.training.finetune",
-        "FitResult": "vtk.training.engine",
+        "FitResult": "vtk.training.result",
         "finetune": "vtk.training.finetune",
         "fit": "vtk.training.engine",
         "register_attention": "vtk.training.kinds",

@@ -22,7 +22,7 @@ from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, read_json, replace_dir, write_json
 from vtk.training.config import FinetuneConfig
-from vtk.training.engine import FitState
+from vtk.training.result import FitState
 
 SCHEMA = 1
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"

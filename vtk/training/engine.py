@@ -4,8 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,8 @@ from vtk.training.optim import OptimConfig, make_optimizer, make_schedule
 from vtk.training.parallel import Ranks
 from vtk.training.policy import live_buffers, train_mode
 from vtk.training.precision import Precision
+from vtk.training.result import EpochEnd, FitResult, FitState
+from vtk.training.steps import Feed, PlainStep, StepRule, plan_steps
 from vtk.training.streams import Stream
 
 _INTERVAL = 10  # steps between two looks at the loss on a GPU, where looking waits for all work that is queued
@@ -42,87 +43,6 @@ class FitConfig(OptimConfig, Protocol):
     def seed(self) -> int: ...  # noqa: D102
     @property
     def stop_after(self) -> int | None: ...  # noqa: D102
-
-
-class StepRule(Protocol):
-    """How gradients become an update.
-
-    Attributes:
-        passes: how often a step asks for gradients of the same batches.
-    """
-
-    passes: int
-
-    def step(self, gradients: Callable[[], Tensor], update: Callable[[], None]) -> Tensor:
-        """Do one optimiser step.
-
-        Args:
-            gradients: clears the gradients, computes those of the step's batches and returns the mean loss.
-            update: clips, lets the optimiser step and advances the learning rate; called once.
-
-        Returns:
-            The loss to log.
-        """
-
-
-class PlainStep:
-    """Gradients, then update."""
-
-    passes = 1
-
-    def step(self, gradients: Callable[[], Tensor], update: Callable[[], None]) -> Tensor:
-        """Do one optimiser step."""
-        loss = gradients()
-        update()
-        return loss
-
-
-@dataclass(frozen=True)
-class FitState:
-    """What a run needs besides the model's tensors in order to go on after an epoch.
-
-    Attributes:
-        epoch: epochs done.
-        optimizer: its state dict.
-        schedule: its state dict.
-        rows: one dict of numbers per epoch done.
-    """
-
-    epoch: int
-    optimizer: dict[str, Any]
-    schedule: dict[str, Any]
-    rows: list[dict[str, float]]
-
-
-@dataclass(frozen=True)
-class EpochEnd:
-    """What `fit` hands to ``on_epoch``.
-
-    Attributes:
-        epoch: epochs done, from 1.
-        row: ``epoch``, ``loss`` (mean over images), ``lr`` (of the last step), ``seconds``, ``images_per_second`` and
-            what the objective logs.
-        state: builds the resume state; ``extra`` numbers are added to its last row.
-    """
-
-    epoch: int
-    row: dict[str, float]
-    state: Callable[[Mapping[str, float]], FitState]
-
-
-@dataclass
-class FitResult:
-    """Numbers of a finished run: one row per epoch, and its speed over all epochs (training only)."""
-
-    rows: list[dict[str, float]] = field(default_factory=list)
-    steps: int = 0
-    images: int = 0
-    seconds: float = 0.0
-
-    @property
-    def images_per_second(self) -> float:
-        """Training images per second, over this call's epochs."""
-        return self.images / self.seconds if self.seconds else math.nan
 
 
 def fit(
@@ -194,7 +114,7 @@ class Loop:
     ) -> None:
         self.model, self.objective, self.streams, self.config = model, objective, streams, config
         self.precision, self.step_rule, self.ranks = precision, step_rule, ranks
-        self.groups = _plan([stream.sizes for stream in streams], config.accumulate)
+        self.groups = plan_steps([stream.sizes for stream in streams], config.accumulate)
         self.images = sum(sum(sizes) for _, sizes in self.groups)
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         if not trained or not self.groups:
@@ -254,7 +174,7 @@ class Loop:
 
     def _step(self, source: Iterator[Batch], sizes: list[int], logs: dict[str, Tensor]) -> tuple[Tensor, float]:
         """Do one optimiser step; return this process's part of the mean loss, and the learning rate used."""
-        feed = _Feed(source, len(sizes), self._prepare, keep=self.step_rule.passes > 1)
+        feed = Feed(source, len(sizes), self._prepare, keep=self.step_rule.passes > 1)
         first = True
 
         def gradients() -> Tensor:
@@ -302,34 +222,6 @@ class Loop:
                 "use a lower --lr, a longer --warmup or a smaller --clip-grad"
             )
         return float(both[1])
-
-
-class _Feed:
-    """The prepared batches of one step, fetched when first used and kept if they are used again."""
-
-    def __init__(self, source: Iterator[Batch], count: int, prepare: Callable[[Batch], Batch], *, keep: bool) -> None:
-        self.source, self.count, self.prepare, self.keep = source, count, prepare, keep
-        self.kept: list[Batch] = []
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self.kept:
-            yield from self.kept
-            return
-        for _ in range(self.count):
-            batch = self.prepare(next(self.source))
-            if self.keep:
-                self.kept.append(batch)
-            yield batch
-
-
-def _plan(sizes: Sequence[Sequence[int]], accumulate: int) -> list[tuple[int, list[int]]]:
-    """Return (stream, batch sizes) of each optimiser step of an epoch; streams take turns evenly over the epoch."""
-    steps = []
-    for stream, batches in enumerate(sizes):
-        groups = [list(batches[i : i + accumulate]) for i in range(0, len(batches), accumulate)]
-        steps += [((i + 0.5) / len(groups), stream, group) for i, group in enumerate(groups)]
-    steps.sort(key=lambda s: s[:2])
-    return [(stream, group) for _, stream, group in steps]
 
 
 def _checkpoint_gradients(model: nn.Module) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import Tensor
 
 from vtk import console
 from vtk.card import Card, Regime
@@ -17,7 +16,7 @@ from vtk.data.audit import DataAudit, scan
 from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import DataError, UsageError
-from vtk.evaluation.metrics import Metrics, evaluate
+from vtk.evaluation.metrics import Metrics
 from vtk.files import existing_dir, write_json, write_text
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import create_model
@@ -28,11 +27,13 @@ from vtk.tasks.pack import save_task, update_card
 from vtk.training import checkpoint, outputs, policy
 from vtk.training.census import Census, take_census
 from vtk.training.config import FinetuneConfig
-from vtk.training.engine import DivergedError, EpochEnd, FitResult, fit
+from vtk.training.engine import DivergedError, fit
 from vtk.training.objective import Classification
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
-from vtk.training.streams import ImageStream, share
+from vtk.training.result import EpochEnd, FitResult
+from vtk.training.scoring import default_workers, evaluate_ranks
+from vtk.training.streams import ImageStream
 
 
 @dataclass(frozen=True)
@@ -305,39 +306,6 @@ class _Run:
             confusion=best["confusion"].numpy(),
             classes=self.audit.classes,
         )
-
-
-def default_workers(workers: int | None, processes: int = 1) -> int:
-    """Return the number of loading processes: as given, else the usable cores shared by the training processes."""
-    from vtk.data.pool import usable_cpus
-
-    return workers if workers is not None else max(1, min(8, usable_cpus() // processes))
-
-
-def evaluate_ranks(
-    model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool
-) -> Metrics:
-    """Evaluate ``model`` with all processes; the metrics do not depend on how many there are.
-
-    Each process runs whole batches, every W-th one, so that a batch holds the same images as in a single process; the
-    logits are then gathered and scored in order.
-    """
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
-
-    def predict(images: Tensor) -> Tensor:
-        images = images.to(ranks.device, non_blocking=True)
-        logits: Tensor = model(images.to(dtype) if dtype == torch.bfloat16 else images)
-        return logits
-
-    if ranks.world == 1:
-        return evaluate(predict, loader, classes, device=ranks.device, show_progress=show_progress)
-    mine = []
-    with torch.no_grad():
-        for images, labels in share(loader, ranks, whole=True):
-            mine.append((predict(images).float().cpu(), labels))
-    parts = ranks.gather(mine)
-    batches = [parts[i % ranks.world][i // ranks.world] for i in range(sum(map(len, parts)))]
-    return evaluate(lambda logits: logits, batches, classes, show_progress=False)
 
 
 def _numbers(metrics: Metrics, epoch: int) -> dict[str, Any]:

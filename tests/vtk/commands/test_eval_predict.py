@@ -356,3 +356,12 @@ def test_predict_replaces_only_its_own_tables(shop: Shop, tmp_path: Path, capsys
     assert out.read_text() == "name,price\n"
     assert main(["predict", str(shop.pack), str(image), "--out", str(out), "--overwrite"]) == 0
     assert out.read_text().startswith("path,label1,score1")
+
+
+def test_a_reference_must_be_the_same_task(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = dataclasses.replace(shop.card, base=None, classes=tuple(sorted(CLASSES)))
+    _onnx(tmp_path / "other.onnx", card)
+    assert main(["eval", str(tmp_path / "other.onnx"), str(shop.photos), "--reference", str(shop.pack)]) == 2
+    assert "has other classes" in capsys.readouterr().err
+    assert main(["eval", str(shop.pack), str(shop.photos), "--reference", str(tmp_path / "other.onnx")]) == 2
+    assert "is an ONNX file; give a pack" in capsys.readouterr().err

@@ -56,7 +56,8 @@ def config(photos: Path, tmp_path: Path) -> Callable[..., FinetuneConfig]:
     def build(**changes: object) -> FinetuneConfig:
         values: dict[str, object] = {
             "data": photos, "out": tmp_path / "run", "model": "vit_tiny_patch16_224",
-            "model_kwargs": ("depth=2", "embed_dim=32", "num_heads=2"), "pretrained": False, "img_size": 32, "epochs": 2, "batch_size": 8, "lr": 2e-3, "head_lr_mult": 1.0, "workers": 0, "device": "cpu",
+            "model_kwargs": ("depth=2", "embed_dim=32", "num_heads=2"), "pretrained": False, "img_size": 32,
+            "epochs": 2, "batch_size": 8, "lr": 2e-3, "head_lr_mult": 1.0, "workers": 0, "device": "cpu",
         }  # fmt: skip
         return FinetuneConfig(**{**values, **changes})  # type: ignore[arg-type]
 

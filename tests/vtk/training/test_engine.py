@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from vtk.errors import UsageError
 from vtk.training import policy
 from vtk.training.config import FinetuneConfig
-from vtk.training.engine import DivergedError, _plan, fit
+from vtk.training.engine import DivergedError, fit
 from vtk.training.objective import Batch, Classification
 from vtk.training.precision import Bf16, Fp32
+from vtk.training.steps import plan_steps
 
 
 class Fixed:
@@ -192,9 +193,9 @@ def test_what_an_objective_logs_is_the_mean_over_images(tiny):
 
 
 def test_streams_take_turns_in_proportion():
-    plan = _plan([[8, 8, 8, 8], [5, 5]], 1)
+    plan = plan_steps([[8, 8, 8, 8], [5, 5]], 1)
     assert [stream for stream, _ in plan] == [0, 1, 0, 0, 1, 0]
-    assert _plan([[8, 8, 3]], 2) == [(0, [8, 8]), (0, [3])]
+    assert plan_steps([[8, 8, 3]], 2) == [(0, [8, 8]), (0, [3])]
 
 
 def test_a_loss_that_is_not_finite_stops_with_one_line(tiny):

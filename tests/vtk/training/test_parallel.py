@@ -12,8 +12,8 @@ import torch
 
 from vtk.data.samples import Sample
 from vtk.errors import UsageError
-from vtk.training.finetune import default_workers, evaluate_ranks
 from vtk.training.parallel import Ranks, find_device, open_ranks
+from vtk.training.scoring import default_workers, evaluate_ranks
 from vtk.training.streams import ImageStream, share
 
 CPU = torch.device("cpu")
@@ -104,8 +104,8 @@ def test_two_processes_train_as_one(config, photos, tmp_path, vtk_home):
     torchrun = shutil.which("torchrun") or str(Path(sys.executable).with_name("torchrun"))
     flags = [
         "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2", "--no-pretrained",
-        "--img-size", "32", "--epochs", "2", "--batch-size", "8", "--lr", "2e-3", "--head-lr-mult", "1", "--workers", "0", "--device", "cpu", "--accumulate", "2",
-        "--eval-batch-size", "4",
+        "--img-size", "32", "--epochs", "2", "--batch-size", "8", "--lr", "2e-3", "--head-lr-mult", "1",
+        "--workers", "0", "--device", "cpu", "--accumulate", "2", "--eval-batch-size", "4",
     ]  # fmt: skip
     run = [torchrun, "--standalone", "--nproc_per_node", "2", "-m", "vtk", "finetune", str(photos), *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

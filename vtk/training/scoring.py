@@ -1,0 +1,43 @@
+"""Evaluation during training, by one process or several."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from vtk.data.pool import usable_cpus
+from vtk.evaluation.metrics import Metrics, evaluate
+from vtk.training.parallel import Ranks
+from vtk.training.streams import share
+
+
+def default_workers(workers: int | None, processes: int = 1) -> int:
+    """Return the number of loading processes: as given, else the usable cores shared by the training processes."""
+    return workers if workers is not None else max(1, min(8, usable_cpus() // processes))
+
+
+def evaluate_ranks(
+    model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool
+) -> Metrics:
+    """Evaluate ``model`` with all processes; the metrics do not depend on how many there are.
+
+    Each process runs whole batches, every W-th one, so that a batch holds the same images as in a single process; the
+    logits are then gathered and scored in order.
+    """
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+
+    def predict(images: Tensor) -> Tensor:
+        images = images.to(ranks.device, non_blocking=True)
+        logits: Tensor = model(images.to(dtype) if dtype == torch.bfloat16 else images)
+        return logits
+
+    if ranks.world == 1:
+        return evaluate(predict, loader, classes, device=ranks.device, show_progress=show_progress)
+    mine = []
+    with torch.no_grad():
+        for images, labels in share(loader, ranks, whole=True):
+            mine.append((predict(images).float().cpu(), labels))
+    parts = ranks.gather(mine)
+    batches = [parts[i % ranks.world][i // ranks.world] for i in range(sum(map(len, parts)))]
+    return evaluate(lambda logits: logits, batches, classes, show_progress=False)
