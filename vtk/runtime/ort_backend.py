@@ -142,7 +142,8 @@ def _open(path: Path, provider: str, device: torch.device, threads: int | None, 
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     wanted: list[Any] = [provider]
     if provider != "CPUExecutionProvider":
-        wanted = [(provider, {"device_id": device.index or 0}), "CPUExecutionProvider"]
+        # TF32 keeps ten bits of a mantissa: no fp32 result, and beyond the tolerance that fp32 outputs are held to
+        wanted = [(provider, {"device_id": device.index or 0, "use_tf32": "0"}), "CPUExecutionProvider"]
     noise = io.StringIO()
     try:
         with contextlib.redirect_stdout(noise):

@@ -34,6 +34,10 @@ class EagerBackend:
         self.device, self.dtype, self.layout = device, dtype, layout
         self.load_s = 0.0
         self._threads_before: int | None = None
+        self._tf32_before = torch.backends.cudnn.allow_tf32
+        if device.type == "cuda":
+            # torch lets convolutions use TF32 by default; the patch embedding would then be no fp32 result
+            torch.backends.cudnn.allow_tf32 = False
 
     @classmethod
     def check(cls) -> None:
@@ -85,6 +89,7 @@ class EagerBackend:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
         if self.device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = self._tf32_before
             torch.cuda.empty_cache()
 
     def _forward(self, images: Tensor) -> Tensor:
