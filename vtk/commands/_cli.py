@@ -4,7 +4,10 @@ tyro was chosen because it builds the whole command line, with help and type che
 library's functions take anyway. The configs stay plain: what only the command line needs is added here.
 """
 
+import contextlib
 import dataclasses
+import io
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,6 +22,7 @@ from vtk import console
 from vtk.errors import UsageError
 
 T = TypeVar("T")
+_SIZE = int | tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def parse(
         examples: command lines shown under the help.
 
     Raises:
-        UsageError: the YAML file is wrong, or ``kind`` refuses the values. tyro itself exits with 2 on a wrong flag.
+        UsageError: a flag or the YAML file is wrong, or ``kind`` refuses the values.
     """
     common_names = {f.name for f in dataclasses.fields(_Common)}
     flags = _flags_class(kind, positional)
@@ -62,7 +66,14 @@ def parse(
     text = description.replace("``", "`").strip()
     if examples:
         text += "\n\n" + "\n".join(f"  {line}" for line in examples)
-    parsed = tyro.cli(flags, args=list(argv), prog=prog, description=text, default=default)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed = tyro.cli(flags, args=list(argv), prog=prog, description=text, default=default)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UsageError(f"{_one_line(complaint.getvalue())}; see `{prog} --help`") from None
     console.set_json(parsed.json)
     return kind(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(flags) if f.name not in common_names})
 
@@ -84,6 +95,8 @@ def _flags_class(kind: type, positional: Sequence[str]) -> Any:
             markers.append(tyro.conf.FlagCreatePairsOff)
         if (element := _list_element(hint)) is not None:
             markers.append(_list_spec(element))
+        elif hint == _SIZE:
+            markers.append(_size_spec())
         annotated = Annotated[(hint, *markers)]  # type: ignore[valid-type]
         if f.default is not dataclasses.MISSING:
             fields.append((f.name, annotated, field(default=f.default)))
@@ -121,6 +134,36 @@ def _list_spec(element: type) -> Any:
         is_instance=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(x, (element, int)) for x in v)),
         str_from_instance=to_str,
     )
+
+
+def _size_spec() -> Any:
+    """Accept ``48``, ``48 64``, ``48,64`` and ``48x64``, height first."""
+
+    def from_str(args: list[str]) -> Any:
+        parts = [part for arg in args for part in re.split("[,x×]", arg.strip())]
+        if parts == ["None"]:
+            return None
+        if not 1 <= len(parts) <= 2 or not all(re.fullmatch(r"[+-]?\d{1,9}", part) for part in parts):
+            raise ValueError(f"{' '.join(args) or 'nothing'!r} is no size; give one side, or height and width")
+        return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="PIXELS|HEIGHT WIDTH",
+        instance_from_str=from_str,
+        is_instance=lambda v: v is None or isinstance(v, (int, tuple)),
+        str_from_instance=lambda v: [str(side) for side in (v if isinstance(v, tuple) else (v,))],
+    )
+
+
+def _one_line(box: str) -> str:
+    """Return the sense of tyro's framed message: what was wrong, then the flag's own help or a near flag."""
+    lines = [line.strip(" │") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = [" ".join(part.split()) for part in re.split(r"\n─+\n", "\n".join(lines))]
+    kept = [part for part in sections if part and not part.startswith("For full helptext")]
+    text = "; ".join(part.removeprefix("Argument helptext:").strip() for part in kept) or "the flags cannot be read"
+    text = re.sub(r"invalid literal for int\(\) with base 10: ('[^']*')", r"\1 is not a whole number", text)
+    return re.sub(r"could not convert string to float: ('[^']*')", r"\1 is not a number", text)
 
 
 def _default(f: dataclasses.Field) -> Any:

@@ -100,11 +100,37 @@ def test_flags_of_every_kind() -> None:
     assert parse("d", "--img-size", "48").img_size == 48
 
 
-@pytest.mark.parametrize("argv", [["d", "--img-size", "1", "2", "3"], ["d", "--sizes", "a"], ["d", "--mode", "z"], []])
-def test_wrong_flags_exit_with_2(argv: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
+@pytest.mark.parametrize("text", ["48,64", "48x64", "48 64"])
+def test_a_size_may_be_written_as_people_write_it(text: str) -> None:
+    assert parse("d", "--img-size", *text.split()).img_size == (48, 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["d", "--img-size", "1", "2", "3"], "'1 2 3' is no size; give one side, or height and width"),
+        (["d", "--img-size", "big"], "'big' is no size"),
+        (["d", "--img-size"], "'nothing' is no size"),
+        (["d", "--lr", "fast"], "--lr: 'fast' is not a number"),
+        (["d", "--sizes", "1.5"], "--sizes: '1.5' is not a whole number"),
+        (["d", "--mode", "z"], "invalid choice 'z' for argument '--mode'. Expected one of ('a', 'b+c')"),
+        (["d", "--modee", "a"], "Unrecognized options: --modee"),
+        (["d", "e"], "Unrecognized options: e"),
+        ([], "Missing from vtk x: DATA"),
+    ],
+)
+def test_wrong_flags_are_one_line_too(argv: list[str], message: str, capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(UsageError) as caught:
         parse(*argv)
-    assert caught.value.code == 2
+    assert message in " ".join(str(caught.value).split())
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("see `vtk x --help`")
+    assert capfd.readouterr() == ("", "")  # what tyro draws is kept away
+
+
+def test_a_wrong_flag_gives_its_json_object(capsys: pytest.CaptureFixture) -> None:
+    assert main(["tasks", "merge", "--json", "--nonsense"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 
 
 def test_yaml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
