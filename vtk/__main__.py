@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -15,34 +16,45 @@ from vtk.errors import UsageError, VtkError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for a user's mistake (``--debug`` shows the traceback)."""
     args = list(sys.argv[1:] if argv is None else argv)
+    console.set_json("--json" in args)
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except VtkError as error:
+        return _report(error, error.exit_code, args)
+    except KeyboardInterrupt:
+        print("vtk: stopped", file=sys.stderr)
+        console.emit_json({"error": "stopped", "exit_code": 130})
+        return 130
+    except BrokenPipeError:
+        # the reader (head, less) went away: nothing to report, and nothing more to flush to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            return _report(error, 1, args)
+        console.emit_json({"error": f"{type(error).__name__}: {error}", "exit_code": 1})
+        raise  # a fault of the toolkit: its traceback is wanted
+    finally:
+        console.set_json(False)
+
+
+def _run(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(_help())
         return 0
     if args[0] in ("-V", "--version", "version"):
         print(f"vtk {__version__} (ViT toolkit, distribution vit-toolkit)")
         return 0
-    console.set_json("--json" in args)
-    try:
-        return importlib.import_module(_module(args[0])).main(args[1:])
-    except VtkError as error:
-        return _report(error, error.exit_code, args)
-    except KeyboardInterrupt:
-        print("vtk: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # the reader (head, less) went away: nothing to report, and nothing more to flush to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return _report(error, 1, args)
-    finally:
-        console.set_json(False)
+    return importlib.import_module(_module(args[0])).main(args[1:])
 
 
 def entry() -> None:
     """Console-script entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main())
 
 

@@ -6,6 +6,7 @@ It is ``task.json`` in a pack, ``__metadata__["vtk"]`` in a merged safetensors f
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,8 +19,23 @@ from vtk.errors import DataError
 SCHEMA = 1
 """Version of the card's layout; a reader refuses a newer one."""
 
+MIN_CROP = 0.05
+"""Smallest ``crop_pct``: an image is enlarged to ``size / crop_pct`` before the crop."""
+
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 ResizeMode = Literal["crop", "squash", "pad"]
 T = TypeVar("T")
+
+OWN_ARGUMENTS: Mapping[str, str] = {
+    "img_size": "--img-size",
+    "num_classes": "the folder's classes",
+    "in_chans": "the weights",
+    "drop_path_rate": "--drop-path",
+    "pretrained": "--no-pretrained",
+    **dict.fromkeys(("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"), "--weights"),
+    **dict.fromkeys(("features_only", "scriptable", "exportable", "no_jit"), "nothing: it is refused"),
+}
+"""Arguments of timm that ``ModelSpec.kwargs`` must not have, with what sets them: some would read or fetch files."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +168,43 @@ class Card:
             raise DataError(
                 f"{where} was written by a newer vtk (schema {value['schema']}, this one reads {SCHEMA}); upgrade vtk"
             )
+        if value["schema"] < 1:
+            raise DataError(f"{where}: `schema` is {value['schema']}; the first was 1")
         card = from_plain(cls, value, str(where))
-        spec = card.input
-        if min(spec.height, spec.width, spec.in_chans) < 1 or not 0 < spec.crop_pct <= 1:
-            raise DataError(f"{where}: `input` is impossible: {spec}")
-        if len(spec.mean) != spec.in_chans or len(spec.std) != spec.in_chans or min(spec.std) <= 0:
-            raise DataError(f"{where}: `input.mean` and `input.std` need {spec.in_chans} values each, std above 0")
+        if wrong := _input_fault(card.input) or _card_fault(card):
+            raise DataError(f"{where}: {wrong}; the card was edited or damaged")
         return card
+
+
+def _input_fault(spec: InputSpec) -> str | None:
+    if min(spec.height, spec.width, spec.in_chans) < 1 or not MIN_CROP <= spec.crop_pct <= 1:
+        return f"`input` is impossible: {spec}"
+    if len(spec.mean) != spec.in_chans or len(spec.std) != spec.in_chans:
+        return f"`input.mean` and `input.std` need {spec.in_chans} values each, std above 0"
+    if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
+        return "`input.mean` and `input.std` must be finite numbers, std above 0"
+    if spec.interpolation not in INTERPOLATIONS:
+        return f"`input.interpolation` is {_show(spec.interpolation)}; known: {', '.join(INTERPOLATIONS)}"
+    return None
+
+
+def _card_fault(card: Card) -> str | None:
+    if not card.classes or len(set(card.classes)) != len(card.classes):
+        return "`classes` must be one or more different names"
+    if own := sorted(OWN_ARGUMENTS.keys() & card.model.kwargs.keys()):
+        return f"`model.kwargs` must not have `{own[0]}`"
+    if card.regime.batch_size < 1:
+        return f"`regime.batch_size` is {card.regime.batch_size}; it is at least 1"
+    for name in ("top1", "top5", "loss", "count", "epoch"):
+        if not isinstance(card.metrics.get(name, 0.0), (int, float)):
+            return f"`metrics.{name}` is no number: {_show(card.metrics[name])}"
+    fraction, seed = card.data.get("val_split", 0.0), card.data.get("seed", 0)
+    if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1 or not isinstance(seed, int):
+        return f"`data` is impossible: {_show(card.data)}"
+    names = card.pack.get("trained", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return "`pack.trained` is no list of names"
+    return None
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:

@@ -1,7 +1,6 @@
 """What people see: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``."""
 
 import contextlib
-import json
 import math
 import sys
 import time
@@ -12,7 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from vtk.files import to_json
+
 _json_mode = False
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Say that the reader went away as the rest of Python does; rich would exit with code 1."""
+        raise BrokenPipeError
 
 
 def set_json(on: bool) -> None:
@@ -23,7 +30,7 @@ def set_json(on: bool) -> None:
 
 def stream() -> Console:
     """Return the console for people: stdout, or stderr under ``--json``. Made anew so that redirection is honoured."""
-    return Console(file=sys.stderr if _json_mode else sys.stdout, highlight=False, soft_wrap=not _is_terminal())
+    return _Console(file=sys.stderr if _json_mode else sys.stdout, highlight=False, soft_wrap=not _is_terminal())
 
 
 def say(text: str = "", style: str | None = None) -> None:
@@ -39,7 +46,7 @@ def warn(text: str) -> None:
 def emit_json(value: dict[str, Any]) -> None:
     """Print the command's result on stdout, only under ``--json``; NaN and infinity become null."""
     if _json_mode:
-        sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False) + "\n")
+        sys.stdout.write(to_json(_finite(value)) + "\n")
         sys.stdout.flush()
 
 

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from vtk.errors import DataError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
 
 
 def home() -> Path:
@@ -35,9 +38,10 @@ def replace_file(path: Path) -> Iterator[Path]:
         _fsync(tmp)
         os.replace(tmp, path)
         _fsync(path.parent)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; free some space or choose another folder") \
-            from error
+    except _WRITE_ERRORS as error:
+        if (reason := _write_failure(error)) is None:
+            raise
+        raise DataError(f"cannot write {path}: {reason}; free some space or choose another folder") from error
     finally:
         with contextlib.suppress(OSError):
             tmp.unlink(missing_ok=True)
@@ -73,9 +77,10 @@ def replace_dir(path: Path) -> Iterator[Path]:
             os.replace(tmp, path)
             shutil.rmtree(old, ignore_errors=True)
         _fsync(path.parent)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}; free some space or choose another folder") \
-            from error
+    except _WRITE_ERRORS as error:
+        if (reason := _write_failure(error)) is None:
+            raise
+        raise DataError(f"cannot write {path}: {reason}; free some space or choose another folder") from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
 
@@ -89,12 +94,22 @@ def existing_dir(path: Path) -> Path:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all."""
     with replace_file(path) as tmp:
-        tmp.write_text(text, encoding="utf-8", newline="\n")
+        tmp.write_text(text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON; NaN and infinity are refused, since other readers would stumble over them."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, to_json(value, indent=2, allow_nan=False) + "\n")
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Return JSON that is readable text, escaped where a file name is not UTF-8 and could not be written otherwise."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, **options)
+    return text
 
 
 def read_json(path: Path, limit: int = 64 << 20) -> Any:
@@ -127,6 +142,16 @@ def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot make the folder {path}: {error.strerror or error}") from error
+
+
+def _write_failure(error: Exception) -> str | None:
+    """Return why a file could not be written; safetensors and torch.save raise kinds of their own on a full disk."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError):
+        return error.strerror or text
+    if isinstance(error, SafetensorError):
+        return text.rpartition("I/O error: ")[2] if "I/O error" in text else None
+    return "the disk is full or went away" if "PytorchStreamWriter" in text or "unexpected pos" in text else None
 
 
 def _umask() -> int:

@@ -100,3 +100,31 @@ def test_json_that_is_cut_large_or_absent_is_named(tmp_path: Path) -> None:
         files.read_json(tmp_path / "cut.json", limit=3)
     with pytest.raises(DataError, match="cannot read"):
         files.read_json(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("write", ["safetensors", "torch"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's always-full device")
+def test_a_full_disk_is_a_data_error_whoever_writes(write: str, tmp_path: Path) -> None:
+    """Safetensors and torch.save raise kinds of their own, which are no OSError."""
+    import torch
+    from safetensors.torch import save_file
+
+    target = tmp_path / "pack"
+    files.write_json(target / "a.json", 1)
+    said = pytest.raises(DataError, match=r"cannot write .*pack: .*choose another folder")
+    with said, files.replace_dir(target) as tmp:
+        if write == "torch":
+            (tmp / "full").symlink_to("/dev/full")
+            torch.save({"x": torch.zeros(1 << 20)}, tmp / "full")
+        else:
+            save_file({"x": torch.zeros(9)}, tmp / "not-there" / "x.safetensors")
+    assert os.listdir(tmp_path) == ["pack"]
+    assert files.read_json(target / "a.json") == 1
+
+
+def test_names_that_are_not_utf8_are_escaped_in_json_and_kept_in_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    assert files.to_json({"a": "ü"}) == '{"a": "ü"}'
+    assert files.to_json({"a": name}) == '{"a": "caf\\udce9"}'
+    files.write_text(tmp_path / "t", name)
+    assert (tmp_path / "t").read_bytes() == b"caf\xe9"

@@ -46,14 +46,14 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     digits = write_digits(out / "data" / "digits", "digits")
     parity = write_digits(out / "data" / "parity", "parity")
     base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
-                            model_kwargs=MODEL_KWARGS, epochs=14, lr=1e-3, batch_size=64))  # fmt: skip
+                            model_kwargs=MODEL_KWARGS, epochs=12, lr=1e-3))  # fmt: skip
     weights = out / "base.safetensors"
     merge_task(base.task, weights, overwrite=True)
 
     _heading("2/5  two tasks on it, attention weights only: ten digits at 32 px, odd or even at 48 px")
-    shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn", "batch_size": 64}
-    first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=3e-4, **shared))
-    second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=5, lr=5e-4, **shared))
+    shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn"}
+    first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=2e-4, **shared))
+    second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=3, lr=3e-4, **shared))
 
     _heading("3/5  what the two packs share")
     diff = _shared(first, second)
@@ -63,7 +63,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
 
     _heading("5/5  latency per batch size")
     result = profile(ProfileConfig(str(second.task), batch_sizes=(1, 2, 4, 8, 16, 32), backends=("eager", "ort-cpu"),
-                                   duration=1.0, out=out / "profile", seed=seed))  # fmt: skip
+                                   duration=0.7, out=out / "profile", seed=seed))  # fmt: skip
     print_result(result)
 
     summary = _summary(out, weights, {"base": base, "digits": first, "parity": second}, diff)

@@ -82,11 +82,16 @@ def collect(root: Path, part: Path, notes: list[str]) -> Files:
 
     Files at any depth belong to the class folder they are in. Folders without images and images outside class folders
     are not used, which is added to ``notes``.
+
+    Raises:
+        DataError: a folder may not be read, or its name is no text and so cannot be stored as the name of a class.
     """
     prefix = "" if part == root else f"{part.relative_to(root).as_posix()}/"
     found: Files = {}
     without = []
     for name in folders(part):
+        if not name.isascii() and not is_text(name):
+            raise DataError(f"{part} has a folder whose name is not UTF-8 text ({name!a}); rename it")
         files = [file._replace(name=f"{prefix}{name}/{file.name}") for file in walk(part / name)]
         if files:
             found.setdefault(class_name(name), []).extend(files)
@@ -126,6 +131,15 @@ def split(files: Sequence[T], names: Sequence[str], fraction: float, seed: int) 
 def class_name(folder: str) -> str:
     """Return the class of a folder name: composed Unicode, so that a copy made by macOS has the same classes."""
     return unicodedata.normalize("NFC", folder)
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a file name is text; Python reads bytes that are not UTF-8 as lone surrogates, which JSON lacks."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _named(names: Sequence[str], wanted: Sequence[str]) -> list[str]:

@@ -44,12 +44,12 @@ def folders(root: Path) -> list[str]:
     Raises:
         DataError: ``root`` is absent, not a folder, or may not be read.
     """
-    return natural(entry.name for entry in _entries(root) if entry.is_dir() and not is_hidden(entry.name))
+    return natural(entry.name for entry in _entries(root) if _is_dir(entry) and not is_hidden(entry.name))
 
 
 def loose_images(root: Path) -> int:
     """Count the image files that lie directly in ``root``."""
-    return sum(is_image(entry.name) and entry.is_file() for entry in _entries(root))
+    return sum(is_image(entry.name) and os.path.isfile(entry.path) for entry in _entries(root))
 
 
 def walk(root: Path) -> Iterator[Found]:
@@ -88,15 +88,22 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         if is_hidden(entry.name):
             continue
         try:
-            if entry.is_dir():
+            if _is_dir(entry):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, key))
             elif is_image(entry.name):
                 info = entry.stat()
                 if stat.S_ISREG(info.st_mode):
                     yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns)
-        except FileNotFoundError:  # a dangling link, or deleted while walking: it is an image that cannot be read
+        except OSError:  # a dangling or circular link, or deleted while walking: it is an image that cannot be read
             if is_image(entry.name):
                 yield Found(prefix + entry.name, 0, 0)
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

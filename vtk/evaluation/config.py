@@ -1,5 +1,6 @@
 """Options of ``vtk eval`` and ``vtk predict``; free of torch."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,7 +34,8 @@ class EvalConfig:
     overwrite: bool = field(default=False, metadata={"help": "write into a folder that is not empty"})
 
     def __post_init__(self) -> None:
-        _at_least(1, batch_size=self.batch_size, threads=self.threads)
+        _at_least(1, batch_size=self.batch_size)
+        check_threads(self.threads)
         _at_least(0, workers=self.workers)
 
 
@@ -54,7 +56,19 @@ class PredictConfig:
     overwrite: bool = field(default=False, metadata={"help": "replace `--out` even if it is no table of predictions"})
 
     def __post_init__(self) -> None:
-        _at_least(1, top_k=self.top_k, batch_size=self.batch_size, threads=self.threads)
+        _at_least(1, top_k=self.top_k, batch_size=self.batch_size)
+        check_threads(self.threads)
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse numbers that no machine wants; thousands would end the process inside the OpenMP run time.
+
+    Raises:
+        UsageError: ``threads`` is below 1 or far above the number of CPUs.
+    """
+    most = max(64, 4 * (os.cpu_count() or 1))
+    if threads is not None and not 1 <= threads <= most:
+        raise UsageError(f"`--threads` is {threads}; give 1 to {most}")
 
 
 def _at_least(least: int, **values: int | None) -> None:

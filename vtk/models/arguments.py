@@ -5,15 +5,8 @@ from typing import Any
 
 import yaml
 
+from vtk.card import OWN_ARGUMENTS
 from vtk.errors import UsageError
-
-_FLAGS = {
-    "img_size": "--img-size",
-    "num_classes": "the folder's classes",
-    "pretrained": "--no-pretrained",
-    "drop_path_rate": "--drop-path",
-    "in_chans": "the weights",
-}
 
 
 def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
@@ -27,8 +20,8 @@ def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
         key, equals, text = item.partition("=")
         if not equals or not key.isidentifier():
             raise UsageError(f"`--model-kwargs` {item!r}: write key=value, as in depth=4")
-        if key in _FLAGS:
-            raise UsageError(f"`--model-kwargs` {key}: this is set by {_FLAGS[key]}")
+        if key in OWN_ARGUMENTS:
+            raise UsageError(f"`--model-kwargs` {key}: this is set by {OWN_ARGUMENTS[key]}")
         if key in result:
             raise UsageError(f"`--model-kwargs` {key}: given twice")
         try:

@@ -1,6 +1,7 @@
 """Sizes and preprocessing: what the weights expect, and what a model can take."""
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,10 +9,14 @@ import timm
 import torch
 from torch import nn
 
-from vtk.card import InputSpec
+from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
 
 Size = int | tuple[int, int] | None
+
+# building even an empty model takes 0.2 s, and every command asks several times for the same one
+_KEPT = 8
+_blank: dict[tuple[str, str], nn.Module] = {}
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -20,16 +25,22 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build a model without memory for its weights, to ask about shapes.
+    """Return a model without memory for its weights, to ask about shapes; the same one each time: do not change it.
 
     Raises:
         UsageError: timm does not know the name or refuses an argument.
     """
-    try:
-        with torch.device("meta"):
-            return timm.create_model(name, **(kwargs or {}))
-    except Exception as error:  # timm raises many kinds for a wrong name or value
-        raise model_error(name, kwargs or {}, error) from error
+    key = (name, repr(sorted((kwargs or {}).items())))
+    if key not in _blank:
+        try:
+            with torch.device("meta"):
+                model = timm.create_model(name, **(kwargs or {}))
+        except Exception as error:  # timm raises many kinds for a wrong name or value
+            raise model_error(name, kwargs or {}, error) from error
+        while len(_blank) >= _KEPT:
+            _blank.pop(next(iter(_blank)))
+        _blank[key] = model
+    return _blank[key]
 
 
 def model_error(name: str, kwargs: Mapping[str, Any], error: Exception) -> VtkError:
@@ -107,8 +118,12 @@ def input_spec(
     for key in ("mean", "std"):
         if len(values[key]) != in_chans:
             raise UsageError(f"`--{key}` has {len(values[key])} values; the input has {in_chans} channels")
+        if not all(map(math.isfinite, values[key])):
+            raise UsageError(f"`--{key}` {values[key]}: every value must be a finite number")
     if min(values["std"]) <= 0:
         raise UsageError(f"`--std` {values['std']}: every value must be above 0")
+    if not MIN_CROP <= values["crop_pct"] <= 1:
+        raise UsageError(f"`--crop-pct` is {values['crop_pct']}; allowed is {MIN_CROP} to 1")
     return InputSpec(height=height, width=width, in_chans=in_chans, **values)
 
 

@@ -4,6 +4,7 @@ A transform is ``apply(model, **args) -> {key of the new state dict: key of the 
 that the transform made: it is always trained and always carried by the pack. Transforms run after the base was loaded.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,12 @@ def apply_transforms(
         if transform.op not in _REGISTRY:
             known = ", ".join(sorted(_REGISTRY))
             raise DataError(f"transform `{transform.op}` is not in this version; known: {known}; upgrade vtk")
-        step = _REGISTRY[transform.op](model, **transform.args)
+        apply = _REGISTRY[transform.op]
+        try:
+            inspect.signature(apply).bind(model, **transform.args)
+        except TypeError as error:
+            raise DataError(f"transform `{transform.op}` with {transform.args}: {error}; was it edited?") from error
+        step = apply(model, **transform.args)
         current = {new: None if old is None else current[old] for new, old in step.items()}
     return current
 
@@ -62,6 +68,8 @@ def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
     Raises:
         UsageError: the model names no single first convolution.
     """
+    if not isinstance(in_chans, int) or in_chans < 1:
+        raise UsageError(f"`in_chans` is {in_chans!r}; give a number of channels")
     name: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     old = model.get_submodule(name) if isinstance(name, str) else None
     if not isinstance(old, nn.Conv2d):

@@ -141,14 +141,14 @@ def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
 def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None, tuple[int, int] | None]:
     """Return the tensors and, where the file's metadata has them, its card and the grid of its position table."""
     if not path.is_file():
-        raise DataError(f"`--weights` {path}: there is no such file")
+        raise DataError(f"{path}: there is no such file")
     if path.suffix == ".safetensors":
         tensors, metadata = read_safetensors(path)
         card = Card.from_json(metadata["vtk"], path) if "vtk" in metadata else None
         sides = [int(side) for side in metadata.get(GRID, "").split("x") if side.isdecimal()]
         return tensors, card, (sides[0], sides[1]) if len(sides) == 2 else None
     if path.suffix not in (".pth", ".pt", ".bin", ".tar"):
-        raise UsageError(f"`--weights` {path}: cannot read `{path.suffix}`; give a .safetensors or a .pth file")
+        raise UsageError(f"{path}: cannot read `{path.suffix}`; give a .safetensors or a .pth file")
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

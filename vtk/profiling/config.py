@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import check_threads
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class ProfileConfig:
                 raise UsageError(f"`{flag}` {_show(values)} names one of them twice; name each once")
         if self.num_classes is not None and self.num_classes < 1:
             raise UsageError(f"`--num-classes` {self.num_classes}: give a whole number of at least 1")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"`--threads` {self.threads}: give a whole number of at least 1")
+        check_threads(self.threads)
         if not (math.isfinite(self.duration) and self.duration > 0):
             raise UsageError(f"`--duration` {self.duration}: give seconds above 0")
         if self.budget_ms is not None and not (math.isfinite(self.budget_ms) and self.budget_ms > 0):

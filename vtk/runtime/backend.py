@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.evaluation.config import check_threads
 from vtk.runtime.source import Source
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -102,8 +103,7 @@ def load_backend(
         UnavailableError: asked for by name and not here: a back-end of a later version, a device, a provider.
     """
     check_backend(name)
-    if threads is not None and threads < 1:
-        raise UsageError(f"`threads` is {threads}; give at least 1")
+    check_threads(threads)
     return _class(name).load(
         source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
     )

@@ -136,13 +136,20 @@ def open_onnx(path: Path) -> Source:
         raise DataError(f"{path} is not a readable ONNX file ({error})") from error
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
-    if "vtk" in meta:
-        return Source("onnx", name, path, Card.from_json(meta["vtk"], path))
     shapes = {
         value.name: [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
         for value in (*proto.graph.input, *proto.graph.output)
     }
     image, logits = shapes.get("pixel_values", []), shapes.get("logits", [])
+    if "vtk" in meta:
+        card = Card.from_json(meta["vtk"], path)
+        told = [card.input.in_chans, *card.input.size, len(card.classes)]
+        if (found := [*image[1:], *logits[1:]]) != told:
+            raise DataError(
+                f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
+                "export it again"
+            )
+        return Source("onnx", name, path, card)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
         raise DataError(
             f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "

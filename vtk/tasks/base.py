@@ -55,7 +55,8 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
         try:
             base = read()
         except (DataError, UsageError) as error:
-            tried.append(f"{place}: {error}")
+            where, _, reason = str(error).partition(": ")
+            tried.append(f"{place}: {reason if where in place else error}")
             continue
         wrong = next((k for k in sorted(needed) if base.hashes.get(k) != hashes.get(k) or k not in hashes), None)
         if wrong is None:

@@ -4,16 +4,17 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vtk.card import Card
-from vtk.errors import DataError
+from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, read_json
 from vtk.models.base import Base, base_id
-from vtk.models.create import create_model
+from vtk.models.create import Created, create_model
 from vtk.models.weights import read_safetensors
 from vtk.tasks.base import find_base
 from vtk.tasks.pack import CARD, TENSORS, read_hashes
@@ -76,6 +77,9 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
         BaseError: no base fits.
     """
     folder = existing_dir(Path(path))
+    if not folder.is_dir():
+        what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is a file"
+        raise DataError(f"{what}; give the folder of a pack, which holds {CARD}")
     card = read_card(folder)
     hashes = read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:
@@ -83,18 +87,12 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     tensors, _ = read_safetensors(folder / TENSORS)
     needed = frozenset(hashes) - frozenset(tensors)
     found = find_base(card, hashes, needed, None if base is None else Path(base))
-    created = create_model(
-        card.model.name,
-        num_classes=len(card.classes),
-        img_size=card.input.size,
-        in_chans=card.input.in_chans,
-        transforms=card.transforms,
-        kwargs=card.model.kwargs,
-        # only what the pack lacks: its own position table would else be resampled from the base's first
-        base=dataclasses.replace(found, tensors={k: v for k, v in found.tensors.items() if k in needed}),
-        input=card.input,
-    )
+    # only what the pack lacks: its own position table would else be resampled from the base's first
+    rest = dataclasses.replace(found, tensors={k: v for k, v in found.tensors.items() if k in needed})
+    created = _create(card, folder, base=rest)
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
+    if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
+        raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
     return Task(created.model.eval(), card, folder, found, frozenset(tensors))
 
@@ -109,19 +107,26 @@ def load_checkpoint(path: str | Path) -> Task:
     card = read_card(path)
     tensors, _ = read_safetensors(path)
     # random numbers stand in for the base and are all overwritten: the load is strict
-    created = create_model(
-        card.model.name,
-        num_classes=len(card.classes),
-        img_size=card.input.size,
-        in_chans=card.input.in_chans,
-        transforms=card.transforms,
-        kwargs=card.model.kwargs,
-        pretrained=False,
-        input=card.input,
-    )
+    created = _create(card, path, pretrained=False)
     _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
+
+
+def _create(card: Card, where: Path, **source: Any) -> Created:
+    try:
+        return create_model(
+            card.model.name,
+            num_classes=len(card.classes),
+            img_size=card.input.size,
+            in_chans=card.input.in_chans,
+            transforms=card.transforms,
+            kwargs=card.model.kwargs,
+            input=card.input,
+            **source,
+        )
+    except UsageError as error:  # nobody gave a flag: the card is what is wrong
+        raise DataError(f"the card of {where} fits no model: {error}") from error
 
 
 def _check_complete(
@@ -132,6 +137,8 @@ def _check_complete(
             raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
+        if value.is_floating_point() != state[key].is_floating_point():
+            raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
     absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
     if absent is not None:
         raise DataError(f"{where} lacks `{absent}`, which the base cannot supply; the file was cut or mixed up")

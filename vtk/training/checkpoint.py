@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from vtk.card import from_plain
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, read_json, replace_dir, write_json
@@ -46,6 +47,20 @@ class Saved:
     fit: FitState
     best: dict[str, Any]
     identity: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Info:
+    """``state.json``."""
+
+    schema: int
+    epoch: int
+    rows: tuple[dict[str, Any], ...]
+    best: dict[str, Any]
+    flags: dict[str, Any]
+    base: str
+    data: str
+    processes: int
 
 
 def identity(
@@ -99,12 +114,21 @@ def load_state(path: Path) -> Saved:
     try:
         tensors = load_file(folder / MODEL)
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        fit = FitState(info["epoch"], state["optimizer"], state["schedule"], info["rows"])
-        best = {**info["best"], "confusion": state["confusion"]}
+        known = from_plain(_Info, info, str(folder / INFO))
+        if not len(known.rows) == known.epoch <= known.flags["epochs"]:
+            raise ValueError(f"{INFO} has {len(known.rows)} rows for {known.epoch} epochs")
+        fit = FitState(known.epoch, state["optimizer"], state["schedule"], list(known.rows))
+        best = {**known.best, "confusion": state["confusion"]}
         ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
-    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+    except DataError as error:
+        raise DataError(f"{error}; give --overwrite in place of --resume to restart") from error
+    except pickle.UnpicklingError as error:  # torch's own words advise to run what the file holds
         raise DataError(
-            f"{folder} is damaged ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}); "
+            f"{folder / STATE} is damaged or holds more than tensors; give --overwrite in place of --resume to restart"
+        ) from error
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{folder} is damaged ({type(error).__name__}: {str(error).splitlines()[0][:90] if str(error) else ''}); "
             "give --overwrite in place of --resume to restart"
         ) from error
     return Saved(tensors, fit, best, ident)

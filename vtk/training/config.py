@@ -1,6 +1,7 @@
 """Options of a fine-tuning run: every default of the recipe is here, once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -146,6 +147,11 @@ class FinetuneConfig:
             raise UsageError("`--resume` continues a run and `--overwrite` replaces it; give one of them")
         if self.weights is not None and not self.pretrained:
             raise UsageError("`--weights` gives base weights, --no-pretrained asks for random ones; give one of them")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            _require(not isinstance(value, float) or isfinite(value), f.name, value, "a finite number")
+        _require(0 <= self.seed < 1 << 32, "seed", self.seed, "from 0 to 4294967295")
+        _require(self.color_jitter is None or 0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "0 to 1")
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "head_lr_mult"):
@@ -157,7 +163,7 @@ class FinetuneConfig:
         for name in ("hflip", "reprob", "mix_prob", "min_lr"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
         _require(0 < self.val_split < 1, "val_split", self.val_split, "between 0 and 1")
-        _require(self.crop_pct is None or 0 < self.crop_pct <= 1, "crop_pct", self.crop_pct, "above 0, at most 1")
+        _require(self.crop_pct is None or 0.05 <= self.crop_pct <= 1, "crop_pct", self.crop_pct, "from 0.05 to 1")
         _require(self.stop_after is None or self.stop_after >= 1, "stop_after", self.stop_after, "at least 1")
         _require(self.workers is None or self.workers >= 0, "workers", self.workers, "0 or above")
         scale = self.crop_scale

@@ -113,9 +113,14 @@ class _Run:
             config.model, kwargs, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
             crop_pct=config.crop_pct, resize_mode=config.resize_mode,
         )  # fmt: skip
+        low, high = config.crop_scale
+        self.augment = train_transform(
+            spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter, reprob=config.reprob,
+        )  # fmt: skip
         saved = checkpoint.load_state(out / outputs.LAST) if config.resume else None
         if ranks.main:
-            outputs.prepare_run(out, overwrite=config.overwrite, resume=config.resume)
+            outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
         self.audit = self._scan()
         self.created = create_model(
             config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
@@ -161,7 +166,10 @@ class _Run:
                 )
             ranks.wait()
         if not audit.val:
-            raise DataError(f"{config.data} has no held-out images to choose the best epoch by; raise --val-split")
+            raise DataError(
+                f"{config.data} has no held-out images to choose the best epoch by; give it a val/ folder, or "
+                "at least two images of a class"
+            )
         return audit
 
     def _start(self) -> None:
@@ -172,6 +180,8 @@ class _Run:
         self.census.print()
         out = self.out
         store_base(self.created.base)
+        if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
+            outputs.clear_run(out)
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
         write_json(out / "census.json", self.census.to_dict())
@@ -179,13 +189,8 @@ class _Run:
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         config, ranks, spec = self.config, self.ranks, self.created.input
         workers = default_workers(config.workers, ranks.world)
-        low, high = config.crop_scale
-        augment = train_transform(
-            spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
-            color_jitter=config.color_jitter, reprob=config.reprob,
-        )  # fmt: skip
         stream = ImageStream(
-            self.audit.train, augment, batch_size=config.batch_size, seed=config.seed, workers=workers, ranks=ranks
+            self.audit.train, self.augment, batch_size=config.batch_size, seed=config.seed, workers=workers, ranks=ranks
         )
         self.val_loader = make_loader(
             self.audit.val, eval_transform(spec), batch_size=config.eval_batch_size, shuffle=False, seed=config.seed,

@@ -34,8 +34,8 @@ _INSIDE = {
 }
 
 
-def prepare_run(out: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make ``out`` ready; with ``overwrite``, remove what an earlier run wrote there and nothing else.
+def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
+    """Make sure that a run may go to ``out``; what an earlier one left there stays until `clear_run`.
 
     Raises:
         DataError: ``out`` is not empty and neither flag was given, or a pack's folder holds foreign files.
@@ -43,16 +43,23 @@ def prepare_run(out: Path, *, overwrite: bool, resume: bool) -> None:
     prepare_output(out, overwrite=overwrite, resume=resume)
     if not overwrite:
         return
-    folders = [out / name for name in _INSIDE] + [out / f"{name}.old" for name in _INSIDE]
-    for folder in folders:
+    for folder in _folders(out):
         own = _INSIDE[folder.name.removesuffix(".old")]
         if folder.is_dir() and (foreign := sorted({p.name for p in folder.iterdir()} - own)):
             raise DataError(f"`--overwrite`: {folder} holds {foreign[0]}, which no run wrote; move it away")
-    for folder in folders:
+
+
+def clear_run(out: Path) -> None:
+    """Remove what an earlier run wrote to ``out``, and nothing else."""
+    for folder in _folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
+
+
+def _folders(out: Path) -> list[Path]:
+    return [out / name for name in _INSIDE] + [out / f"{name}.old" for name in _INSIDE]
 
 
 def config_text(config: FinetuneConfig) -> str:

@@ -75,7 +75,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "not in this version"),
         (["tasks", "list", "/nowhere"], 3, "no such folder"),
-        (["tasks", "diff", "/nowhere"], 3, "neither a pack"),
+        (["tasks", "diff", "/nowhere"], 3, "there is no folder /nowhere; give the folder of a pack"),
     ],
 )
 def test_mistakes_are_one_line_and_an_exit_code(
@@ -165,3 +165,50 @@ def test_wrong_yaml_is_a_usage_error(tmp_path: Path, text: str, message: str) ->
 )
 def test_yaml_values(hint: Any, value: Any, expected: Any) -> None:
     assert _cli.from_yaml(hint, value) == expected
+
+
+@pytest.mark.parametrize("command", [["eval", "a", "b"], ["predict", "a", "b"], ["profile", "a"]], ids=str)
+@pytest.mark.parametrize("threads", ["0", "99999"])
+def test_numbers_of_threads_that_would_kill_the_process_are_refused(
+    command: list[str], threads: str, capsys: pytest.CaptureFixture
+) -> None:
+    assert main([*command, "--threads", threads]) == 2
+    assert f"`--threads` is {threads}; give 1 to" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_toolkit_and_ctrl_c_give_their_json_object_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr("vtk.commands.tasks.main", fail)
+    error: BaseException = ZeroDivisionError("x")
+    with pytest.raises(ZeroDivisionError):
+        main(["tasks", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"error": "ZeroDivisionError: x", "exit_code": 1}
+    error = KeyboardInterrupt()
+    assert main(["tasks", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out) == {"error": "stopped", "exit_code": 130}
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["tasks", "list", "."]], ids=str)
+def test_a_reader_that_goes_away_is_no_error(argv: list[str], tmp_path: Path) -> None:
+    code = "import time; time.sleep(1); from vtk.__main__ import entry; entry()"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert run.stdout is not None and run.stderr is not None
+    run.stdout.close()
+    assert (run.wait(), run.stderr.read()) == (0, "")
+    run.stderr.close()
+
+
+def test_an_output_without_the_letters_shows_numbers(tmp_path: Path) -> None:
+    (tmp_path / "ü").mkdir()
+    run = subprocess.run(
+        [sys.executable, "-m", "vtk", "tasks", "list", str(tmp_path / "ü")], capture_output=True, text=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "\\xfc; `vtk finetune` makes them" in run.stdout

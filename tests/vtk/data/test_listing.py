@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vtk.data import listing
-from vtk.data.layout import split
+from vtk.data.layout import collect, split
 from vtk.errors import DataError, UsageError
 
 
@@ -67,3 +67,22 @@ def test_split_depends_on_seed_and_names_only() -> None:
     assert len(set(after) - set(val)) <= 4
     with pytest.raises(UsageError, match="held-out fraction is 1"):
         split(names, names, 1, 0)
+
+
+def test_a_link_to_itself_is_passed_by(tmp_path: Path, picture: Callable[..., Path]) -> None:
+    picture(tmp_path / "a" / "0.png")
+    for name in ("a/loop", "loop", "loop.png"):
+        os.symlink(Path(name).name, tmp_path / name)
+    assert listing.folders(tmp_path) == ["a"]
+    assert listing.loose_images(tmp_path) == 0
+    # one that is called an image is an image that cannot be read, so that the audit names it
+    assert [file.name for file in listing.walk(tmp_path)] == ["a/0.png", "loop.png"]
+
+
+def test_a_class_folder_whose_name_is_no_text_is_refused(tmp_path: Path, picture: Callable[..., Path]) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    picture(tmp_path / name / "0.png")
+    picture(tmp_path / "café" / "0.png")
+    with pytest.raises(DataError, match=r"not UTF-8 text \('caf\\udce9'\); rename it") as caught:
+        collect(tmp_path, tmp_path, [])
+    str(caught.value).encode()  # the message itself can be printed

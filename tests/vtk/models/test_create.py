@@ -17,6 +17,7 @@ from vtk.errors import DataError, UsageError
 from vtk.models import create_model
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.base import base_id, tensor_hash
+from vtk.models.inputs import input_spec
 from vtk.tasks.load import card_metadata
 
 TINY: dict[str, Any] = {"depth": 2, "embed_dim": 64, "num_heads": 2}
@@ -229,3 +230,23 @@ def test_real_weights_load_at_another_size(assets: Path) -> None:
     ]
     with pytest.raises(DataError, match="inside its blocks"):
         create_model("vit_small_patch16_224", num_classes=10, weights=assets / "dinov2_vits14_fp16.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mean": (float("nan"),) * 3}, "--mean.*finite"),
+        ({"std": (float("inf"),) * 3}, "--std.*finite"),
+        ({"std": (0.0, 1.0, 1.0)}, "--std.*above 0"),
+        ({"crop_pct": 1e-9}, "--crop-pct.*0.05 to 1"),
+    ],
+)
+def test_impossible_preprocessing_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        input_spec("vit_tiny_patch16_224", **given)
+
+
+@pytest.mark.parametrize("item", ["checkpoint_path=x.pth", "pretrained_cfg=x", "cache_dir=/tmp", "features_only=true"])
+def test_arguments_that_would_read_other_weights_are_refused(item: str) -> None:
+    with pytest.raises(UsageError, match=f"{item.split('=')[0]}: this is set by"):
+        parse_model_kwargs((item,))

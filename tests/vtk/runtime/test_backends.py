@@ -155,7 +155,7 @@ def test_wrong_requests_are_refused_by_name(write_onnx: Write, source: Source, c
         (UsageError, "has no option `mode`; it has `optimize`", lambda: load_backend("ort-cpu", onnx_source, mode="x")),
         (UsageError, "unknown precision `fp8`", lambda: load_backend("eager", source, dtype="fp8")),
         (UsageError, "unknown device `gpu`", lambda: load_backend("eager", source, device="gpu")),
-        (UsageError, "`threads` is 0", lambda: load_backend("eager", source, threads=0)),
+        (UsageError, "`--threads` is 0", lambda: load_backend("eager", source, threads=0)),
         (UsageError, "for .* use ort-cpu", lambda: load_backend("eager", onnx_source)),
         (UsageError, "runs .onnx files, not the timm tiny", lambda: load_backend("ort-cpu", source)),
         (UsageError, "computes in torch.float32, not in torch.bfloat16",

@@ -146,3 +146,13 @@ def test_other_files_and_folders_are_refused(tmp_path: Path) -> None:
 def test_card_of_a_newer_version_is_refused(write_onnx: Write, card: Card) -> None:
     with pytest.raises(DataError, match="newer vtk"):
         open_source(write_onnx(card=dataclasses.replace(card, schema=99)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"input": InputSpec(8, 6)}, {"input": InputSpec(4, 6, 1, (0.5,), (0.5,))}, {"classes": ("a", "b")}],
+    ids=str,
+)
+def test_a_card_that_contradicts_its_graph_is_refused(write_onnx: Write, card: Card, change: dict[str, object]) -> None:
+    with pytest.raises(DataError, match=r"its card says .*, its graph \[3, 4, 6, 3\]"):
+        open_source(write_onnx(card=dataclasses.replace(card, **change)))  # type: ignore[arg-type]

@@ -238,3 +238,49 @@ def test_a_base_with_a_wide_table_is_stored_and_used_again(tmp_path: Path) -> No
     assert create_model(NAME, weights=copy, **options | {"img_size": (96, 64)}).model.pos_embed.shape == (1, 25, 64)
     pack = save(created, tmp_path / "pack")
     assert torch.equal(load_task(pack).model.pos_embed, created.model.pos_embed)
+
+
+def test_a_pack_without_a_trained_tensor_is_refused_though_the_base_has_one(weights: Path, tmp_path: Path) -> None:
+    pack = save(trained(weights), tmp_path / "pack")
+    tensors = load_file(pack / TENSORS)
+    del tensors["blocks.0.attn.proj.bias"]
+    save_file(tensors, pack / TENSORS)
+    with pytest.raises(DataError, match=r"lacks `blocks.0.attn.proj.bias`, which its card says was trained"):
+        load_task(pack)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_numbers_of_another_kind_are_refused(weights: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    pack = save(trained(weights), tmp_path / "pack")
+    tensors = load_file(pack / TENSORS)
+    save_file(tensors | {"head.bias": torch.zeros(3, dtype=dtype)}, pack / TENSORS)
+    with pytest.raises(DataError, match=rf"`head.bias` holds {dtype}, its model needs torch.float32"):
+        load_task(pack)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": {"height": 33, "width": 32}}, "height 33 is not a multiple"),
+        ({"transforms": [{"op": "adapt_input", "args": {}}]}, "missing a required argument: 'in_chans'"),
+        ({"transforms": [{"op": "adapt_input", "args": {"in_chans": "a"}}]}, "`in_chans` is 'a'"),
+        ({"transforms": [{"op": "adapt_input", "args": {"in_chans": 3, "x": 1}}]}, "unexpected keyword argument 'x'"),
+    ],
+)
+def test_a_card_that_fits_no_model_is_a_data_error(
+    weights: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Nobody gave a flag, so it is no usage error."""
+    pack = save(trained(weights), tmp_path / "pack")
+    card = json.loads((pack / CARD).read_text())
+    (pack / CARD).write_text(json.dumps(card | change))
+    with pytest.raises(DataError, match=message):
+        load_task(pack)
+
+
+def test_a_merged_file_is_not_taken_for_a_pack(weights: Path, tmp_path: Path) -> None:
+    merge_task(save(trained(weights), tmp_path / "pack"), tmp_path / "m.safetensors")
+    with pytest.raises(DataError, match=r"m.safetensors is a file; give the folder of a pack"):
+        load_task(tmp_path / "m.safetensors")
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere; give the folder of a pack"):
+        load_task(tmp_path / "nowhere")

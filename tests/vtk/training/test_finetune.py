@@ -3,7 +3,9 @@
 import csv
 import dataclasses
 import json
+import pickle
 import shutil
+from pathlib import Path
 
 import pytest
 import timm
@@ -274,3 +276,43 @@ def test_default_output_folder_is_named_after_the_data(config, photos, tmp_path,
 
 def test_config_is_accepted_from_python():
     assert FinetuneConfig(data="x").epochs == 5
+
+
+@pytest.mark.parametrize("wrong", ["data", "weights", "augment", "model"])
+def test_overwrite_with_something_wrong_leaves_the_earlier_run(config, tmp_path, wrong):
+    result = finetune(config())
+    before = {p: p.read_bytes() for p in result.out.rglob("*") if p.is_file()}
+    (tmp_path / "bad" / "a").mkdir(parents=True)
+    changes = {
+        "data": {"data": tmp_path / "bad"},
+        "weights": {"weights": tmp_path / "none.safetensors"},
+        "augment": {"auto_augment": "nonsense"},
+        "model": {"model": "resnet18", "model_kwargs": (), "weights": None, "pretrained": False},
+    }[wrong]
+    with pytest.raises((DataError, UsageError)):
+        finetune(config(overwrite=True, **changes))
+    assert {p: p.read_bytes() for p in result.out.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "x"}, {"epoch": 99}, {"rows": 3}, {"rows": []}, {"best": []}, {"flags": []}, {"base": 3},
+        {"processes": None},
+    ],
+    ids=str,
+)
+def test_an_edited_state_is_a_data_error(config, tmp_path, change):
+    finetune(config(epochs=4, stop_after=1))
+    state = tmp_path / "run" / "last" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | change))
+    with pytest.raises(DataError, match="--overwrite in place of --resume"):
+        finetune(config(epochs=4, resume=True))
+
+
+def test_a_state_with_more_than_tensors_is_refused_without_bad_advice(config, tmp_path):
+    finetune(config(epochs=4, stop_after=1))
+    (tmp_path / "run" / "last" / "state.pt").write_bytes(pickle.dumps({"optimizer": Path}))
+    with pytest.raises(DataError, match=r"state.pt is damaged or holds more than tensors") as caught:
+        finetune(config(epochs=4, resume=True))
+    assert "weights_only" not in str(caught.value)
