@@ -31,12 +31,14 @@ test-slow: $(STAMP)  ## long tables, the demo and the documents' examples
 
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/commands.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 docs: $(STAMP)  ## write docs/commands.md again from the command line's own help
 	$(BIN)/python docs/commands.py

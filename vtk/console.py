@@ -128,8 +128,10 @@ class _Lines:
             self.next = now + 10
             rate = self.done / (now - self.start)
             left = (self.total - self.done) / max(rate, 1e-9)
-            say(f"{self.title}: {self.done}/{self.total} {self.unit}, {rate:,.0f} {self.unit}/s, {left:.0f} s left "
-                f"{note}".rstrip())
+            say(
+                f"{self.title}: {self.done}/{self.total} {self.unit}, {rate:,.0f} {self.unit}/s, {left:.0f} s left "
+                f"{note}".rstrip()
+            )
 
 
 def _is_terminal() -> bool:

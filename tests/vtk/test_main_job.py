@@ -25,8 +25,8 @@ from vtk.data.demo import write_digits
 KWARGS = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 FLAGS = [
     "--attn-only", "--no-pretrained", "--model", "vit_tiny_patch16_224", "--model-kwargs",
-    ",".join(f"{k}={v}" for k, v in KWARGS.items()), "--img-size", "32", "48", "--epochs", "2", "--lr", "1e-3", "--workers",
-    "0", "--hflip", "0", "--device", "cpu",
+    ",".join(f"{k}={v}" for k, v in KWARGS.items()), "--img-size", "32", "48", "--epochs", "2", "--lr", "1e-3",
+    "--workers", "0", "--hflip", "0", "--device", "cpu",
 ]  # fmt: skip
 
 
@@ -52,7 +52,13 @@ class Job:
     def images(self) -> tuple[list[Path], np.ndarray, list[str]]:
         """Decode the held-out images by hand: 8×8 grey to 32×48 by timm's own resize and crop, then normalised."""
         paths = sorted((self.data / "val").rglob("*.png"))
-        size = {"input_size": (3, 32, 48), "interpolation": "bicubic", "crop_pct": 0.9, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        size = {
+            "input_size": (3, 32, 48),
+            "interpolation": "bicubic",
+            "crop_pct": 0.9,
+            "mean": (0.5,) * 3,
+            "std": (0.5,) * 3,
+        }
         transform = timm.data.create_transform(**size, is_training=False)
         batch = np.stack([transform(Image.open(p).convert("RGB")).numpy() for p in paths])
         return paths, batch, [p.parent.name for p in paths]

@@ -7,9 +7,9 @@ from vtk.commands import _cli
 
 _TEXT = """The whole path on scikit-learn's handwritten digits, offline, in about two minutes on two CPU cores.
 
-Trains a small ViT as the base, then two tasks on it by their attention weights only (the ten digits at 32 px; odd or even
-at 48 px), shows that both share every FFN tensor and what that saves, exports one to ONNX, verifies it, and measures its
-latency per batch size. Exit code 4 if an accuracy is below its floor."""
+Trains a small ViT as the base, then two tasks on it by their attention weights only (the ten digits at 32 px; odd or
+even at 48 px), shows that both share every FFN tensor and what that saves, exports one to ONNX, verifies it, and
+measures its latency per batch size. Exit code 4 if an accuracy is below its floor."""
 
 
 @dataclass(frozen=True)

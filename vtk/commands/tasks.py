@@ -104,7 +104,9 @@ def run_diff(argv: list[str]) -> int:
 
     diff = diff_task(config.pack, config.other, base=config.base)
     against = config.other or "its base"
-    rows = [(c.part, f"{c.tensors}/{c.total}", console.percent(c.relative, 3), c.shape_differs or "") for c in diff.changes]
+    rows = [
+        (c.part, f"{c.tensors}/{c.total}", console.percent(c.relative, 3), c.shape_differs or "") for c in diff.changes
+    ]
     console.table(f"{config.pack} against {against}", ("part", "differ", "change ‖a−b‖/‖b‖", "other shape"), rows)
     console.say(
         f"equal, value for value: {console.size(diff.shared_bytes)} of {console.size(diff.total_bytes)}; "
@@ -113,7 +115,9 @@ def run_diff(argv: list[str]) -> int:
     console.emit_json({
         "shared_bytes": diff.shared_bytes, "total_bytes": diff.total_bytes, "shared_ffn_tensors": diff.shared_ffn,
         "ffn_tensors": diff.total_ffn,
-        "parts": [{"part": c.part, "differ": c.tensors, "tensors": c.total, "relative": c.relative} for c in diff.changes],
+        "parts": [
+            {"part": c.part, "differ": c.tensors, "tensors": c.total, "relative": c.relative} for c in diff.changes
+        ],
     })  # fmt: skip
     return 0
 

@@ -91,9 +91,7 @@ def scan(
     )
 
 
-def _class_names(
-    layout: Layout, train: Files, val: Files, classes: Sequence[str] | None
-) -> tuple[str, ...]:
+def _class_names(layout: Layout, train: Files, val: Files, classes: Sequence[str] | None) -> tuple[str, ...]:
     if not train and not val:
         raise DataError(f"{layout.train or layout.val} has folders, but no image files in them; {EXPECTED}")
     if classes is not None:
@@ -158,9 +156,7 @@ def _check_classes(layout: Layout, names: Sequence[str], train: Files, samples: 
         )
 
 
-def _split(
-    folder: Path, samples: Sequence[Sample], fraction: float, seed: int
-) -> tuple[list[Sample], list[Sample]]:
+def _split(folder: Path, samples: Sequence[Sample], fraction: float, seed: int) -> tuple[list[Sample], list[Sample]]:
     by_class: dict[int, list[Sample]] = {}
     for sample in samples:
         by_class.setdefault(sample.label, []).append(sample)

@@ -116,9 +116,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     return result
 
 
-def _batches(
-    paths: Sequence[Path], transform: EvalTransform, size: int
-) -> Iterator[list[tuple[Path, Tensor | str]]]:
+def _batches(paths: Sequence[Path], transform: EvalTransform, size: int) -> Iterator[list[tuple[Path, Tensor | str]]]:
     """Decode in threads, one batch ahead of the model; a file that cannot be read gives the reason instead."""
 
     def load(path: Path) -> tuple[Path, Tensor | str]:

@@ -47,8 +47,8 @@ def test_help_is_quick_and_needs_no_torch() -> None:
 @pytest.mark.parametrize("command", [*COMMANDS, "tasks list", "tasks diff", "tasks merge", "export onnx"])
 def test_every_command_explains_itself_without_torch(command: str) -> None:
     code = (
-        "import sys\nfrom vtk.__main__ import main\ntry: main(sys.argv[1:])\nexcept SystemExit as e: assert not e.code\n"
-        "assert 'torch' not in sys.modules"
+        "import sys\nfrom vtk.__main__ import main\ntry: main(sys.argv[1:])\n"
+        "except SystemExit as e: assert not e.code\nassert 'torch' not in sys.modules"
     )
     run = subprocess.run([sys.executable, "-c", code, *command.split(), "--help"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -57,10 +57,15 @@ def test_every_command_explains_itself_without_torch(command: str) -> None:
 
 def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) -> None:
     # with -S the .pth file of an editable install is not read, and PYTHONPATH alone brings the dependencies
-    code = f"import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_path({str(REPO / 'cli.py')!r}, run_name='__main__')"
+    file = str(REPO / "cli.py")
+    code = f"import runpy, sys; sys.argv[1:] = ['--version']; runpy.run_path({file!r}, run_name='__main__')"
     site = sysconfig.get_path("purelib")
     run = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": site}
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": site},
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("vtk ")
@@ -95,7 +100,9 @@ def test_json_mode_gives_one_object_also_for_an_error(capsys: pytest.CaptureFixt
 
 
 def test_flags_of_every_kind() -> None:
-    config = parse("d", "--img-size", "48", "64", "--sizes", "1,2, 4", "8", "--mean", ".5,.5", "--mode", "b+c", "--no-flag")
+    config = parse(
+        "d", "--img-size", "48", "64", "--sizes", "1,2, 4", "8", "--mean", ".5,.5", "--mode", "b+c", "--no-flag"
+    )
     assert config == Config(Path("d"), (48, 64), 1e-4, (1, 2, 4, 8), (0.5, 0.5), "b+c", False)
     assert parse("d", "--img-size", "48").img_size == 48
 
@@ -134,7 +141,9 @@ def test_a_wrong_flag_gives_its_json_object(capsys: pytest.CaptureFixture) -> No
 
 
 def test_yaml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("data: here\nlr: 1e-3\nimg-size: [32, 48]\nsizes: [4]\nmean: [0.1, 0.2]\nflag: false\n")
+    (tmp_path / "c.yaml").write_text(
+        "data: here\nlr: 1e-3\nimg-size: [32, 48]\nsizes: [4]\nmean: [0.1, 0.2]\nflag: false\n"
+    )
     config = parse("--config", str(tmp_path / "c.yaml"), "--sizes", "16")
     # data stays positional: it may come from the file alone
     assert config == Config(Path("here"), (32, 48), 1e-3, (16,), (0.1, 0.2), "a", False)
@@ -161,7 +170,13 @@ def test_wrong_yaml_is_a_usage_error(tmp_path: Path, text: str, message: str) ->
 
 @pytest.mark.parametrize(
     ("hint", "value", "expected"),
-    [(float, "1e-3", 1e-3), (int, "8", 8), (tuple[float, ...], 3, (3.0,)), (int | None, None, None), (Path, "a", Path("a"))],
+    [
+        (float, "1e-3", 1e-3),
+        (int, "8", 8),
+        (tuple[float, ...], 3, (3.0,)),
+        (int | None, None, None),
+        (Path, "a", Path("a")),
+    ],
 )
 def test_yaml_values(hint: Any, value: Any, expected: Any) -> None:
     assert _cli.from_yaml(hint, value) == expected

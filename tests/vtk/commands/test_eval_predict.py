@@ -296,9 +296,7 @@ def test_class_folders_are_matched_by_name(shop: Shop, tmp_path: Path, capsys: p
     assert "purple" in capsys.readouterr().err
 
 
-def test_predict_writes_the_most_likely_labels(
-    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_writes_the_most_likely_labels(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [p for p, _ in shop.files("val")]
     logits = shop.logits(paths).astype(np.float64)
     scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

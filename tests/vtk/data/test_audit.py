@@ -201,7 +201,9 @@ def test_names_that_are_not_unicode(tree: Tree) -> None:
 
 def test_scanning_does_not_import_torch(tree: Tree) -> None:
     root = str(tree({"a": 1, "b": 1}))
-    code = f"import sys, pathlib; from vtk.data import scan; scan(pathlib.Path({root!r})); print('torch' in sys.modules)"  # noqa: E501
+    code = (
+        f"import sys, pathlib; from vtk.data import scan; scan(pathlib.Path({root!r})); print('torch' in sys.modules)"
+    )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.stdout.split()[-1] == "False", done.stderr

@@ -29,9 +29,11 @@ from vtk.training.config import FinetuneConfig
         ({"crop_scale": (0.9,)}, "--crop-scale"),
         ({"workers": -1}, "--workers"),
         ({"stop_after": 0}, "--stop-after"),
-        *(({name: value}, f"--{name.replace('_', '-')}")
-          for name in ("lr", "head_lr_mult", "weight_decay", "clip_grad", "mixup", "cutmix", "color_jitter")
-          for value in (float("inf"), float("nan"))),
+        *(
+            ({name: value}, f"--{name.replace('_', '-')}")
+            for name in ("lr", "head_lr_mult", "weight_decay", "clip_grad", "mixup", "cutmix", "color_jitter")
+            for value in (float("inf"), float("nan"))
+        ),
         ({"seed": -1}, "--seed` is -1; allowed is from 0 to 4294967295"),
         ({"seed": 1 << 70}, "--seed"),
         ({"color_jitter": 99.0}, "--color-jitter"),

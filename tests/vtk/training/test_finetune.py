@@ -31,9 +31,7 @@ def measure(path, root, *, dtype=torch.float32, batch=64):
     """Top-1 and mean loss of a pack by a loop of its own."""
     task = load_task(path)
     audit = scan(root, classes=task.card.classes, show_progress=False)
-    loader = make_loader(
-        audit.val, eval_transform(task.card.input), batch_size=batch, shuffle=False, seed=0, workers=0
-    )
+    loader = make_loader(audit.val, eval_transform(task.card.input), batch_size=batch, shuffle=False, seed=0, workers=0)
     right, losses, model = 0, [], task.model.to(dtype)
     with torch.no_grad():
         for images, labels in loader:
@@ -297,7 +295,13 @@ def test_overwrite_with_something_wrong_leaves_the_earlier_run(config, tmp_path,
 @pytest.mark.parametrize(
     "change",
     [
-        {"epoch": "x"}, {"epoch": 99}, {"rows": 3}, {"rows": []}, {"best": []}, {"flags": []}, {"base": 3},
+        {"epoch": "x"},
+        {"epoch": 99},
+        {"rows": 3},
+        {"rows": []},
+        {"best": []},
+        {"flags": []},
+        {"base": 3},
         {"processes": None},
     ],
     ids=str,
