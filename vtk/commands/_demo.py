@@ -22,7 +22,7 @@ from vtk_export.onnx import export_onnx
 
 MODEL = "vit_tiny_patch16_224"
 MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
-FLOORS = {"base": 0.85, "digits": 0.86, "parity": 0.92}
+FLOORS = {"base": 0.87, "digits": 0.88, "parity": 0.94}
 """Lowest held-out accuracy that counts as working; see docs/tutorial.md for what was measured."""
 
 _MARK = "demo.json"
@@ -46,7 +46,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     digits = write_digits(out / "data" / "digits", "digits")
     parity = write_digits(out / "data" / "parity", "parity")
     base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
-                            model_kwargs=MODEL_KWARGS, epochs=12, lr=1e-3))  # fmt: skip
+                            model_kwargs=MODEL_KWARGS, epochs=11, lr=1e-3))  # fmt: skip
     weights = out / "base.safetensors"
     merge_task(base.task, weights, overwrite=True)
 
@@ -65,7 +65,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
 
     _heading("5/5  latency per batch size")
     result = profile(ProfileConfig(str(second.task), batch_sizes=(1, 2, 4, 8, 16, 32), backends=("eager", "ort-cpu"),
-                                   duration=0.7, out=out / "profile", seed=seed))  # fmt: skip
+                                   duration=0.5, out=out / "profile", seed=seed))  # fmt: skip
     print_result(result)
 
     summary = _summary(out, weights, {"base": base, "digits": first, "parity": second}, diff)
