@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vtk.errors import UnavailableError, UsageError
+from vtk.errors import UnavailableError, UsageError, VerificationError
 from vtk.evaluation.config import check_threads
 from vtk.runtime.source import Source
 
@@ -175,9 +175,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
-    """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed."""
+    """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed.
 
-    def predict(images: Tensor) -> Tensor:
+    The function raises a `VerificationError` where a logit is infinite or not a number: a label would mean nothing.
+    """
+
+    def run(images: Tensor) -> Tensor:
         fixed = backend.batch
         if fixed is None or len(images) == fixed:
             return backend.run({"pixel_values": images})["logits"]
@@ -187,5 +190,14 @@ def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
             fill = part[-1:].expand(fixed - len(part), *part.shape[1:])
             logits.append(backend.run({"pixel_values": torch.cat((part, fill))})["logits"][: len(part)])
         return torch.cat(logits)
+
+    def predict(images: Tensor) -> Tensor:
+        logits = run(images)
+        if not bool(torch.isfinite(logits).all()):
+            raise VerificationError(
+                f"{backend.name} in {dtype_name(backend.dtype)} gives logits that are infinite or not a number; the "
+                "weights are damaged, or the numbers too large for this precision: try --precision fp32"
+            )
+        return logits
 
     return predict

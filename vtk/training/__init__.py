@@ -9,7 +9,6 @@ __getattr__, __dir__, __all__ = attach(
         "FinetuneConfig": "vtk.training.config",
         "FinetuneResult": "vtk.training.finetune",
         "FitResult": "vtk.training.result",
-        "finetune": "vtk.training.finetune",
         "fit": "vtk.training.engine",
         "register_attention": "vtk.training.kinds",
         "select": "vtk.training.policy",

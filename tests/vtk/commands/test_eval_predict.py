@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -363,3 +364,19 @@ def test_a_reference_must_be_the_same_task(shop: Shop, tmp_path: Path, capsys: p
     assert "has other classes" in capsys.readouterr().err
     assert main(["eval", str(shop.pack), str(shop.photos), "--reference", str(tmp_path / "other.onnx")]) == 2
     assert "is an ONNX file; give a pack" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["eval", "predict"])
+def test_a_model_whose_numbers_are_not_finite_gives_no_labels(
+    shop: Shop, tmp_path: Path, command: str, capsys: pytest.CaptureFixture
+) -> None:
+    pack = tmp_path / "task"
+    shutil.copytree(shop.pack, pack)
+    state = load_file(pack / "task.safetensors")
+    state["head.weight"][0, 0] = float("nan")
+    save_file(state, pack / "task.safetensors", metadata={"format": "pt"})
+    argv = [command, str(pack), str(shop.photos), "--base", str(shop.pack.parent / "base.safetensors")]
+    out = tmp_path / "p.csv"
+    assert main([*argv, "--out", str(out)] if command == "predict" else argv) == 4
+    assert "infinite or not a number" in capsys.readouterr().err
+    assert not out.exists()
