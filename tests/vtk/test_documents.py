@@ -30,7 +30,7 @@ class Parsed(BaseException):
 
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
-def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = _cli.parse
 
     def parse(*args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,12 @@ def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytes
         raise Parsed
 
     monkeypatch.setattr(_cli, "parse", parse)
+    monkeypatch.chdir(tmp_path)
     argv = shlex.split(line)[1:]
+    if "--config" in argv:  # what an earlier command of the page wrote
+        config = Path(argv[argv.index("--config") + 1])
+        config.parent.mkdir(parents=True)
+        config.write_text("epochs: 3\n")
     if argv == ["--help"]:
         assert main(argv) == 0
         return
