@@ -22,8 +22,8 @@ from vtk_export.onnx import export_onnx
 
 MODEL = "vit_tiny_patch16_224"
 MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
-FLOORS = {"base": 0.87, "digits": 0.88, "parity": 0.94}
-"""Lowest held-out accuracy that counts as working; see docs/tutorial.md for what was measured."""
+FLOORS = {"base": 0.85, "digits": 0.85, "parity": 0.90}
+"""Lowest held-out accuracy that counts as working; docs/tutorial.md has what was measured."""
 
 _MARK = "demo.json"
 
@@ -46,14 +46,14 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     digits = write_digits(out / "data" / "digits", "digits")
     parity = write_digits(out / "data" / "parity", "parity")
     base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
-                            model_kwargs=MODEL_KWARGS, epochs=11, lr=1e-3))  # fmt: skip
+                            model_kwargs=MODEL_KWARGS, epochs=15, lr=1e-3))  # fmt: skip
     weights = out / "base.safetensors"
     merge_task(base.task, weights, overwrite=True)
 
     _heading("2/5  two tasks on it, attention weights only: ten digits at 32 px, odd or even at 48 px")
     shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn"}
     first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=2e-4, **shared))
-    second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=3, lr=3e-4, **shared))
+    second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=2, lr=3e-4, **shared))
 
     _heading("3/5  what the two packs share")
     diff = _shared(first, second)
