@@ -284,3 +284,15 @@ def test_a_merged_file_is_not_taken_for_a_pack(weights: Path, tmp_path: Path) ->
         load_task(tmp_path / "m.safetensors")
     with pytest.raises(DataError, match=r"there is no folder .*nowhere; give the folder of a pack"):
         load_task(tmp_path / "nowhere")
+
+
+def test_a_frozen_position_table_travels_in_full_precision(weights: Path, tmp_path: Path) -> None:
+    """Head only: the resampled table is not trained and not in the base, and training may have stored it in bf16."""
+    created = create_model(NAME, num_classes=3, img_size=32, weights=weights, kwargs=KWARGS)
+    table = created.model.pos_embed.detach().clone()
+    state = {k: v if k.startswith("head") else v.bfloat16() for k, v in created.model.state_dict().items()}
+    card = Card(model=created.spec, input=created.input, classes=("a", "b", "c"))
+    pack = tmp_path / "pack"
+    save_task(pack, state=state, created=created, card=card, trained={"head.weight", "head.bias"})
+    assert set(load_file(pack / TENSORS)) == {"head.weight", "head.bias", "pos_embed"}
+    assert torch.equal(load_task(pack).model.pos_embed, table)
