@@ -26,6 +26,10 @@ class OnnxConfig:
     img_size: int | tuple[int, int] | None = field(
         default=None, metadata={"help": "timm name: pixels, one number or height and width"}
     )
+    fuse: bool | None = field(
+        default=None,
+        metadata={"help": "fold norms and scales, merge parallel branches; default: for models with parallel branches"},
+    )
     seed: int = field(default=0, metadata={"help": "of random images, and of random weights of a timm name"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the verification"})
     overwrite: bool = field(default=False, metadata={"help": "write into a folder that holds other files too"})

@@ -21,12 +21,14 @@ from pathlib import Path
 import onnx
 import psutil
 import torch
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
 
 from vtk import console
 from vtk.card import Card, InputSpec
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.files import replace_file, write_json
+from vtk.fused import fuse, separate_qkv
 from vtk.runtime.source import Source, open_onnx
 from vtk_export.config import OnnxConfig
 from vtk_export.images import gate_images
@@ -53,6 +55,8 @@ class ExportResult:
         rows: the gate, per batch size.
         images: what it was verified with.
         seconds: of export and verification.
+        fused: whether norms and scales are folded and parallel branches merged.
+        nodes: of the graph.
     """
 
     path: Path
@@ -62,6 +66,8 @@ class ExportResult:
     rows: tuple[GateRow, ...]
     images: str
     seconds: float
+    fused: bool
+    nodes: int
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -69,6 +75,7 @@ class ExportResult:
         return {
             "path": str(self.path), "opset": self.opset, "static_batch": self.batch, "size_bytes": self.bytes,
             "images": self.images, "verified": rows, "export_ms": 1000 * self.seconds,
+            "fused": self.fused, "nodes": self.nodes,
         }  # fmt: skip
 
 
@@ -93,7 +100,11 @@ def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> Exp
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         images, what = gate_images(card.input, sum(batches), data=config.data, seed=config.seed)
         model = source.model()
-        proto = convert(model, card.input, opset=config.opset, static_batch=config.static_batch)
+        fused = is_parallel(model) if config.fuse is None else config.fuse
+        graph = export_form(model) if fused else model
+        proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch)
+        del graph
+        nodes = len(proto.graph.node)
         path = _write(proto, card, folder)
         del proto
         verify_structure(path, card, opset=config.opset, static_batch=config.static_batch)
@@ -113,6 +124,8 @@ def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> Exp
         rows=tuple(rows),
         images=what,
         seconds=time.perf_counter() - start,
+        fused=fused,
+        nodes=nodes,
     )
 
 
@@ -125,6 +138,24 @@ def temporary_onnx(source: Source, *, opset: int = 18, static_batch: int | None 
         worst = max(max(row.error, row.error_plain) for row in result.rows)
         console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")
         yield dataclasses.replace(open_onnx(result.path), name=source.name)
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Return whether a model has blocks of several parallel branches (paper A): merged, half of its nodes go."""
+    return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
+
+
+def export_form(model: nn.Module) -> nn.Module:
+    """Return the folded, merged model with one node per norm and q, k and v as three products.
+
+    That is the form that the attention fusions of ONNX Runtime and TensorRT look for; only standard operators are used.
+
+    Raises:
+        UsageError: a part of the model cannot be fused; it is named.
+    """
+    fused = fuse(model, keep_source=False)
+    separate_qkv(fused)
+    return fused
 
 
 def convert(model: nn.Module, spec: InputSpec, *, opset: int, static_batch: int | None = None) -> onnx.ModelProto:

@@ -23,6 +23,7 @@ from vtk.errors import UsageError
 
 T = TypeVar("T")
 _SIZE = int | tuple[int, int] | None
+_SWITCH = bool | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def parse(
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(flags, args=list(argv), prog=prog, description=text, default=default)
+            parsed = tyro.cli(flags, args=_spell_switches(kind, argv), prog=prog, description=text, default=default)
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -97,6 +98,8 @@ def _flags_class(kind: type, positional: Sequence[str]) -> Any:
             markers.append(_list_spec(element))
         elif hint == _SIZE:
             markers.append(_size_spec())
+        elif hint == _SWITCH:
+            markers.append(_switch_spec())
         annotated = Annotated[(hint, *markers)]  # type: ignore[valid-type]
         if f.default is not dataclasses.MISSING:
             fields.append((f.name, annotated, field(default=f.default)))
@@ -153,6 +156,37 @@ def _size_spec() -> Any:
         instance_from_str=from_str,
         is_instance=lambda v: v is None or isinstance(v, (int, tuple)),
         str_from_instance=lambda v: [str(side) for side in (v if isinstance(v, tuple) else (v,))],
+    )
+
+
+def _spell_switches(kind: type, argv: Sequence[str]) -> list[str]:
+    """Write ``--fuse`` as ``--fuse yes`` and ``--no-fuse`` as ``--fuse no``, for flags that may also be left out."""
+    names = [name.replace("_", "-") for name, hint in typing.get_type_hints(kind).items() if hint == _SWITCH]
+    spelled: dict[str, list[str]] = {f"--no-{name}": [f"--{name}", "no"] for name in names}
+    spelled |= {f"--{name}": [f"--{name}", "yes"] for name in names}
+    return [word for i, arg in enumerate(argv) for word in _spell(arg, argv[i + 1 : i + 2], spelled)]
+
+
+def _spell(arg: str, following: Sequence[str], spelled: Mapping[str, list[str]]) -> list[str]:
+    flag = arg.replace("_", "-") if arg.startswith("--") else arg
+    return [arg] if flag not in spelled or following in (["yes"], ["no"]) else spelled[flag]
+
+
+def _switch_spec() -> Any:
+    """Accept yes and no; `_spell_switches` writes the bare flags that way."""
+
+    def from_str(args: list[str]) -> bool | None:
+        known = {"yes": True, "no": False, "None": None}
+        if args[0] not in known:
+            raise ValueError(f"{args[0]!r} is neither yes nor no")
+        return known[args[0]]
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="[yes|no]",
+        instance_from_str=from_str,
+        is_instance=lambda v: v is None or isinstance(v, bool),
+        str_from_instance=lambda v: ["None" if v is None else "yes" if v else "no"],
     )
 
 

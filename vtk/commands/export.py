@@ -13,7 +13,10 @@ _ONNX = """Export a pack, a merged checkpoint or a timm model to DIR/model.onnx 
 
 The file is run with ONNX Runtime at batch sizes 1, 2, 3, 7 and 16 on different images and compared with torch in fp32;
 it is kept only if the largest error is at most 1e-4 of the largest logit and the classes agree (exit code 4 otherwise).
-Size, preprocessing and class names travel inside the file and beside it in model.json."""
+Size, preprocessing and class names travel inside the file and beside it in model.json.
+
+Models with parallel branches are folded and merged first (--fuse, --no-fuse): half of the nodes, standard operators
+only. --fuse does it to any Vision Transformer of timm and refuses what it does not know by name."""
 
 
 def main(argv: list[str]) -> int:
@@ -61,6 +64,8 @@ def _onnx(argv: list[str]) -> int:
         console.say(note)
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
-    console.say(f"{result.path}: opset {result.opset}, {batch}, {console.size(result.bytes)}, {result.seconds:.1f} s")
+    graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")
+    size = console.size(result.bytes)
+    console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     console.emit_json(result.to_dict())
     return 0

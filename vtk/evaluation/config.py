@@ -8,7 +8,7 @@ from typing import Literal
 from vtk.errors import UsageError
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
-_BACKEND = "eager, compile, ort-cpu or ort-cuda; default: ort-cpu for an .onnx, else eager"
+_BACKEND = "eager, compile, fused, fused+graph, ort-cpu or ort-cuda; default: ort-cpu for an .onnx, else eager"
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ class ProfileConfig:
     backends: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "eager, compile, ort-cpu, ort-cuda. By default eager, compile, ort-cpu, on a CUDA device ort-cuda "
-            "instead; one of those that is absent is a row of the report, one named here and absent is exit 5"
+            "help": "eager, compile, fused, fused+graph, ort-cpu, ort-cuda. By default eager, compile, fused, ort-cpu, "
+            "on CUDA all but ort-cpu; one of those that is absent is a row, one named here and absent is exit 5"
         },
     )
     device: str = field(default="auto", metadata={"help": "auto (CUDA if there is one), cpu, cuda or cuda:N"})

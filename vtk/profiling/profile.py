@@ -113,7 +113,9 @@ def run(
 
 def default_backends(device: torch.device) -> tuple[str, ...]:
     """Return the back-ends measured when none is named."""
-    return ("eager", "compile", "ort-cuda") if device.type == "cuda" else ("eager", "compile", "ort-cpu")
+    if device.type == "cuda":
+        return ("eager", "compile", "fused", "fused+graph", "ort-cuda")
+    return ("eager", "compile", "fused", "ort-cpu")
 
 
 class _Session:

@@ -18,12 +18,14 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 BACKENDS: dict[str, tuple[str, str]] = {
     "eager": ("vtk.runtime.torch_backend", "EagerBackend"),
     "compile": ("vtk.runtime.torch_backend", "CompileBackend"),
+    "fused": ("vtk.runtime.fused_backend", "FusedBackend"),
+    "fused+graph": ("vtk.runtime.fused_backend", "GraphBackend"),
     "ort-cpu": ("vtk.runtime.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.ort_backend", "OrtCudaBackend"),
 }
 """Name to (module, class) of the back-ends of this version."""
 
-_PLANNED = ("fused", "fused+graph", "ort-trt", "aoti", "tensorrt", "bank", "server")
+_PLANNED = ("ort-trt", "aoti", "tensorrt", "bank", "server")
 
 
 class Backend(Protocol):

@@ -39,7 +39,7 @@ def test_bare_onnx_with_the_default_backends(
     found = json.loads(captured.out)
     by_name = {backend["name"]: backend for backend in found["backends"]}
     assert {n: b["status"] for n, b in by_name.items()} == {
-        "eager": "unavailable", "compile": "unavailable", "ort-cpu": "measured",
+        "eager": "unavailable", "compile": "unavailable", "fused": "unavailable", "ort-cpu": "measured",
     }  # fmt: skip
     ort = by_name["ort-cpu"]
     assert ort["provider"] == "CPUExecutionProvider" and ort["prepare_s"] is None

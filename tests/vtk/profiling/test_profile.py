@@ -125,7 +125,7 @@ def test_absent_backends_of_the_default_set_are_rows(fakes, monkeypatch: pytest.
     monkeypatch.setattr(profile_module._Session, "_export", lambda self: VerificationError("gate: max error 3"))
     result = fakes.run({"eager": fakes.Backend("eager"), "compile": UnavailableError("no C++ compiler")}, names=())
     by_name = {backend.name: backend for backend in result.backends}
-    assert list(by_name) == ["eager", "compile", "ort-cpu"]
+    assert list(by_name) == ["eager", "compile", "fused", "ort-cpu"]
     assert by_name["compile"].status == "unavailable" and by_name["compile"].reason == "no C++ compiler"
     assert by_name["ort-cpu"].status == "mismatch"  # it was made and is wrong: not the same as absent
     assert result.exit_code == 4
@@ -170,7 +170,7 @@ def test_onnx_in_bf16_is_refused_before_an_export(fakes, monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="fp32 in this version, not bf16"):
         fakes.run({"ort-cpu": fakes.Backend("ort-cpu")}, precision="bf16")
     result = fakes.run({"eager": fakes.Backend("eager"), "compile": fakes.Backend("compile")}, (), precision="bf16")
-    assert [b.status for b in result.backends] == ["measured", "measured", "unavailable"]
+    assert [b.status for b in result.backends] == ["measured", "measured", "unavailable", "unavailable"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -1,0 +1,104 @@
+"""What the kernels around a matrix product share: tiles, the loop over K, GELU and its derivative, launch settings."""
+
+from typing import no_type_check
+
+from torch import Tensor
+
+from vtk_kernels._dispatch import accumulator
+from vtk_kernels._triton import tl, triton
+
+GROUP = 8
+"""Rows of tiles that run together, so that they find the same columns of w in the L2 cache."""
+
+LOW = -0.1291
+STEP = 1.2582 / 255
+"""A byte q stands for q · STEP + LOW: GELU′ lies in [−0.1290, 1.1290], so nothing is clipped."""
+
+_ENOUGH_TILES = 128
+"""About one tile for each multiprocessor of an A100 (108) or an H100 (132)."""
+
+
+def tile_config(rows: int, features: int, itemsize: int) -> tuple[int, int, int, int, int]:
+    """Return (BLOCK_T, BLOCK_F, BLOCK_K, num_warps, num_stages) for a product (rows, K) · (K, features).
+
+    128 × 128 tiles move the fewest bytes, but only where there are enough of them for every multiprocessor; flat tiles
+    for a few pooled rows. fp32 has no matrix units at full precision: small tiles that fit the registers.
+    """
+    if itemsize > 2:
+        return 32, 32, 32, 4, 2
+    if rows <= 32:
+        return 16 if rows <= 16 else 32, 64, 64, 4, 4
+    if triton.cdiv(rows, 128) * triton.cdiv(features, 128) >= _ENOUGH_TILES:
+        return 128, 128, 64, 8, 3
+    return 64, 64, 64, 4, 4
+
+
+def check_row_scale(x: Tensor, row_scale: Tensor | None) -> None:
+    """Refuse a ``row_scale`` that is not one value per row of ``x`` (..., C), in the type of its sums.
+
+    Raises:
+        ValueError: another shape or type.
+    """
+    wide = accumulator(x.dtype)
+    if row_scale is not None and (row_scale.shape != x.shape[:-1] or row_scale.dtype != wide):
+        raise ValueError(
+            f"`row_scale` is {tuple(row_scale.shape)} {row_scale.dtype}; it must be {tuple(x.shape[:-1])} {wide}, "
+            "one value per row"
+        )
+
+
+@triton.jit
+@no_type_check
+def tile_of(pid, T, F, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, GROUP: tl.constexpr):
+    """Return (row of tiles, column of tiles) of a program: down a column of at most GROUP tiles, then the next one."""
+    columns = tl.cdiv(F, BLOCK_F)
+    first = pid // (GROUP * columns) * GROUP
+    height = tl.minimum(tl.cdiv(T, BLOCK_T) - first, GROUP)
+    inside = pid % (GROUP * columns)
+    return first + inside % height, inside // height
+
+
+@triton.jit
+@no_type_check
+def product(
+    x_ptr,  # (BLOCK_T, BLOCK_K) pointers to the first columns of x
+    w_ptr,  # (BLOCK_K, BLOCK_F) pointers to the first columns of w, transposed
+    x_mask,  # (BLOCK_T, 1)
+    w_mask,  # (1, BLOCK_F)
+    K,
+    stride_xk,  # from a column of x to the next
+    stride_wk,  # of w
+    EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
+    BLOCK_T: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Return x · wᵀ of a tile: (BLOCK_T, BLOCK_F) in fp32; rows and columns outside the masks are 0."""
+    step = tl.arange(0, BLOCK_K)
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptr, mask=x_mask, other=0.0)
+            w = tl.load(w_ptr, mask=w_mask, other=0.0)
+        else:
+            inside = start + step < K
+            x = tl.load(x_ptr, mask=x_mask & inside[None, :], other=0.0)
+            w = tl.load(w_ptr, mask=w_mask & inside[:, None], other=0.0)
+        total = tl.dot(x, w, total, input_precision="ieee")
+        x_ptr += BLOCK_K * stride_xk
+        w_ptr += BLOCK_K * stride_wk
+    return total
+
+
+@triton.jit
+@no_type_check
+def gelu(u):
+    """Return u · Φ(u), GELU with the error function."""
+    return u * (0.5 * (1.0 + tl.erf(u * 0.7071067811865476)))
+
+
+@triton.jit
+@no_type_check
+def gelu_derivative(u):
+    """Return Φ(u) + u · φ(u)."""
+    return 0.5 * (1.0 + tl.erf(u * 0.7071067811865476)) + u * tl.exp(-0.5 * u * u) * 0.3989422804014327

@@ -1,0 +1,49 @@
+"""What the kernels with one program per row share: rows of a tensor, launch settings, and a row's LayerNorm."""
+
+from typing import no_type_check
+
+from torch import Tensor
+
+from vtk_kernels._triton import tl, triton
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """Return ``x`` (..., C) as (rows, C) with neighbouring channels side by side.
+
+    A view where strides allow one, such as ``tokens[:, :1]``, whose rows lie N·C apart; a copy otherwise.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def row_config(channels: int) -> tuple[int, int]:
+    """Return (BLOCK_C, num_warps) for a program that holds a row of ``channels`` in registers.
+
+    Eight elements a thread: one 16-byte load in half precision.
+    """
+    block = max(triton.next_power_of_2(channels), 16)
+    return block, min(max(block // 256, 1), 16)
+
+
+def check_channels(x: Tensor, name: str = "x") -> None:
+    """Refuse what has no rows of channels; ``name`` is the argument's, for the message.
+
+    Raises:
+        ValueError: ``x`` is not floating point, or has no channel.
+    """
+    if not x.is_floating_point():
+        raise ValueError(f"`{name}` must be floating point, not {x.dtype}")
+    if x.ndim == 0 or x.shape[-1] == 0:
+        raise ValueError(f"`{name}` needs at least one channel in its last dimension; its shape is {tuple(x.shape)}")
+
+
+@triton.jit
+@no_type_check
+def normalise_row(v, mask, C, eps):
+    """Return (v − mean) · rstd, 0 outside ``mask``, and rstd of a row in fp32 registers.
+
+    The variance comes from the centred row: E[v²] − E[v]² would lose it where the mean is large.
+    """
+    centred = tl.where(mask, v - tl.sum(v, 0) / C, 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 0) / C + eps)
+    return centred * rstd, rstd

@@ -1,0 +1,33 @@
+"""``triton`` and ``tl`` where Triton can be imported, else stand-ins under which kernel files can still be imported.
+
+A kernel's signature names ``tl.constexpr`` and its decorator ``triton.jit`` when the file is read. With the stand-ins a
+file defines plain functions that nothing calls: `vtk_kernels._dispatch.route` refuses before.
+"""
+
+from typing import Any
+
+__all__ = ["tl", "triton"]
+
+try:
+    import triton
+    import triton.language as tl
+except Exception:  # not on this platform, or a broken pairing: `triton_status` says which
+
+    class _Absent:
+        """Takes the place of both modules: its `jit` changes nothing, its types are None."""
+
+        constexpr = None
+
+        @staticmethod
+        def jit(function: Any = None, **_: Any) -> Any:
+            return function if function is not None else _Absent.jit
+
+        @staticmethod
+        def cdiv(x: int, y: int) -> int:
+            return -(-x // y)
+
+        @staticmethod
+        def next_power_of_2(n: int) -> int:
+            return 1 << max(n - 1, 0).bit_length()
+
+    triton = tl = _Absent  # type: ignore[assignment]

@@ -1,0 +1,264 @@
+"""Attention over one packed matrix of queries, keys and values, for whole batches and for segments of any length.
+
+    z = scale · q kᵀ,    o = softmax(z) v    per head and image (or segment)
+
+The heads of P parallel branches are P·H heads here: one launch, and P times the programs where a batch is small. One
+program owns BLOCK_M queries of one head. It reads keys and values in steps of BLOCK_N with the running softmax of
+Milakov, Gimelshein (2018) and Dao et al. (2022), or all of them at once where they fit; powers are of 2, log2 e being
+part of the scale. Elements moved: per head reads q once and k, v once per BLOCK_M queries (cached), writes o.
+
+LN-folded form: q, k, v are row_scale · raw + bias. Softmax over keys does not see what is equal for all of them, so
+the keys' bias drops out, their scale multiplies columns of q kᵀ, the values' scale the probabilities, and the values'
+bias is added to o: only q is rebuilt.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vtk_kernels._attention_kernel import launch, output_shape
+from vtk_kernels._dispatch import LAUNCHES, accumulator, opaque, route, runs_kernel
+from vtk_kernels._matmul import check_row_scale
+from vtk_kernels._rows import check_channels
+from vtk_kernels.choices import choose, device_name
+
+LAUNCHES["packed_attention"] = 1
+LAUNCHES["packed_attention_backward"] = 5  # SDPA forward, its backward in three, and the packing of three gradients
+
+MAX_HEAD_DIM = 128
+
+
+def packed_attention_ref(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """Compute `packed_attention` by torch, segments by one SDPA per run of equal lengths. Same arguments and result.
+
+    Raises:
+        ValueError: ``cu_seqlens`` does not ascend from 0 to at most T, or a segment is longer than ``max_seqlen``.
+    """
+    if row_scale is not None or bias is not None:
+        wide = qkv.to(accumulator(qkv.dtype))
+        wide = wide if row_scale is None else wide * row_scale[..., None]
+        qkv = (wide if bias is None else wide + bias.to(wide.dtype)).to(qkv.dtype)
+    if cu_seqlens is None:
+        return _attend(qkv, num_heads, num_queries, scale)
+    bounds = cu_seqlens.tolist()
+    lengths = [last - first for first, last in itertools.pairwise(bounds)]
+    if bounds[0] != 0 or min(lengths, default=0) < 0 or bounds[-1] > len(qkv):
+        raise ValueError(f"`cu_seqlens` ({bounds}) must ascend from 0 to at most {len(qkv)}, the rows of `qkv`")
+    if max_seqlen is not None and max(lengths, default=0) > max_seqlen:
+        raise ValueError(f"`max_seqlen` ({max_seqlen}) is less than the longest segment, {max(lengths)}")
+    width, row, parts = qkv.shape[1] // 3, 0, []
+    for length, run in itertools.groupby(lengths):
+        count = len(list(run))
+        packed = qkv[row : row + count * length].reshape(count, length, 3 * width)
+        row += count * length
+        found = _attend(packed, num_heads, num_queries, scale)
+        # a segment that has fewer tokens than queries gets zeros for the rest
+        parts.append(
+            found.flatten(0, 1) if num_queries is None else F.pad(found, (0, 0, 0, num_queries - found.shape[1]))
+        )
+    if num_queries is None:
+        parts.append(qkv.new_zeros(len(qkv) - row, width))
+    return torch.cat(parts) if parts else qkv.new_zeros(0, num_queries or 0, width)
+
+
+def _attend(qkv: Tensor, num_heads: int, num_queries: int | None, scale: float) -> Tensor:
+    q, k, v = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, N, D) each
+    return F.scaled_dot_product_attention(q[:, :, :num_queries], k, v, scale=scale).transpose(1, 2).flatten(2)
+
+
+def _fastest(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """Take SDPA or the kernel on CUDA; SDPA knows neither segments nor the LN-folded form."""
+    if cu_seqlens is None and row_scale is None and bias is None:
+        measured = qkv.shape[-1] == 3 * 64 * num_heads and num_queries is None
+        card = device_name(qkv) if measured else None
+        if choose("packed_attention", qkv.shape[0], qkv.shape[1], num_heads, qkv.dtype, card) == "sdpa":
+            return _attend(qkv, num_heads, num_queries, scale).contiguous()
+    return launch(qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+
+
+@torch.library.custom_op("vtk_kernels::packed_attention", mutates_args=())
+def _op(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    _check(qkv, num_heads, cu_seqlens, num_queries, row_scale, bias)
+    run = _fastest if runs_kernel(qkv) else packed_attention_ref
+    return run(qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen).contiguous()
+
+
+@_op.register_fake
+def _(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    return qkv.new_empty(output_shape(qkv, cu_seqlens, num_queries))
+
+
+@torch.library.custom_op("vtk_kernels::packed_attention_backward", mutates_args=())
+def _backward_op(
+    g: Tensor,
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None,
+    num_queries: int | None,
+    scale: float,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    given = [t for t in (qkv, row_scale, bias) if t is not None]
+
+    def forward(qkv: Tensor, *rest: Tensor) -> Tensor:
+        left = list(rest)
+        scales = None if row_scale is None else left.pop(0)
+        shift = None if bias is None else left.pop(0)
+        return packed_attention_ref(qkv, num_heads, cu_seqlens, num_queries, scale, scales, shift)
+
+    left = list(torch.func.vjp(forward, *given)[1](g))
+    gqkv, gs, gb = (qkv.new_empty(0) if t is None else left.pop(0).contiguous() for t in (qkv, row_scale, bias))
+    return gqkv, gs, gb
+
+
+@_backward_op.register_fake
+def _(
+    g: Tensor,
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None,
+    num_queries: int | None,
+    scale: float,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gqkv, gs, gb = (qkv.new_empty(0) if t is None else t.new_empty(t.shape) for t in (qkv, row_scale, bias))
+    return gqkv, gs, gb
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    qkv, ctx.num_heads, cu_seqlens, ctx.num_queries, ctx.scale, row_scale, bias, _ = inputs
+    ctx.save_for_backward(qkv, cu_seqlens, row_scale, bias)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    qkv, cu_seqlens, row_scale, bias = ctx.saved_tensors
+    gqkv, gs, gb = torch.ops.vtk_kernels.packed_attention_backward(
+        g, qkv, ctx.num_heads, cu_seqlens, ctx.num_queries, ctx.scale, row_scale, bias
+    )
+    return gqkv, None, None, None, None, None if row_scale is None else gs, None if bias is None else gb, None
+
+
+_op.register_autograd(_backward, setup_context=_setup)
+
+
+def packed_attention(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+    *,
+    use_triton: bool | None = None,
+) -> Tensor:
+    """Compute softmax(scale · q kᵀ) v for every head of every image or segment.
+
+    The gradient computes attention again by SDPA; with ``cu_seqlens`` on CUDA it waits for the device to learn lengths.
+
+    Args:
+        qkv: (B, N, 3·H·D), or (T, 3·H·D) with ``cu_seqlens``; floating point; may be strided: q of all heads, k, v.
+        num_heads: H, over all parallel branches; D is at most 128.
+        cu_seqlens: (S + 1,) int32 on the device of ``qkv``: 0 and the end row of each segment, ascending; segments may
+            be empty. Values are not checked on CUDA: that would wait for the device.
+        num_queries: only the first so many tokens of each image or segment are queries; None for all.
+        scale: factor of the logits; 1/√D unless it is inside q already.
+        row_scale: (B, N) or (T,), fp32 (fp64 for fp64), times ``qkv`` before the bias; or None.
+        bias: (3·H·D,), any floating type, added to ``qkv``; or None.
+        max_seqlen: no segment is longer; needed with ``cu_seqlens`` on CUDA. Rows past it would not be written.
+        use_triton: None: on CUDA in fp16 and bf16 the kernel or SDPA, as `vtk_kernels.choices` says; False: torch;
+            True: the kernel, with no gradient.
+
+    Returns:
+        (B, N, H·D) or (T, H·D), contiguous, the type of ``qkv``; rows after the last segment are zero. With
+        ``num_queries`` (B, num_queries, H·D) or (S, num_queries, H·D); zero where a segment has fewer tokens.
+
+    Raises:
+        ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
+    """
+    _check(qkv, num_heads, cu_seqlens, num_queries, row_scale, bias)
+    way = route(qkv, use_triton, row_scale, bias)
+    if cu_seqlens is not None:
+        way = opaque(way, qkv, use_triton)
+    if way == "reference":
+        run = packed_attention_ref
+    elif way == "operator":
+        run = torch.ops.vtk_kernels.packed_attention
+    else:
+        run = launch if use_triton else _fastest
+    return run(qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+
+
+def _check(
+    qkv: Tensor,
+    num_heads: int,
+    cu_seqlens: Tensor | None,
+    num_queries: int | None,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+) -> None:
+    check_channels(qkv, "qkv")
+    width = qkv.shape[-1]
+    if num_heads < 1 or width % (3 * num_heads) or width > 3 * num_heads * MAX_HEAD_DIM:
+        raise ValueError(
+            f"`num_heads` ({num_heads}) must split the {width} columns of `qkv` into q, k and v of equal heads, "
+            f"at most {MAX_HEAD_DIM} channels each"
+        )
+    shape = "(B, N, 3·H·D)" if cu_seqlens is None else "(T, 3·H·D) with `cu_seqlens`"
+    if qkv.ndim != (3 if cu_seqlens is None else 2):
+        raise ValueError(f"`qkv` is {tuple(qkv.shape)}; it must be {shape}")
+    if num_queries is not None and not 1 <= num_queries <= (qkv.shape[1] if cu_seqlens is None else num_queries):
+        raise ValueError(f"`num_queries` ({num_queries}) must be from 1 to the number of tokens, {qkv.shape[1]}")
+    check_row_scale(qkv, row_scale)
+    if bias is not None and (bias.shape != qkv.shape[-1:] or not bias.is_floating_point()):
+        raise ValueError(f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({width},), floating point")
+    if cu_seqlens is None:
+        return
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or len(cu_seqlens) == 0:
+        raise ValueError(
+            f"`cu_seqlens` is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it must be (S + 1,) torch.int32"
+        )
+    if cu_seqlens.device != qkv.device:
+        raise ValueError(f"`cu_seqlens` is on {cu_seqlens.device}; it must be on the device of `qkv`, {qkv.device}")

@@ -1,0 +1,117 @@
+"""``vtk export onnx --fuse``: the merged graph, against timm's own model and against the unmerged graph."""
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import ParallelThingsBlock
+from torch import nn
+
+from vtk.__main__ import main
+from vtk.card import Card, InputSpec, ModelSpec
+from vtk.runtime.source import Source
+from vtk_export.config import OnnxConfig
+from vtk_export.onnx import convert, export_form, export_onnx
+
+SIZE = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
+
+
+def parallel(branches: int = 2, **kwargs: Any) -> nn.Module:
+    """Return a model of two blocks whose norms and scales are not 1."""
+    torch.manual_seed(3)
+    block = partial(ParallelThingsBlock, num_parallel=branches)
+    model = timm.create_model(
+        "vit_small_patch16_224", depth=2, block_fn=block, **{**SIZE, "init_values": 0.5, **kwargs}
+    )
+    for p in model.parameters():
+        p.data += 0.2 * torch.randn_like(p)
+    return model.eval()
+
+
+class _Given(Source):
+    """A model that no name gives."""
+
+    def model(self) -> nn.Module:
+        return parallel(self._options["branches"])
+
+
+def given(branches: int) -> Source:
+    card = Card(ModelSpec("given"), InputSpec(32, 32), tuple("abcde"))
+    return _Given("timm", "given", None, card, described=False, _options={"branches": branches})
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("merged") / "onnx"
+    return export_onnx(given(2), OnnxConfig(source="given", out=out), show=False)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_merged_file_gives_timms_logits(merged: Any, batch: int) -> None:
+    assert merged.fused
+    images = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(batch))
+    with torch.no_grad():
+        expected = parallel()(images)
+    session = onnxruntime.InferenceSession(merged.path, providers=["CPUExecutionProvider"])
+    got = session.run(["logits"], {"pixel_values": images.numpy()})[0]
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5 * float(expected.abs().max()), rtol=0)
+
+
+def test_only_standard_operators_in_the_form_that_fusions_look_for(merged: Any) -> None:
+    import onnx
+
+    graph = onnx.load(merged.path).graph
+    assert merged.nodes == len(graph.node)
+    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
+    kinds = Counter(node.op_type for node in graph.node)
+    # one node a norm; q, k, v, output, two layers and two of attention as products: 8 a block; one softmax
+    assert kinds["LayerNormalization"] == 5
+    assert kinds["MatMul"] + kinds["Gemm"] == 2 * 8 + 1
+    assert kinds["Softmax"] == 2
+
+
+def test_two_merged_blocks_have_at_most_80_nodes_and_unmerged_more_than_twice_as_many() -> None:
+    """The issue's bound, on the blocks alone; of whole models the fused one is smaller by as much."""
+    model, spec = parallel(global_pool="avg", fc_norm=False), InputSpec(32, 32)
+    ends = len(_ends(model, spec))
+    plain = len(convert(model, spec, opset=20).graph.node)
+    fused = len(convert(export_form(model), spec, opset=20).graph.node)
+    assert plain - ends >= 164
+    assert fused - ends <= 80
+
+
+def _ends(model: nn.Module, spec: InputSpec) -> list[Any]:
+    """Return the nodes of the model without blocks: stem, table, last norm, pooling and classifier."""
+    import copy
+
+    bare = copy.deepcopy(model)
+    bare.blocks = nn.Sequential()
+    return list(convert(bare, spec, opset=20).graph.node)
+
+
+def test_sequential_models_are_fused_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["export", "onnx", "test_vit", "--no-pretrained", "--json"]
+    results = []
+    for name, flag in (("fused", ["--fuse"]), ("plain", ["--no-fuse"])):
+        assert main([*base, "--out", str(tmp_path / name), *flag]) == 0
+        out, err = capsys.readouterr()
+        results.append(json.loads(out))
+        assert ("fused" in err.splitlines()[-1].split(", ")) == (flag == ["--fuse"])
+    fused, plain = results
+    assert (plain["fused"], fused["fused"]) == (False, True)
+    assert fused["nodes"] < plain["nodes"]
+
+
+def test_a_model_that_cannot_be_fused_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "onnx"
+    argv = ["export", "onnx", "test_resnet", "--no-pretrained", "--fuse", "--out", str(out)]
+    assert main(argv) == 2
+    assert "cannot fuse ResNet" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,231 @@
+"""Compiles every kernel of `vtk_kernels` without a GPU, as its launcher starts it, and says what the card would need.
+
+    python tests/kernels/_offline.py            compare with offline_baseline.json
+    python tests/kernels/_offline.py --write    renew offline_baseline.json
+
+The launchers run on meta tensors while a recorder stands in for each kernel, so shapes, block sizes and types are the
+real ones. Registers, stack and local memory come from the cuobjdump that Triton carries; a spill shows as STACK.
+Registers depend on the compiler: they are compared only under the Triton version that wrote the baseline.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # before the first kernel is decorated
+
+import torch
+import triton
+import triton.backends.nvidia
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import vtk_kernels
+
+if __name__ == "__main__":  # the cases beside this file are a module of a package for pytest only
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.kernels._offline_cases import Case, cases
+
+BASELINE = Path(__file__).with_name("offline_baseline.json")
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Shared memory of a block, bytes."""
+
+GROWTH = 1.10
+"""Registers may grow by this factor over the baseline."""
+
+TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
+"""Instruction that a product of 64 rows or more must become."""
+
+TYPES = {
+    torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
+    torch.int32: "*i32", torch.uint8: "*u8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: a kernel, its arguments by name, and its options."""
+
+    label: str
+    kernel: JITFunction
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+class _Recorder:
+    """Stands in for a kernel: ``recorder[grid](...)`` notes the call."""
+
+    def __init__(self, kernel: JITFunction, calls: list[tuple[JITFunction, dict[str, Any], dict[str, int]]]) -> None:
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert all(isinstance(n, int) and n > 0 for n in grid), f"grid {grid}"
+
+        def note(*args: Any, num_warps: int = 4, num_stages: int = 3, **named: Any) -> None:
+            names = self.kernel.arg_names
+            arguments = {**dict(zip(names, args, strict=False)), **named}
+            assert set(arguments) == set(names), f"{self.kernel.__name__}: {set(arguments) ^ set(names)}"
+            self.calls.append((self.kernel, arguments, {"num_warps": num_warps, "num_stages": num_stages}))
+
+        return note
+
+
+def kernels() -> dict[str, JITFunction]:
+    """Return every function of the package that Triton launches: those named ``…_kernel``."""
+    return {k.__name__: k for _, k in _kernel_attributes().values()}
+
+
+def _kernel_attributes() -> dict[tuple[str, str], tuple[Any, JITFunction]]:
+    found = {}
+    for info in pkgutil.iter_modules(vtk_kernels.__path__):
+        module = importlib.import_module(f"vtk_kernels.{info.name}")
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction) and value.__name__.endswith("_kernel"):
+                found[module.__name__, name] = (module, value)
+    return found
+
+
+def record(case: Case) -> list[Call]:
+    """Run a launcher and return its launches; the second and later ones get a number after the label."""
+    attributes = _kernel_attributes()
+    calls: list[tuple[JITFunction, dict[str, Any], dict[str, int]]] = []
+    try:
+        for (_, name), (module, kernel) in attributes.items():
+            setattr(module, name, _Recorder(kernel, calls))
+        case.launcher(*case.arguments)
+    finally:
+        for (_, name), (module, kernel) in attributes.items():
+            setattr(module, name, kernel)
+    return [Call(case.label if i == 0 else f"{case.label} #{i + 1}", *call) for i, call in enumerate(calls)]
+
+
+def source(call: Call) -> ASTSource:
+    """Specialise a call as Triton does at a launch: 1 is a constant, pointers and multiples of 16 are aligned."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for i, parameter in enumerate(call.kernel.params):
+        value = call.arguments[parameter.name]
+        free = not parameter.do_not_specialize
+        constant = parameter.is_constexpr or value is None or (free and type(value) is int and value == 1)
+        if constant:
+            signature[parameter.name] = "constexpr"
+            constants[i,] = value
+        elif isinstance(value, Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+        else:
+            assert type(value) in (int, float), f"{parameter.name}: {type(value)}; launchers pass plain numbers"
+            wide = isinstance(value, int) and not -(2**31) <= value < 2**31
+            signature[parameter.name] = "fp32" if isinstance(value, float) else "i64" if wide else "i32"
+        if not constant and free and (isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)):
+            attributes[i,] = [["tt.divisibility", 16]]
+    return ASTSource(fn=call.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def measure(call: Call, capability: int) -> dict[str, Any]:
+    """Compile a call for a capability (80, 90, 100) and return what it needs."""
+    compiled = triton.compile(source(call), target=GPUTarget("cuda", capability, 32), options=call.options)
+    folder = Path(triton.backends.nvidia.__file__).parent / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        done = subprocess.run([folder / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", done.stdout + done.stderr)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump says nothing about {call.label}: {done.stdout[-300:]}{done.stderr[-300:]}")
+    registers, stack, _, local = map(int, usage.groups())
+    instruction = TENSOR_CORES.get(capability)
+    rows = call.arguments.get("BLOCK_M", 0) or ("BLOCK_F" in call.arguments and call.arguments["BLOCK_T"])
+    return {
+        "kernel": call.kernel.__name__, "blocks": {k: v for k, v in call.arguments.items() if k.startswith("BLOCK")},
+        "registers": registers, "stack": stack, "local": local, "shared": compiled.metadata.shared,
+        "warps": call.options["num_warps"], "stages": call.options["num_stages"],
+        "tensor_cores": None if rows < 64 or instruction is None else compiled.asm["ptx"].count(instruction),
+    }  # fmt: skip
+
+
+def faults(row: dict[str, Any], capability: int, before: dict[str, Any] | None) -> Iterator[str]:
+    """Say what is wrong with a row of `measure`; ``before`` is the baseline's, of the same Triton version."""
+    if row["stack"] or row["local"]:
+        yield f"spills: STACK {row['stack']}, LOCAL {row['local']} bytes with {row['registers']} registers"
+    if row["shared"] > SHARED_LIMIT[capability]:
+        yield f"shared memory {row['shared']} bytes, the card has {SHARED_LIMIT[capability]}"
+    if row["tensor_cores"] == 0:
+        yield f"no {TENSOR_CORES[capability]} in a product of {row['blocks']}"
+    if before is not None and row["registers"] > GROWTH * before["registers"]:
+        yield f"registers {before['registers']} → {row['registers']}"
+
+
+def key(call: Call) -> str:
+    """Return what decides the machine code of a call."""
+    made = source(call)
+    return repr((call.kernel.__name__, made.signature, made.constants, made.attrs, call.options))
+
+
+def run(capabilities: Sequence[int], essential: bool) -> dict[str, Any]:
+    """Compile the table and return rows by "label sm_NN", and the kernels that no case launches."""
+    calls = [call for case in cases() if case.essential or not essential for call in record(case)]
+    rows: dict[str, dict[str, Any]] = {}
+    known: dict[tuple[str, int], dict[str, Any]] = {}
+    for call in calls:
+        for capability in capabilities:
+            same = key(call), capability
+            if same not in known:
+                known[same] = measure(call, capability)
+                print(f"{call.label:<36} sm_{capability} {known[same]}", file=sys.stderr, flush=True)
+            rows[f"{call.label} sm_{capability}"] = known[same]
+    launched = {call.kernel.__name__ for call in calls}
+    return {"triton": triton.__version__, "rows": rows, "never launched": sorted(set(kernels()) - launched)}
+
+
+def compare(found: dict[str, Any], baseline: dict[str, Any], whole: bool) -> list[str]:
+    """Return every fault of a run, as lines: spills, limits, growth, kernels that are missing on either side."""
+    same = found["triton"] == baseline["triton"]
+    lines = [f"no case launches {name}" for name in found["never launched"]]
+    for label, row in found["rows"].items():
+        before = baseline["rows"].get(label)
+        if same and before is None:
+            lines.append(f"{label}: not in the baseline; run _offline.py --write")
+        capability = int(label.rsplit("sm_", 1)[1])
+        lines += [f"{label}: {fault}" for fault in faults(row, capability, before if same else None)]
+    missing = set(baseline["rows"]) - set(found["rows"]) if whole else set()
+    missing |= {r["kernel"] for r in baseline["rows"].values()} - {r["kernel"] for r in found["rows"].values()}
+    return lines + [f"{label}: in the baseline, but no longer compiled" for label in sorted(missing)]
+
+
+def main() -> int:
+    """Compile, compare or write, and return 1 if something is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--essential", action="store_true", help="one shape of each kernel")
+    parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_LIMIT))
+    parser.add_argument("--write", action="store_true", help=f"renew {BASELINE.name} from the whole table")
+    parser.add_argument("--json", type=Path, help="write what was found to a file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:  # or Triton would hand out what it compiled before
+        os.environ["TRITON_CACHE_DIR"] = cache
+        found = run(args.capabilities, args.essential and not args.write)
+    if args.json:
+        args.json.write_text(json.dumps(found))
+    if args.write:
+        rows = {label: {"kernel": row["kernel"], "registers": row["registers"]} for label, row in found["rows"].items()}
+        BASELINE.write_text(json.dumps({"triton": found["triton"], "rows": rows}, indent=1) + "\n")
+    whole = not args.essential and args.capabilities == [80, 90]
+    wrong = compare(found, json.loads(BASELINE.read_text()), whole)
+    print("\n".join(wrong) or f"{len(found['rows'])} rows, nothing wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Launches that `_offline` compiles: what ViT-S, B and L with one and two branches give the launchers, in bf16."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels
+from vtk_kernels.add_norm import _add_norm_launch
+from vtk_kernels.linear_gelu import _linear_gelu_launch
+from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
+from vtk_kernels.norm import _norm_launch, norm_backward_launch
+from vtk_kernels.splitk_linear import _splitk_linear_launch
+
+SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
+"""Channels and heads."""
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a launcher; the default test compiles the essential ones, the slow one all."""
+
+    label: str
+    launcher: Callable[..., object]
+    arguments: tuple[Any, ...]
+    essential: bool
+
+
+def cases() -> Iterator[Case]:
+    """Yield the table."""
+    for size, (channels, heads) in SIZES.items():
+        for made, essential in (
+            *((row, size == "S") for row in row_wise(channels)),
+            *((row, size == "S" and branches == 2) for branches in (1, 2) for row in products(channels, branches)),
+            *((row, size == "S" and branches == 2) for branches in (1, 2) for row in attentions(heads * branches)),
+        ):
+            label, first, launcher, *arguments = made
+            yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return a tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def fp32(*shape: int) -> Tensor:
+    """Return a tensor without memory, for statistics."""
+    return empty(*shape, dtype=torch.float32)
+
+
+def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (label, essential, launcher, arguments…) of the kernels that normalise and broadcast."""
+    x, rstd, vector = empty(8, 197, c), fp32(8, 197), empty(c)
+    packed, offsets = empty(8 * 197, c), empty(9, dtype=torch.int32)
+    one, partials = empty(1, 197, c), fp32(4, 1, 197, c)
+    yield "norm", True, _norm_launch, x, EPS
+    yield "norm_backward", False, norm_backward_launch, x, x, rstd
+    yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
+    yield "add_norm", True, _add_norm_launch, x, x, EPS
+    yield "add_norm partials", False, _add_norm_launch, one, None, EPS, partials, vector
+    yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
+    yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
+    yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
+    yield "context_broadcast segments", False, _broadcast_kernels.launch, packed, packed, None, offsets
+
+
+def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the kernels around a matrix product; `tile_config` has other tiles at batch 1, at 8 and for pooled rows."""
+    hidden = 4 * c * branches
+    one, eight, pooled = empty(1, 197, c), empty(8, 197, c), empty(8, 197, c)[:, 0]
+    w, b, w2 = empty(hidden, c), empty(hidden), empty(c, hidden)
+    p = f"×{branches}"
+    yield f"linear_gelu b1 {p}", True, _linear_gelu_launch, one, w, b
+    yield f"linear_gelu b8 {p}", True, _linear_gelu_launch, eight, w, b
+    yield f"linear_gelu pooled {p}", False, _linear_gelu_launch, pooled, w, b
+    yield f"linear_gelu scaled b8 {p}", False, _linear_gelu_launch, eight, w, b, False, fp32(8, 197)
+    yield f"linear_gelu q b1 {p}", False, _linear_gelu_launch, one, w, b, True
+    yield f"linear_gelu q b8 {p}", True, _linear_gelu_launch, eight, w, b, True
+    yield f"linear_gelu K=1000 {p}", False, _linear_gelu_launch, empty(8, 197, 1000), empty(hidden, 1000), b, True
+    for batch, g in ((1, one), (8, eight)):
+        q = empty(batch, 197, hidden, dtype=torch.uint8)
+        yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q
+    yield f"splitk_linear {p}", True, _splitk_linear_launch, empty(1, 197, hidden), w2, 4
+    yield f"splitk_linear pooled {p}", False, _splitk_linear_launch, empty(1, 1, hidden), w2, 4
+
+    rows, weights = empty(16 * 197, c), empty(16, 3 * c * branches, c)
+    bias, scale = empty(16, 3 * c * branches), fp32(16 * 197)
+    for block in (16, 64, 128):
+        tiles = empty(3, rows.shape[0] // block + 16, dtype=torch.int32)
+        yield f"grouped_linear {block} {p}", block == 64, _grouped_kernels.launch, rows, weights, bias, tiles
+    tiles = empty(3, rows.shape[0] // 64 + 16, dtype=torch.int32)
+    g = empty(16 * 197, 3 * c * branches)
+    yield f"grouped_linear scaled {p}", False, _grouped_kernels.launch, rows, weights, bias, tiles, scale
+    yield f"grouped_linear gx {p}", False, _grouped_kernels.launch, g, weights.transpose(1, 2), None, tiles
+    yield f"grouped_linear_backward {p}", True, _grouped_kernels.backward_launch, g, rows, tiles, 16
+    yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
+
+
+def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
+    """Yield attention at 224 px (all keys at once), at 384 px, of a pooled token, of segments, folded, wide heads."""
+    launch, width = _attention_kernel.launch, 3 * 64 * heads
+    h = f"{heads}h"
+    x, bias, scale = empty(8, 197, width), empty(width), fp32(8, 197)
+    packed, offsets, row_scale = empty(2048, width), empty(9, dtype=torch.int32), fp32(2048)
+    yield f"packed_attention 197 {h}", True, launch, x, heads
+    yield f"packed_attention 577 {h}", True, launch, empty(8, 577, width), heads
+    yield f"packed_attention 50 {h}", False, launch, empty(8, 50, width), heads
+    yield f"packed_attention pooled {h}", False, launch, x, heads, None, 1
+    yield f"packed_attention folded {h}", False, launch, x, heads, None, None, 1.0, scale, bias
+    yield f"packed_attention segments {h}", False, launch, packed, heads, offsets, None, 1.0, None, None, 577
+    yield (
+        f"packed_attention segments folded {h}", True,
+        launch, packed, heads, offsets, None, 1.0, row_scale, bias, 577,
+    )  # fmt: skip
+    for d in (80, 128):
+        yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * heads), heads

@@ -1,0 +1,95 @@
+"""The back-ends ``fused`` and ``fused+graph`` against the eager one."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import ParallelThingsBlock
+from torch import nn
+
+from vtk.__main__ import main
+from vtk.card import Card, InputSpec, ModelSpec
+from vtk.errors import UnavailableError, UsageError
+from vtk.fused import FusedViT
+from vtk.profiling.profile import default_backends
+from vtk.runtime.backend import load_backend, predictor
+from vtk.runtime.source import Source
+
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
+
+
+class _Parallel(Source):
+    """Two blocks of two branches."""
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(1)
+        block = partial(ParallelThingsBlock, num_parallel=2)
+        options = {"img_size": 32, "num_classes": 4, "depth": 2, "embed_dim": 32, "num_heads": 2, "block_fn": block}
+        return timm.create_model("vit_tiny_patch16_224", pretrained=False, **options).eval()
+
+
+@pytest.fixture
+def source() -> Source:
+    card = Card(ModelSpec("parallel"), InputSpec(32, 32), ("a", "b", "c", "d"))
+    return _Parallel("timm", "parallel", None, card, described=False)
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def test_fused_gives_the_models_logits(source: Source, images: torch.Tensor) -> None:
+    with torch.no_grad():
+        expected = source.model()(images)
+    backend = load_backend("fused", source)
+    assert (backend.name, backend.provider, backend.batch) == ("fused", "torch cpu", None)
+    assert isinstance(backend.model, FusedViT)  # type: ignore[attr-defined]
+    torch.testing.assert_close(predictor(backend)(images), expected, rtol=0, atol=1e-5)
+    backend.close()
+
+
+def test_low_precision_is_folded_in_fp32_and_rounded_once(source: Source, images: torch.Tensor) -> None:
+    model = source.model()
+    backend = load_backend("fused", source, dtype="bf16")
+    block = model.blocks[0].attns[0]
+    k = block.attn.qkv.weight.detach()[32:64] * block.norm.weight.detach()  # k holds no 1/√D
+    found = backend.model.stages[0].w_qkv  # type: ignore[attr-defined]
+    assert found.dtype == torch.bfloat16
+    # rows: q of both branches (2 · 32), then k of both: the first branch's k starts at 64
+    assert torch.equal(found[64:96], k.bfloat16())
+    assert backend.run({"pixel_values": images})["logits"].dtype == torch.bfloat16
+
+
+@no_cuda
+def test_graphs_need_cuda(source: Source) -> None:
+    with pytest.raises(UnavailableError, match=r"`fused\+graph` replays CUDA graphs and torch sees no CUDA device"):
+        load_backend("fused+graph", source)
+
+
+def test_a_model_that_cannot_be_fused_is_named(source: Source) -> None:
+    class Net(Source):
+        def model(self) -> nn.Module:
+            return timm.create_model("test_resnet").eval()
+
+    with pytest.raises(UsageError, match="cannot fuse ResNet"):
+        load_backend("fused", Net("timm", "net", None, source.card, described=False))
+
+
+def test_default_backends() -> None:
+    assert default_backends(torch.device("cpu")) == ("eager", "compile", "fused", "ort-cpu")
+    assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "fused+graph", "ort-cuda")
+
+
+@no_cuda
+def test_profile_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["profile", "test_vit", "--no-pretrained", "--batch-sizes", "2", "--duration", "0.05", "--device", "cpu"]
+    assert main([*base, "--backends", "eager,fused"]) == 0
+    out = capsys.readouterr().out
+    assert "fused: torch cpu" in out
+    assert main([*base, "--backends", "fused+graph"]) == 5
+    assert "use fused" in capsys.readouterr().err
+    assert main(["profile", "test_resnet", *base[2:], "--backends", "fused"]) == 2
+    assert "cannot fuse ResNet" in capsys.readouterr().err

@@ -1,0 +1,15 @@
+"""A trained model in, an inference model out: folded, merged, and on CUDA replayed as one graph."""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "FusedViT": "vtk.fused.model",
+        "GraphCache": "vtk.fused.graphs",
+        "count_launches": "vtk.fused.counting",
+        "fuse": "vtk.fused.build",
+        "launches": "vtk.fused.counting",
+        "separate_qkv": "vtk.fused.stages",
+    },
+)

@@ -1,0 +1,90 @@
+"""timm's blocks as folded stages: what `timm.models.vision_transformer` builds, and nothing it cannot be sure of."""
+
+from typing import Any
+
+import timm.models.vision_transformer as vit
+import torch
+from torch import Tensor, nn
+
+from vtk.fused.fold import Branch, fold_attention, fold_input, fold_mlp, is_exactly, layer_scale
+from vtk.fused.norms import read_norm, refusal
+from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, ScalingStage, Stage
+
+KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
+
+
+def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
+    """Return the stages of one block of a timm Vision Transformer.
+
+    Args:
+        block: a `Block` (before it, attention; after it, FFN), a `ParallelThingsBlock` of any number of branches
+            (paper A) or a `ParallelScalingBlock` (ViT-22B), with or without LayerScale, qk-norm, Context Broadcasting.
+        like: device and dtype of the arithmetic; its values do not matter.
+        where: the block's name in the model, for messages.
+
+    Raises:
+        UsageError: the block, or a part of it, is of another kind.
+    """
+    if is_exactly(block, vit.Block):
+        attention = Branch(block.norm1, block.attn, block.ls1, f"{where}.attn")
+        mlp = Branch(block.norm2, block.mlp, block.ls2, f"{where}.mlp")
+        return [fold_attention([attention], like), fold_mlp([mlp], like)]
+    if is_exactly(block, vit.ParallelThingsBlock):
+        attns = [Branch(b.norm, b.attn, b.ls, f"{where}.attns.{i}.attn") for i, b in enumerate(block.attns)]
+        ffns = [Branch(b.norm, b.mlp, b.ls, f"{where}.ffns.{i}.mlp") for i, b in enumerate(block.ffns)]
+        return [
+            fold_attention(attns, like, end=getattr(block, "cb_msa", None)),
+            fold_mlp(ffns, like, end=getattr(block, "cb", None)),
+        ]
+    if is_exactly(block, vit.ParallelScalingBlock):
+        return [_fold_scaling(block, like, where)]
+    raise refusal(where, block, f"known blocks are {KNOWN}")
+
+
+def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
+    norm, affine = read_norm(block.in_norm, like, f"{where}.in_norm")
+    hidden, dim = block.in_split[0], block.in_split[1]
+    weight, offset = fold_input(block.in_proj.weight, block.in_proj.bias, affine)
+    if block.mlp_bias is not None:
+        offset = torch.cat((offset[:hidden] + block.mlp_bias.detach().to(like.dtype), offset[hidden:]))
+    scale = layer_scale(block.ls, like, f"{where}.ls")
+    if block.out_proj is not None:
+        outs = block.out_proj.weight.detach().to(like.dtype).split((dim, hidden), 1)
+        biases = [block.out_proj.bias]
+    else:
+        layers = (block.attn_out_proj, block.mlp_out_proj)
+        outs = tuple(layer.weight.detach().to(like.dtype) for layer in layers)
+        biases = [layer.bias for layer in layers]
+    bias = sum((b.detach().to(like.dtype) for b in biases if b is not None), like.new_zeros(dim)) * scale
+    none = like.new_zeros(dim)
+    common: dict[str, Any] = {"norm": norm, "branches": 1, "front": None, "end": None}
+
+    w_qkv, b_qkv = weight[hidden:].clone(), offset[hidden:].clone()
+    qk_norm = _scaling_qk_norm(block, like, where)
+    if qk_norm is None:
+        w_qkv[:dim] *= block.head_dim**-0.5
+        b_qkv[:dim] *= block.head_dim**-0.5
+    attention = AttentionStage(
+        **common, bias=none, w_qkv=w_qkv, b_qkv=b_qkv, w_out=outs[0] * scale[:, None],
+        num_heads=block.num_heads, head_dim=block.head_dim, qk_norm=qk_norm,
+    )  # fmt: skip
+    mlp = MlpStage(
+        **common, bias=none, w_in=weight[:hidden], b_in=offset[:hidden], w_out=outs[1] * scale[:, None],
+        act=block.mlp_act, mid=None,
+    )  # fmt: skip
+    return ScalingStage(attention, mlp, **common, bias=bias)
+
+
+def _scaling_qk_norm(block: Any, like: Tensor, where: str) -> QkNorm | None:
+    if isinstance(block.q_norm, nn.Identity) and isinstance(block.k_norm, nn.Identity):
+        return None
+    affine: dict[str, Tensor] = {}
+    specs = []
+    for side, factor in (("q", block.head_dim**-0.5), ("k", 1.0)):
+        spec, values = read_norm(getattr(block, f"{side}_norm"), like, f"{where}.{side}_norm")
+        specs.append(spec)
+        affine[f"{side}_weight"] = (values.weight * factor).expand(block.num_heads, -1)
+        affine[f"{side}_bias"] = (values.bias * factor).expand(block.num_heads, -1)
+    if specs[0] != specs[1]:
+        raise refusal(where, block, "q and k are normalised differently")
+    return QkNorm(specs[0], 1, affine)

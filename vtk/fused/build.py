@@ -1,0 +1,74 @@
+"""``fuse``: a timm Vision Transformer in, a `FusedViT` out that computes the same logits with fewer, wider kernels."""
+
+from collections import OrderedDict
+from typing import Any
+
+import timm.models.vision_transformer as vit
+import torch
+
+from vtk.errors import UsageError
+from vtk.fused.blocks import fold_block
+from vtk.fused.embed import Embedding, Head
+from vtk.fused.model import FusedViT
+from vtk.fused.stages import MlpStage, Stage
+
+_FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
+
+
+def fuse(model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = True) -> FusedViT:
+    """Fold and merge a timm Vision Transformer for inference; the model itself is not changed.
+
+    LayerNorm's affine part, the softmax scale, LayerScale and BatchNorm of stems go into the linear layers; P parallel
+    branches become one; with class-token pooling the last block computes only what the class token needs. All exact.
+
+    Args:
+        model: of `timm.models.vision_transformer`, on any device, with `Block`, `ParallelThingsBlock` or
+            `ParallelScalingBlock`, also with Context Broadcasting.
+        dtype: of the result, by default the model's. Folding is done in fp32 (fp64 for an fp64 model), cast once.
+        keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
+
+    Raises:
+        UsageError: a part that is not known, by name, with what to do.
+    """
+    _check_model(model)
+    parameter = next(model.parameters())
+    target = parameter.dtype if dtype is None else dtype
+    before = 0
+    with torch.no_grad():
+        like = torch.empty(0, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
+        stages: list[Stage] = []
+        for i, block in enumerate(model.blocks):
+            before = len(stages)
+            stages += fold_block(block, like, f"blocks.{i}")
+        head = Head(model, like)
+        last = stages[before:]
+        prunes = head.first_token_only and not any(stage.end or stage.front or _mid(stage) for stage in last)
+        fused = FusedViT(Embedding(model, like), stages, head, pruned=before if prunes else -1)
+        fused.to(target)
+    if keep_source:
+        fused._source = OrderedDict(model.state_dict())
+    return fused
+
+
+def _mid(stage: Stage) -> bool:
+    return isinstance(stage, MlpStage) and stage.mid
+
+
+def _check_model(model: Any) -> None:
+    """Refuse what computes something else than the forward pass that the stages repeat."""
+    kind = type(model)
+    if not isinstance(model, vit.VisionTransformer):
+        raise UsageError(
+            f"cannot fuse {kind.__name__}: only timm's VisionTransformer (vit_*, deit_*, deit3_* and others) is known; "
+            "use the back-end eager or compile, or export without --fuse"
+        )
+    for name in _FORWARDS:
+        if getattr(kind, name) is not getattr(vit.VisionTransformer, name):
+            raise UsageError(f"cannot fuse {kind.__name__}: its `{name}` is its own; use the back-end eager or compile")
+    if not len(model.blocks):
+        raise UsageError(f"cannot fuse {kind.__name__}: it has no blocks")
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise UsageError(
+                f"cannot fuse `{name or kind.__name__}`: it has forward hooks, which would be lost; remove them"
+            )

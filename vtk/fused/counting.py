@@ -1,0 +1,68 @@
+"""How many kernels one forward pass starts on CUDA, counted without a GPU."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vtk.fused.build import fuse
+from vtk.fused.model import FusedViT
+from vtk_kernels import LAUNCHES
+
+_FREE = ("empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_unsafe_view")
+"""Operations that allocate or rename, and start nothing."""
+
+
+def launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> Counter[str]:
+    """Return the operations of one forward pass of ``fuse(model)`` on CUDA, each with its number of kernels.
+
+    Non-view aten operations count one each, operations of `vtk_kernels` what `vtk_kernels.LAUNCHES` declares. The pass
+    runs on fake tensors: shapes and devices without data, so any machine counts the CUDA plan.
+
+    Args:
+        model: a timm Vision Transformer on the CPU; it is not changed.
+        dtype: fp16 or bf16, in which the kernels are used.
+        batch: images.
+    """
+    fused: FusedViT = fuse(model, dtype, keep_source=False)
+    with FakeTensorMode(), torch.no_grad():
+        for module in fused.modules():
+            for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                fake = torch.empty(value.shape, dtype=value.dtype, device="cuda")
+                setattr(module, name, nn.Parameter(fake, requires_grad=False) if name in module._parameters else fake)
+        height, width = fused.image_size
+        images = torch.empty(batch, fused.in_chans, height, width, dtype=dtype, device="cuda")
+        with Counting() as counting:
+            fused(images)
+    return counting.counts
+
+
+def count_launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> int:
+    """Return the number of kernels of one forward pass of ``fuse(model)`` on CUDA; see `launches`."""
+    return sum(launches(model, dtype, batch=batch).values())
+
+
+class Counting(TorchDispatchMode):
+    """Counts kernels below autograd: views and allocations start none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace == "vtk_kernels":
+            self.counts[name] += LAUNCHES[name]
+        elif (
+            namespace != "prim"
+            and not func.is_view
+            and name not in _FREE
+            and any(map(torch.is_tensor, tree_leaves(result)))
+        ):
+            self.counts[name] += 1
+        return result

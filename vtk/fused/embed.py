@@ -1,0 +1,155 @@
+"""Both ends of the model: images to tokens, and tokens to logits."""
+
+import copy
+import itertools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from vtk.fused.fold import fold_input
+from vtk.fused.norms import NormSpec, normalize, read_norm, refusal
+from vtk.fused.stages import frozen
+
+_BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
+
+
+class Embedding(nn.Module):
+    """Stem, position table, prefix tokens and, where the model has one, the norm before the first block."""
+
+    def __init__(self, model: Any, like: Tensor) -> None:
+        super().__init__()
+        self.stem = fold_batch_norms(copy.deepcopy(model.patch_embed).eval().requires_grad_(False))
+        self.stem.to(like.dtype)
+        prefix = [t.detach().to(like.dtype) for t in (model.cls_token, model.reg_token) if t is not None]
+        tokens = torch.cat(prefix, 1) if prefix else None
+        table = None if model.pos_embed is None else model.pos_embed.detach().to(like.dtype)
+        self.own = 0 if tokens is None or model.no_embed_class else tokens.shape[1]
+        self.dynamic = bool(model.dynamic_img_size)
+        self.full = frozen(table) if self.dynamic else None
+        if table is not None and tokens is not None and self.own:
+            tokens = tokens + table[:, : self.own]
+        self.prefix = frozen(tokens)  # (1, prefix, C), with its positions
+        self.pos_embed = None if table is None or self.dynamic else frozen(table[:, self.own :])  # (1, N, C)
+        self.pre: NormSpec | None = None
+        self.pre_weight, self.pre_bias = None, None
+        if not isinstance(model.norm_pre, nn.Identity):
+            # its output is the residual stream itself, so that there is no matrix to take the affine part
+            self.pre, affine = read_norm(model.norm_pre, like, "norm_pre")
+            self.pre_weight, self.pre_bias = frozen(affine.weight), frozen(affine.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, chans, height, width) to tokens (B, prefix + N, C)."""
+        x = self.stem(images)
+        if self.dynamic and self.full is not None:
+            x = self._dynamic(x)
+        elif x.ndim == 4:
+            x = x.flatten(1, 2)
+        if self.pos_embed is not None:
+            x = x + self.pos_embed
+        if self.prefix is not None:
+            x = torch.cat((self.prefix.expand(x.shape[0], -1, -1), x), 1)
+        if self.pre is not None and self.pre_weight is not None:
+            if self.pre.kind == "rms":
+                return F.rms_norm(x, x.shape[-1:], self.pre_weight, self.pre.eps)
+            return F.layer_norm(x, x.shape[-1:], self.pre_weight, self.pre_bias, self.pre.eps)
+        return x
+
+    def _dynamic(self, x: Tensor) -> Tensor:
+        """Add the table resampled to the grid of x (B, height, width, C), as timm does at every call."""
+        assert self.full is not None
+        grid: Any = self.stem.grid_size
+        table = resample_abs_pos_embed(
+            self.full, new_size=[x.shape[1], x.shape[2]], old_size=list(grid), num_prefix_tokens=self.own
+        )
+        return x.flatten(1, 2) + table[:, self.own :]
+
+
+class Head(nn.Module):
+    """Pooling and classifier; the last norm's affine part is in the classifier where the pooling lets it pass.
+
+    Attributes:
+        norm: how the last block's output is normalised, None for not at all.
+        first_token_only: whether only the class token is read.
+    """
+
+    def __init__(self, model: Any, like: Tensor) -> None:
+        super().__init__()
+        self.pool, self.prefix = model.global_pool, model.num_prefix_tokens
+        self.include_prefix = bool(model.pool_include_prefix)
+        self.attn_pool = None
+        if model.attn_pool is not None:
+            self.attn_pool = copy.deepcopy(model.attn_pool).eval().requires_grad_(False).to(like.dtype)
+        elif self.pool not in ("", "token", "avg", "avgmax", "max"):
+            raise refusal("global_pool", model, f"pooling `{self.pool}` is not known")
+        self.first_token_only = self.attn_pool is None and self.pool == "token"
+        head = model.head
+        if not isinstance(head, (nn.Linear, nn.Identity)):
+            raise refusal("head", head, "only a linear classifier is known")
+        weight = None if isinstance(head, nn.Identity) else head.weight
+        bias = None if isinstance(head, nn.Identity) else head.bias
+
+        self.norm: NormSpec | None = None
+        self.fc_norm: NormSpec | None = None
+        self.weight, self.bias = None, None  # of the norm, where it must be applied before the pooling
+        affine = None
+        if not isinstance(model.norm, nn.Identity):
+            self.norm, affine = read_norm(model.norm, like, "norm")
+        passes = self.attn_pool is None and self.pool in ("", "token", "avg") and weight is not None
+        if affine is not None and not passes:
+            self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
+            affine = None
+        self.fc_weight, self.fc_bias = None, None
+        if not isinstance(model.fc_norm, nn.Identity):
+            self.fc_norm, fc_affine = read_norm(model.fc_norm, like, "fc_norm")
+            if affine is not None or weight is None:
+                self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
+            else:
+                affine = fc_affine
+        self.w_head, self.b_head = None, None
+        if weight is not None:
+            w = weight.detach().to(like.dtype)
+            b = like.new_zeros(w.shape[0]) if bias is None else bias.detach().to(like.dtype)
+            if affine is not None and self.fc_weight is None:
+                w, b = fold_input(weight, bias, affine)
+            self.w_head, self.b_head = frozen(w), frozen(b)
+
+    def forward(self, h: Tensor, kernels: bool) -> Tensor:
+        """Map normalised tokens (B, N, C) to logits (B, classes)."""
+        if self.weight is not None:
+            h = h * self.weight + self.bias
+        h = self._pool(h)
+        if self.fc_norm is not None:
+            h = normalize(h, self.fc_norm, kernels)
+            if self.fc_weight is not None:
+                h = h * self.fc_weight + self.fc_bias
+        return h if self.w_head is None else F.linear(h, self.w_head, self.b_head)
+
+    def _pool(self, h: Tensor) -> Tensor:
+        if self.pool == "token" and self.attn_pool is None:
+            return h[:, 0]
+        if self.pool == "":
+            return h
+        h = h if self.include_prefix or self.prefix == 0 else h[:, self.prefix :]
+        if self.attn_pool is not None:
+            return self.attn_pool(h)
+        if self.pool == "avg":
+            return h.mean(1)
+        return h.amax(1) if self.pool == "max" else 0.5 * (h.amax(1) + h.mean(1))
+
+
+def fold_batch_norms(module: nn.Module) -> nn.Module:
+    """Fold every BatchNorm that follows a convolution, in a Sequential or a timm ConvNorm, into it; in place."""
+    for child in module.children():
+        fold_batch_norms(child)
+    names = [name for name, _ in module.named_children()]
+    ordered = isinstance(module, nn.Sequential) or names == ["linear", "bn"]
+    for name, following in itertools.pairwise(names if ordered else ()):
+        conv, norm = getattr(module, name), getattr(module, following)
+        if type(conv) is nn.Conv2d and type(norm) in _BATCH_NORMS and norm.track_running_stats:
+            setattr(module, name, fuse_conv_bn_eval(conv, norm).requires_grad_(False))
+            setattr(module, following, nn.Identity())
+    return module

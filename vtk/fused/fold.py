@@ -1,0 +1,207 @@
+"""The arithmetic of folding: norms' affine parts, 1/√D and LayerScale go into the matrices, in fp32 or fp64.
+
+With x̂ = (x − μ)/σ, one norm (g, b) and LayerScale s per branch i:
+Wqkvᵢ′ = Wqkvᵢ·diag(gᵢ), bqkvᵢ′ = bqkvᵢ + Wqkvᵢ·bᵢ, the rows of q also times 1/√D; Wprojᵢ′ = diag(sᵢ)·Wprojᵢ.
+The FFN alike. All branches read the same x̂, so their rows stack, and their outputs' columns stand side by side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers import Attention, LayerScale, Mlp
+from torch import Tensor, nn
+
+from vtk.fused.norms import Affine, NormSpec, read_norm, refusal
+from vtk.fused.stages import AttentionStage, Context, MlpStage, QkNorm
+from vtk.models.context_broadcast import ContextBroadcast
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One branch of a stage: its norm, its attention or FFN, its LayerScale, and its name in the model."""
+
+    norm: nn.Module
+    body: Any  # timm's modules declare no attribute types
+    scale: nn.Module
+    where: str
+
+
+def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None) -> AttentionStage:
+    """Fold and merge attentions that read the same tokens.
+
+    Args:
+        branches: at least one; all with the same heads.
+        like: device and dtype of the arithmetic.
+        end: Context Broadcasting of their sum, of a parallel block.
+
+    Raises:
+        UsageError: a part that this version does not know.
+    """
+    norm, affines = _norms(branches, like)
+    first = branches[0].body
+    front, own_end = _placements(branches, like, allowed=("front", "end"))
+    w_qkv, b_qkv, w_out = [], [], []
+    bias = like.new_zeros(affines[0].weight.shape)
+    for branch, affine in zip(branches, affines, strict=True):
+        attn = branch.body
+        _check_attention(attn, branch.where)
+        if (attn.num_heads, attn.head_dim) != (first.num_heads, first.head_dim):
+            raise refusal(branch.where, attn, "the branches of a block have different heads")
+        w, b = fold_input(attn.qkv.weight, attn.qkv.bias, affine, front)
+        scale = layer_scale(branch.scale, like, branch.where)
+        w_qkv.append(w.view(3, -1, w.shape[-1]))
+        b_qkv.append(b.view(3, -1))
+        w_out.append(_cast(attn.proj.weight, like) * scale[:, None])
+        bias = bias + _bias(attn.proj.bias, w_out[-1], like) * scale
+    packed, offsets = torch.stack(w_qkv, 1), torch.stack(b_qkv, 1)  # (3, P, A, C), (3, P, A)
+    qk_norm = _qk_norm(branches, like, first)
+    if qk_norm is None:
+        rows = torch.ones_like(offsets)
+        rows[0] = first.head_dim**-0.5
+        packed, offsets = packed * rows[..., None], offsets * rows
+    return AttentionStage(
+        norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
+        w_qkv=packed.flatten(0, 2), b_qkv=offsets.flatten(), w_out=torch.cat(w_out, 1),
+        num_heads=len(branches) * first.num_heads, head_dim=first.head_dim, qk_norm=qk_norm,
+    )  # fmt: skip
+
+
+def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None) -> MlpStage:
+    """Fold and merge two-layer FFNs that read the same tokens; arguments as of `fold_attention`."""
+    norm, affines = _norms(branches, like)
+    front, own_end = _placements(branches, like, allowed=("front", "mid", "end"))
+    w_in, b_in, w_out, mids = [], [], [], []
+    bias = like.new_zeros(affines[0].weight.shape)
+    for branch, affine in zip(branches, affines, strict=True):
+        mlp = branch.body
+        _check_mlp(mlp, branch.where)
+        if type(mlp.act) is not type(branches[0].body.act):
+            raise refusal(branch.where, mlp, "the branches of a block have different activations")
+        w, b = fold_input(mlp.fc1.weight, mlp.fc1.bias, affine, front)
+        scale = layer_scale(branch.scale, like, branch.where)
+        w_in.append(w)
+        b_in.append(b)
+        w_out.append(_cast(mlp.fc2.weight, like) * scale[:, None])
+        bias = bias + _bias(mlp.fc2.bias, w_out[-1], like) * scale
+        if getattr(mlp, "cb_placement", None) == "mid":
+            mids.append(_context(mlp.cb, like))
+    mid = None
+    if mids:
+        scales = [c.scale for c in mids if c is not None and c.scale is not None]
+        mid = Context(torch.cat(scales) if scales else None)
+    return MlpStage(
+        norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
+        w_in=torch.cat(w_in), b_in=torch.cat(b_in), w_out=torch.cat(w_out, 1), act=branches[0].body.act, mid=mid,
+    )  # fmt: skip
+
+
+def fold_input(
+    weight: Tensor, bias: Tensor | None, affine: Affine, front: Context | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fold a norm's affine part into the linear layer behind it: (rows, C), (rows).
+
+    Context Broadcasting between the two keeps constants, so b passes through; CB_S makes them b·(1 + Λ).
+    """
+    like = affine.weight
+    w = _cast(weight, like)
+    shift = affine.bias if front is None or front.scale is None else affine.bias * (1 + front.scale)
+    return w * affine.weight, _bias(bias, w, like) + w @ shift
+
+
+def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:
+    """Return LayerScale's factors (C), or a 1 for none.
+
+    Raises:
+        UsageError: neither LayerScale nor the identity.
+    """
+    if isinstance(module, nn.Identity):
+        return like.new_ones(1)
+    if type(module) is LayerScale:
+        return _cast(module.gamma, like)
+    raise refusal(where, module, "it stands where LayerScale is expected")
+
+
+def _norms(branches: Sequence[Branch], like: Tensor) -> tuple[NormSpec, list[Affine]]:
+    found = [read_norm(b.norm, like, f"{b.where}.norm") for b in branches]
+    if any(spec != found[0][0] for spec, _ in found):
+        raise refusal(branches[0].where, branches[0].norm, "the branches of a block are normalised differently")
+    return found[0][0], [affine for _, affine in found]
+
+
+def _placements(
+    branches: Sequence[Branch], like: Tensor, allowed: tuple[str, ...]
+) -> tuple[Context | None, Context | None]:
+    """Return the Context Broadcasting (front, end) that the bodies carry themselves."""
+    kinds = {
+        getattr(b.body, "cb_placement", None) if getattr(b.body, "cb", None) is not None else None for b in branches
+    }
+    if kinds == {None}:
+        return None, None
+    first = branches[0]
+    kind = next(iter(kinds))
+    if len(kinds) > 1 or kind not in allowed:
+        raise refusal(first.where, first.body, f"its Context Broadcasting sits at {', '.join(map(str, kinds))}")
+    if kind == "mid":
+        return None, None
+    context = _context(first.body.cb, like)
+    if len(branches) > 1 and context is not None and context.scale is not None:
+        raise refusal(first.where, first.body, f"CB_S at the {kind} of parallel branches has a Λ for each of them")
+    return (context, None) if kind == "front" else (None, context)
+
+
+def _context(module: ContextBroadcast | None, like: Tensor) -> Context | None:
+    if module is None:
+        return None
+    return Context(None if module.scale is None else _cast(module.scale, like))
+
+
+def _qk_norm(branches: Sequence[Branch], like: Tensor, first: Any) -> QkNorm | None:
+    if all(isinstance(getattr(b.body, n), nn.Identity) for b in branches for n in ("q_norm", "k_norm")):
+        return None
+    specs: list[NormSpec] = []
+    affine: dict[str, list[Tensor]] = {f"{side}_{part}": [] for side in "qk" for part in ("weight", "bias")}
+    for branch in branches:
+        for side in "qk":
+            spec, values = read_norm(getattr(branch.body, f"{side}_norm"), like, f"{branch.where}.{side}_norm")
+            specs.append(spec)
+            factor = first.head_dim**-0.5 if side == "q" else 1.0
+            for part in ("weight", "bias"):
+                affine[f"{side}_{part}"].append((getattr(values, part) * factor).expand(first.num_heads, -1))
+    if any(spec != specs[0] for spec in specs):
+        raise refusal(branches[0].where, first, "q and k are normalised differently")
+    return QkNorm(specs[0], len(branches), {name: torch.cat(parts) for name, parts in affine.items()})
+
+
+def _check_attention(attn: Any, where: str) -> None:
+    if not is_exactly(attn, Attention):
+        raise refusal(where, attn, "only timm's Attention is known here")
+    if not isinstance(attn.norm, nn.Identity):
+        raise refusal(f"{where}.norm", attn.norm, "a norm before the output projection (scale_attn_norm)")
+    if attn.gate is not None:
+        raise refusal(f"{where}.gate", attn.gate, "gated attention")
+
+
+def _check_mlp(mlp: Any, where: str) -> None:
+    if not is_exactly(mlp, Mlp):
+        raise refusal(where, mlp, "only timm's two-layer Mlp is known here")
+    if not isinstance(mlp.norm, nn.Identity):
+        raise refusal(f"{where}.norm", mlp.norm, "a norm between the two layers (scale_mlp_norm)")
+    if not isinstance(mlp.fc1, nn.Linear):
+        raise refusal(f"{where}.fc1", mlp.fc1, "an FFN made of convolutions")
+
+
+def is_exactly(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether ``module`` is of a known class, or of that class with Context Broadcasting attached."""
+    kinds = type(module)
+    attached = kinds.__module__ == ContextBroadcast.__module__ and kind in kinds.__bases__
+    return kinds is kind or attached
+
+
+def _cast(value: Tensor, like: Tensor) -> Tensor:
+    return value.detach().to(like.dtype)
+
+
+def _bias(bias: Tensor | None, weight: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(weight.shape[0]) if bias is None else _cast(bias, like)

@@ -1,0 +1,213 @@
+"""The inference model that `vtk.fused.fuse` makes: folded, merged blocks, as kernels, as torch or as CUDA graphs."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vtk.errors import UsageError
+from vtk.fused.cache import last_level_cache
+from vtk.fused.embed import Embedding, Head
+from vtk.fused.graphs import GraphCache
+from vtk.fused.norms import NormSpec, normalize
+from vtk.fused.stages import MlpStage, Pair, Stage, context_mean
+from vtk_kernels._dispatch import HALF
+from vtk_kernels.add_norm import add_norm
+from vtk_kernels.context_broadcast import context_broadcast
+
+
+class FusedViT(nn.Module):
+    """An inference model of folded, merged blocks.
+
+    On CUDA in fp16 and bf16 it runs the Triton operations: 7 kernels a block, and one CUDA graph per batch size where
+    graphs are on. Elsewhere it is plain torch. It holds no gradient and has no training mode.
+
+    Attributes:
+        graphs: whether batches of up to 32 images are captured and replayed (CUDA only).
+        cache_bytes: the last-level cache the CPU's plan counts with.
+    """
+
+    def __init__(self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int) -> None:
+        super().__init__()
+        self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
+        self._order: tuple[Stage, ...] = tuple(stages)
+        self.pruned = pruned
+        self.graphs = False
+        self.cache_bytes = last_level_cache()
+        self._graph_cache = GraphCache()
+        self._source: OrderedDict[str, Tensor] | None = None
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, chans, height, width), any floating type, to logits (B, classes) in the model's type."""
+        if self._graph_cache.takes(images, on_demand=self.graphs):
+            return self._graph_cache.run(self.compute, images.to(self.dtype))
+        return self.compute(images)
+
+    def compute(self, images: Tensor) -> Tensor:
+        """Run without a graph."""
+        x = self.embed(images.to(self.dtype))
+        exporting = torch.compiler.is_exporting()
+        kernels = x.is_cuda and x.dtype in HALF and not exporting
+        norms = [stage.norm for stage in self._order]
+        following: list[NormSpec | None] = [*norms[1:], self.head.norm]
+        h = normalize(x, norms[0], kernels)
+        for i, (stage, norm) in enumerate(zip(self._order, following, strict=True)):
+            queries = 1 if i == self.pruned else None
+            if queries is not None:
+                x = x[:, :queries]
+            x, h = self._step(stage, x, h, norm, queries, kernels, exporting)
+        return self.head(h, kernels)
+
+    def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
+        """Record a CUDA graph for each of these batch sizes, also above 32, unless there is one already.
+
+        Args:
+            batch_sizes: images per call.
+            size: height and width in pixels, by default the model's own.
+
+        Raises:
+            UsageError: the model is not on a CUDA device.
+        """
+        if self.device.type != "cuda":
+            raise UsageError(f"CUDA graphs need a model on a CUDA device; this one is on {self.device}")
+        height, width = size or self.image_size
+        for batch in batch_sizes:
+            shape = torch.Size((batch, self.in_chans, height, width))
+            if not self._graph_cache.has(shape):
+                self._graph_cache.keep(shape)
+                self._graph_cache.run(self.compute, torch.zeros(shape, dtype=self.dtype, device=self.device))
+
+    def drop_graphs(self) -> None:
+        """Forget every captured graph and give its memory back."""
+        self._graph_cache.clear()
+
+    def source_state_dict(self) -> dict[str, Tensor]:
+        """Return the state dict of the model this one was made of: timm's keys, the very same tensors.
+
+        Folded weights cannot be unfolded (a norm's weight may be 0), so the source's tensors are kept by reference.
+
+        Raises:
+            UsageError: made with ``keep_source=False``.
+        """
+        if self._source is None:
+            raise UsageError("this FusedViT was made with keep_source=False and holds no source weights")
+        return dict(self._source)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and logits."""
+        return self._order[0].bias.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._order[0].bias.device
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels that the position table is for."""
+        size: Any = self.embed.stem.img_size
+        return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of an image."""
+        return next(m.in_channels for m in self.embed.stem.modules() if isinstance(m, nn.Conv2d))
+
+    def train(self, mode: bool = True) -> "FusedViT":
+        """Stay in eval mode; asking for train mode is a mistake.
+
+        Raises:
+            UsageError: ``mode`` is True.
+        """
+        if mode:
+            raise UsageError("a FusedViT is for inference; train the timm model and fuse it again")
+        super().train(False)
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
+        self._graph_cache.clear()  # graphs read the weights at their old addresses
+        super()._apply(fn, recurse)
+        self._bind()
+        return self
+
+    def _bind(self) -> None:
+        """Tell the stages which card they are on: measured choices are of a card."""
+        weight = self._order[0].bias
+        on_card = weight.is_cuda and type(weight.data) is Tensor
+        name = torch.cuda.get_device_name(weight.device) if on_card else None
+        for stage in self.modules():
+            if isinstance(stage, MlpStage):
+                stage.device_name = name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FusedViT":
+        copied = self.__class__.__new__(self.__class__)
+        memo[id(self)] = copied
+        shared = {
+            "_source": self._source,
+            "_graph_cache": GraphCache(),
+        }  # a graph belongs to the weights it was made of
+        for key, value in self.__dict__.items():
+            copied.__dict__[key] = shared[key] if key in shared else copy.deepcopy(value, memo)
+        return copied
+
+    def _step(
+        self,
+        stage: Stage,
+        x: Tensor,
+        h: Tensor,
+        norm: NormSpec | None,
+        queries: int | None,
+        kernels: bool,
+        exporting: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + stage(h) and its normalised form."""
+        if stage.front:
+            h = context_mean(h, stage.front_scale)
+        split = not kernels and not exporting and self._splits(stage, h)
+        pairs = stage.pairs(h, queries, kernels, split)
+        if kernels or stage.end:
+            m = accumulate(None, stage.bias, pairs)
+            if stage.end:
+                x = context_broadcast(x, m, stage.end_scale)
+            elif norm is not None and norm.kind == "layer":
+                x, h, _ = add_norm(x, m, norm.eps)
+                return x, h
+            else:
+                x = x + m
+        else:
+            x = accumulate(x, stage.bias, pairs)
+        return x, (x if norm is None else normalize(x, norm, kernels))
+
+    def _splits(self, stage: Stage, h: Tensor) -> bool:
+        """Whether the branches are cheaper one by one: their wide activation would not stay in the CPU's cache."""
+        if stage.branches == 1 or h.is_cuda:
+            return False
+        return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:
+    """Return start + bias + Σ activation · matrixᵀ, each term added inside its product.
+
+    Args:
+        start: residual stream (B, N, C), or None for 0.
+        bias: (C).
+        pairs: of activations (B, N, K) and matrices (C, K); K may differ.
+    """
+    if torch.compiler.is_exporting() and start is not None:
+        # exporters write a product of matrices of two axes with reshapes around it
+        return sum((F.linear(a, w) for a, w in pairs), start + bias)
+    total = None if start is None else start + bias
+    for activation, matrix in pairs:
+        if total is None:
+            total = F.linear(activation, matrix, bias)
+        else:
+            flat = torch.addmm(total.flatten(0, 1), activation.flatten(0, 1), matrix.t())
+            total = flat.view(total.shape)
+    assert total is not None
+    return total

@@ -1,0 +1,285 @@
+"""The folded halves of a block: x ← x + Σᵢ fᵢ(norm(x)) over P parallel branches, as few and wide products.
+
+A stage yields pairs (activation, matrix): its output is Σ activation · matrixᵀ + bias. Merged, there is one pair and
+the sum over the branches happens in the accumulator of one product of length P·A. Split, each branch is a pair of its
+own: on a CPU whose cache cannot hold the wide activation that moves fewer bytes. Source: paper A, eq. 1–2, for the
+branches; LayerNorm's affine part, 1/√D and LayerScale are inside the matrices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vtk.fused.norms import NormSpec
+from vtk_kernels.choices import choose
+from vtk_kernels.linear_gelu import linear_gelu
+from vtk_kernels.packed_attention import packed_attention
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Context Broadcasting at one place: ½x + ½mean(x), or x + scale ⊙ mean(x) (paper B, CB and CB_S)."""
+
+    scale: Tensor | None
+
+
+class Stage(nn.Module):
+    """What every stage has.
+
+    Attributes:
+        norm: how its input is normalised; all branches alike.
+        branches: P.
+        bias: (C), the sum over the branches.
+        front, end: Context Broadcasting of the normalised input, and of the output.
+    """
+
+    bias: Tensor
+
+    def __init__(self, norm: NormSpec, branches: int, bias: Tensor, front: Context | None, end: Context | None) -> None:
+        super().__init__()
+        self.norm, self.branches = norm, branches
+        self.bias = frozen(bias)
+        self.front, self.front_scale = front is not None, frozen(front.scale if front else None)
+        self.end, self.end_scale = end is not None, frozen(end.scale if end else None)
+
+    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+        """Yield (activation (B, N', K), matrix (C, K)).
+
+        Args:
+            h: normalised tokens (B, N, C).
+            queries: compute only the first so many tokens of the output; None for all.
+            kernels: take the Triton operations.
+            split: one pair per branch.
+        """
+        raise NotImplementedError
+
+    def widest(self) -> int:
+        """Return the number of columns of the widest activation, all branches together."""
+        raise NotImplementedError
+
+
+class AttentionStage(Stage):
+    """P attentions that read the same x, as one attention with P·H heads.
+
+    Attributes:
+        w_qkv: (3·P·A, C), rows q of all branches, then k, then v; q has 1/√D in it. None after `separate_qkv`.
+        b_qkv: (3·P·A).
+        w_out: (C, P·A).
+        w_q, w_k, w_v, b_q, b_k, b_v: the three apart, after `separate_qkv` only.
+    """
+
+    w_qkv: Tensor | None
+    b_qkv: Tensor
+    w_out: Tensor
+    w_q: Tensor
+    w_k: Tensor
+    w_v: Tensor
+    b_q: Tensor
+    b_k: Tensor
+    b_v: Tensor
+
+    def __init__(
+        self,
+        *,
+        w_qkv: Tensor,
+        b_qkv: Tensor,
+        w_out: Tensor,
+        num_heads: int,
+        head_dim: int,
+        qk_norm: "QkNorm | None",
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.w_qkv, self.b_qkv, self.w_out = frozen(w_qkv), frozen(b_qkv), frozen(w_out)
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.qk_norm = qk_norm
+
+    def widest(self) -> int:
+        """3·P·A."""
+        return self.b_qkv.shape[0]
+
+    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+        """Yield the heads' outputs and the output projection."""
+        if self.w_qkv is None:
+            yield self._separate(h, queries), self.w_out
+        elif split and self.branches > 1:
+            yield from self._by_branch(h, queries)
+        elif self.qk_norm is not None:
+            qkv = F.linear(h, self.w_qkv, self.b_qkv)
+            q, k, v = self._heads(qkv).unbind(2)
+            yield self._attend(q if queries is None else q[:, :queries], k, v), self.w_out
+        elif queries is not None and not kernels:
+            # a CPU is short of arithmetic, not of launches: no query is computed that nobody reads
+            width = self.w_qkv.shape[0] // 3
+            q = F.linear(h[:, :queries], self.w_qkv[:width], self.b_qkv[:width])
+            k, v = self._heads(F.linear(h, self.w_qkv[width:], self.b_qkv[width:]), 2).unbind(2)
+            yield self._attend(self._heads(q, 1)[:, :, 0], k, v), self.w_out
+        else:
+            qkv = F.linear(h, self.w_qkv, self.b_qkv)
+            yield packed_attention(qkv, self.num_heads, num_queries=queries), self.w_out
+
+    def _by_branch(self, h: Tensor, queries: int | None) -> Iterator[Pair]:
+        assert self.w_qkv is not None
+        width = self.num_heads * self.head_dim // self.branches
+        w = self.w_qkv.view(3, self.branches, width, -1)
+        b = self.b_qkv.view(3, self.branches, width)
+        for i, out in enumerate(self.w_out.split(width, 1)):
+            q = F.linear(h if queries is None else h[:, :queries], w[0, i], b[0, i])
+            k, v = F.linear(h, w[1, i], b[1, i]), F.linear(h, w[2, i], b[2, i])
+            q, k, v = (self._heads(t, 1)[:, :, 0] for t in (q, k, v))
+            yield self._attend(q, k, v, i), out
+
+    def _separate(self, h: Tensor, queries: int | None) -> Tensor:
+        # for exporters: three products and one softmax between two products, the form that the attention fusions of
+        # ONNX Runtime and TensorRT look for
+        q = F.linear(h if queries is None else h[:, :queries], self.w_q, self.b_q)
+        k, v = F.linear(h, self.w_k, self.b_k), F.linear(h, self.w_v, self.b_v)
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))  # (B, N, H, D)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
+        q, k, v = q.transpose(1, 2), k.permute(0, 2, 3, 1), v.transpose(1, 2)
+        o = torch.matmul(torch.softmax(torch.matmul(q, k), -1), v)  # (B, H, N', D)
+        return o.transpose(1, 2).flatten(2)
+
+    def _heads(self, t: Tensor, groups: int = 3) -> Tensor:
+        """(B, N, groups·H·D) → (B, N, groups, H, D)."""
+        return t.unflatten(-1, (groups, -1, self.head_dim))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, branch: int | None = None) -> Tensor:
+        """Attention of q (B, N', H, D) over k and v (B, N, H, D): (B, N', H·D)."""
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k, branch)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2)
+
+
+class QkNorm(nn.Module):
+    """Norms of q and k over the head's channels, each branch with its own weights; q's hold 1/√D."""
+
+    def __init__(self, norm: NormSpec, branches: int, affine: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.norm, self.branches = norm, branches
+        self.q_weight, self.q_bias = frozen(affine["q_weight"]), frozen(affine["q_bias"])  # (P·H, D)
+        self.k_weight, self.k_bias = frozen(affine["k_weight"]), frozen(affine["k_bias"])
+
+    def forward(self, q: Tensor, k: Tensor, branch: int | None = None) -> tuple[Tensor, Tensor]:
+        """Normalise q and k (B, N, H, D); ``branch`` says whose heads they are, None for all branches' heads."""
+        return (
+            self._one(q, self.q_weight, self.q_bias, branch),
+            self._one(k, self.k_weight, self.k_bias, branch),
+        )
+
+    def _one(self, x: Tensor, weight: Tensor, bias: Tensor, branch: int | None) -> Tensor:
+        if branch is not None:
+            weight, bias = weight.chunk(self.branches)[branch], bias.chunk(self.branches)[branch]
+        if self.norm.kind == "rms":
+            return F.rms_norm(x, x.shape[-1:], eps=self.norm.eps) * weight
+        return F.layer_norm(x, x.shape[-1:], eps=self.norm.eps) * weight + bias
+
+
+class MlpStage(Stage):
+    """P two-layer FFNs that read the same x, as one of P times the width.
+
+    Attributes:
+        w_in: (P·F, C).
+        b_in: (P·F).
+        w_out: (C, P·F).
+        act: of the hidden layer; exact GELU can be one operation with the product before it.
+        mid: Context Broadcasting of the hidden layer.
+    """
+
+    w_in: Tensor
+    b_in: Tensor
+    w_out: Tensor
+
+    def __init__(
+        self, *, w_in: Tensor, b_in: Tensor, w_out: Tensor, act: nn.Module, mid: Context | None, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        self.w_in, self.b_in, self.w_out = frozen(w_in), frozen(b_in), frozen(w_out)
+        self.act = act
+        self.mid, self.mid_scale = mid is not None, frozen(mid.scale if mid else None)
+        self.gelu = is_exact_gelu(act)
+
+    def widest(self) -> int:
+        """P·F."""
+        return self.b_in.shape[0]
+
+    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+        """Yield the hidden activations and the second layer."""
+        h = h if queries is None else h[:, :queries]
+        if split and self.branches > 1:
+            w_ins, b_ins = self.w_in.chunk(self.branches), self.b_in.chunk(self.branches)
+            scales = (None,) * self.branches if self.mid_scale is None else self.mid_scale.chunk(self.branches)
+            for w_in, b_in, scale, w_out in zip(w_ins, b_ins, scales, self.w_out.chunk(self.branches, 1), strict=True):
+                yield self._hidden(h, w_in, b_in, scale, kernels), w_out
+        else:
+            yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, kernels), self.w_out
+
+    def _hidden(self, h: Tensor, w: Tensor, b: Tensor, scale: Tensor | None, kernels: bool) -> Tensor:
+        u = self._activated(h, w, b, kernels)
+        return context_mean(u, scale) if self.mid else u
+
+    def _activated(self, h: Tensor, w: Tensor, b: Tensor, kernels: bool) -> Tensor:
+        if kernels and self.gelu:
+            rows = h.shape[0] * h.shape[1]
+            if choose("linear_gelu", rows, w.shape[0], w.shape[1], h.dtype, self.device_name) == "triton":
+                return linear_gelu(h, w, b)
+        u = F.linear(h, w, b)
+        if self.gelu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
+            return torch.ops.aten.gelu_(u)  # a second wide tensor costs a CPU more time than the function itself
+        return self.act(u)
+
+    device_name: str | None = None
+    """Of the card whose measured choices hold; set by `fuse`, None for the default plan."""
+
+
+class ScalingStage(Stage):
+    """Attention and FFN side by side from one norm (ViT-22B's block): two pairs of one sum."""
+
+    def __init__(self, attention: AttentionStage, mlp: MlpStage, **common: Any) -> None:
+        super().__init__(**common)
+        self.attention, self.mlp = attention, mlp
+
+    def widest(self) -> int:
+        """The wider of both."""
+        return max(self.attention.widest(), self.mlp.widest())
+
+    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+        """Yield attention's pair, then the FFN's."""
+        yield from self.attention.pairs(h, queries, kernels, split)
+        yield from self.mlp.pairs(h, queries, kernels, split)
+
+
+def context_mean(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Broadcast the mean token of x (B, N, C): ½x + ½mean, or x + scale ⊙ mean."""
+    mean = x.mean(1, keepdim=True)
+    return 0.5 * (x + mean) if scale is None else x + scale * mean
+
+
+def separate_qkv(model: nn.Module) -> None:
+    """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters."""
+    for stage in model.modules():
+        if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
+            for name, w, b in zip("qkv", stage.w_qkv.chunk(3), stage.b_qkv.chunk(3), strict=True):
+                setattr(stage, f"w_{name}", frozen(w.clone()))
+                setattr(stage, f"b_{name}", frozen(b.clone()))
+            stage.w_qkv = None
+
+
+def is_exact_gelu(act: nn.Module) -> bool:
+    """Return whether an activation is GELU by the error function."""
+    from timm.layers import GELU
+
+    return (type(act) is nn.GELU and act.approximate == "none") or type(act) is GELU
+
+
+def frozen(value: Tensor | None) -> Any:
+    """Return a parameter that no optimiser trains, or None."""
+    return None if value is None else nn.Parameter(value.contiguous(), requires_grad=False)
