@@ -17,8 +17,8 @@ _FREE = ("empty", "empty_like", "empty_strided", "new_empty", "detach", "alias",
 """Operations that allocate or rename, and start nothing."""
 
 
-def launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> Counter[str]:
-    """Return the operations of one forward pass of ``fuse(model)`` on CUDA, each with its number of kernels.
+def count(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> "Counting":
+    """Count one forward pass of ``fuse(model)`` on CUDA: kernels, and elements read and written, by operation.
 
     Non-view aten operations count one each, operations of `vtk_kernels` what `vtk_kernels.LAUNCHES` declares. The pass
     runs on fake tensors: shapes and devices without data, so any machine counts the CUDA plan.
@@ -38,31 +38,39 @@ def launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: in
         images = torch.empty(batch, fused.in_chans, height, width, dtype=dtype, device="cuda")
         with Counting() as counting:
             fused(images)
-    return counting.counts
+    return counting
+
+
+def launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> Counter[str]:
+    """Return the operations of one forward pass of ``fuse(model)`` on CUDA with their kernels; see `count`."""
+    return count(model, dtype, batch=batch).counts
 
 
 def count_launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> int:
-    """Return the number of kernels of one forward pass of ``fuse(model)`` on CUDA; see `launches`."""
+    """Return the number of kernels of one forward pass of ``fuse(model)`` on CUDA; see `count`."""
     return sum(launches(model, dtype, batch=batch).values())
 
 
 class Counting(TorchDispatchMode):
-    """Counts kernels below autograd: views and allocations start none."""
+    """Counts kernels below autograd: views and allocations start none.
+
+    Attributes:
+        counts: kernels by operation.
+        moved: elements of the tensors that an operation takes and gives, each once: what it reads and writes at least.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.moved: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
-        if namespace == "vtk_kernels":
-            self.counts[name] += LAUNCHES[name]
-        elif (
-            namespace != "prim"
-            and not func.is_view
-            and name not in _FREE
-            and any(map(torch.is_tensor, tree_leaves(result)))
-        ):
-            self.counts[name] += 1
+        tensors = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
+        if namespace == "prim" or func.is_view or name in _FREE or not tensors:
+            return result
+        self.counts[name] += LAUNCHES[name] if namespace == "vtk_kernels" else 1
+        tensors += [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]
+        self.moved[name] += sum(tensor.numel() for tensor in tensors)
         return result

@@ -14,10 +14,12 @@ from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.graphs import GraphCache
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.stages import MlpStage, Pair, Stage, context_mean
+from vtk.fused.stages import Pair, Plan, Stage, context_mean
 from vtk_kernels._dispatch import HALF
 from vtk_kernels.add_norm import add_norm
+from vtk_kernels.choices import choose, device_name
 from vtk_kernels.context_broadcast import context_broadcast
+from vtk_kernels.splitk_linear import default_splits, splitk_linear
 
 
 class FusedViT(nn.Module):
@@ -48,20 +50,22 @@ class FusedViT(nn.Module):
             return self._graph_cache.run(self.compute, images.to(self.dtype))
         return self.compute(images)
 
-    def compute(self, images: Tensor) -> Tensor:
-        """Run without a graph."""
+    def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
+        """Run without a graph; ``plan`` by default is that of the device and the type."""
         x = self.embed(images.to(self.dtype))
-        exporting = torch.compiler.is_exporting()
-        kernels = x.is_cuda and x.dtype in HALF and not exporting
+        if plan is None:
+            kernels = x.is_cuda and x.dtype in HALF and not torch.compiler.is_exporting()
+            # measured choices are of a card, and a fake tensor is on none
+            plan = Plan(kernels, device_name(x) if kernels and type(x) is Tensor else None)
         norms = [stage.norm for stage in self._order]
         following: list[NormSpec | None] = [*norms[1:], self.head.norm]
-        h = normalize(x, norms[0], kernels)
+        h = normalize(x, norms[0], plan.kernels)
         for i, (stage, norm) in enumerate(zip(self._order, following, strict=True)):
             queries = 1 if i == self.pruned else None
             if queries is not None:
                 x = x[:, :queries]
-            x, h = self._step(stage, x, h, norm, queries, kernels, exporting)
-        return self.head(h, kernels)
+            x, h = self._step(stage, x, h, norm, queries, plan)
+        return self.head(h, plan.kernels)
 
     def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
         """Record a CUDA graph for each of these batch sizes, also above 32, unless there is one already.
@@ -132,18 +136,7 @@ class FusedViT(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
         self._graph_cache.clear()  # graphs read the weights at their old addresses
-        super()._apply(fn, recurse)
-        self._bind()
-        return self
-
-    def _bind(self) -> None:
-        """Tell the stages which card they are on: measured choices are of a card."""
-        weight = self._order[0].bias
-        on_card = weight.is_cuda and type(weight.data) is Tensor
-        name = torch.cuda.get_device_name(weight.device) if on_card else None
-        for stage in self.modules():
-            if isinstance(stage, MlpStage):
-                stage.device_name = name
+        return super()._apply(fn, recurse)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedViT":
         copied = self.__class__.__new__(self.__class__)
@@ -157,38 +150,42 @@ class FusedViT(nn.Module):
         return copied
 
     def _step(
-        self,
-        stage: Stage,
-        x: Tensor,
-        h: Tensor,
-        norm: NormSpec | None,
-        queries: int | None,
-        kernels: bool,
-        exporting: bool,
+        self, stage: Stage, x: Tensor, h: Tensor, norm: NormSpec | None, queries: int | None, plan: Plan
     ) -> tuple[Tensor, Tensor]:
-        """Return x + stage(h) and its normalised form."""
+        """Return x + stage(h) and its form normalised for what follows."""
         if stage.front:
             h = context_mean(h, stage.front_scale)
-        split = not kernels and not exporting and self._splits(stage, h)
-        pairs = stage.pairs(h, queries, kernels, split)
-        if kernels or stage.end:
-            m = accumulate(None, stage.bias, pairs)
-            if stage.end:
-                x = context_broadcast(x, m, stage.end_scale)
-            elif norm is not None and norm.kind == "layer":
-                x, h, _ = add_norm(x, m, norm.eps)
-                return x, h
-            else:
-                x = x + m
-        else:
+        pairs = stage.pairs(h, queries, plan, self._splits(stage, h))
+        if stage.end:
+            x = context_broadcast(x, accumulate(None, stage.bias, pairs), stage.end_scale)
+        elif not plan.kernels:
             x = accumulate(x, stage.bias, pairs)
-        return x, (x if norm is None else normalize(x, norm, kernels))
+        elif norm is None or norm.kind != "layer":
+            x = x + accumulate(None, stage.bias, pairs)
+        else:
+            return close_with_norm(x, stage.bias, list(pairs), norm.eps, plan)
+        return x, (x if norm is None else normalize(x, norm, plan.kernels))
 
     def _splits(self, stage: Stage, h: Tensor) -> bool:
         """Whether the branches are cheaper one by one: their wide activation would not stay in the CPU's cache."""
-        if stage.branches == 1 or h.is_cuda:
+        if stage.branches == 1 or h.is_cuda or torch.compiler.is_exporting():
             return False
         return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def close_with_norm(x: Tensor, bias: Tensor, pairs: list[Pair], eps: float, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm, by `add_norm`.
+
+    A single product too small to fill the card is cut along its length, and `add_norm` sums the slices, where a
+    measurement found that quicker.
+    """
+    if len(pairs) == 1:
+        activation, matrix = pairs[0]
+        rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
+        if choose("splitk_linear", rows, features, length, x.dtype, plan.device_name) == "triton":
+            partials = splitk_linear(activation, matrix, default_splits(rows, features, length))
+            return add_norm(x, None, eps, partials=partials, bias=bias)[:2]
+    return add_norm(x, accumulate(None, bias, pairs), eps)[:2]
 
 
 def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:

@@ -23,6 +23,14 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
+class Plan:
+    """How a forward pass runs: with the Triton operations or with torch, and on which card's measured choices."""
+
+    kernels: bool
+    device_name: str | None = None
+
+
+@dataclass(frozen=True)
 class Context:
     """Context Broadcasting at one place: ½x + ½mean(x), or x + scale ⊙ mean(x) (paper B, CB and CB_S)."""
 
@@ -48,13 +56,13 @@ class Stage(nn.Module):
         self.front, self.front_scale = front is not None, frozen(front.scale if front else None)
         self.end, self.end_scale = end is not None, frozen(end.scale if end else None)
 
-    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield (activation (B, N', K), matrix (C, K)).
 
         Args:
             h: normalised tokens (B, N, C).
             queries: compute only the first so many tokens of the output; None for all.
-            kernels: take the Triton operations.
+            plan: of the forward pass.
             split: one pair per branch.
         """
         raise NotImplementedError
@@ -104,7 +112,7 @@ class AttentionStage(Stage):
         """3·P·A."""
         return self.b_qkv.shape[0]
 
-    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield the heads' outputs and the output projection."""
         if self.w_qkv is None:
             yield self._separate(h, queries), self.w_out
@@ -114,7 +122,7 @@ class AttentionStage(Stage):
             qkv = F.linear(h, self.w_qkv, self.b_qkv)
             q, k, v = self._heads(qkv).unbind(2)
             yield self._attend(q if queries is None else q[:, :queries], k, v), self.w_out
-        elif queries is not None and not kernels:
+        elif queries is not None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: no query is computed that nobody reads
             width = self.w_qkv.shape[0] // 3
             q = F.linear(h[:, :queries], self.w_qkv[:width], self.b_qkv[:width])
@@ -211,33 +219,30 @@ class MlpStage(Stage):
         """P·F."""
         return self.b_in.shape[0]
 
-    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield the hidden activations and the second layer."""
         h = h if queries is None else h[:, :queries]
         if split and self.branches > 1:
             w_ins, b_ins = self.w_in.chunk(self.branches), self.b_in.chunk(self.branches)
             scales = (None,) * self.branches if self.mid_scale is None else self.mid_scale.chunk(self.branches)
             for w_in, b_in, scale, w_out in zip(w_ins, b_ins, scales, self.w_out.chunk(self.branches, 1), strict=True):
-                yield self._hidden(h, w_in, b_in, scale, kernels), w_out
+                yield self._hidden(h, w_in, b_in, scale, plan), w_out
         else:
-            yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, kernels), self.w_out
+            yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, plan), self.w_out
 
-    def _hidden(self, h: Tensor, w: Tensor, b: Tensor, scale: Tensor | None, kernels: bool) -> Tensor:
-        u = self._activated(h, w, b, kernels)
+    def _hidden(self, h: Tensor, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan) -> Tensor:
+        u = self._activated(h, w, b, plan)
         return context_mean(u, scale) if self.mid else u
 
-    def _activated(self, h: Tensor, w: Tensor, b: Tensor, kernels: bool) -> Tensor:
-        if kernels and self.gelu:
+    def _activated(self, h: Tensor, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
+        if plan.kernels and self.gelu:
             rows = h.shape[0] * h.shape[1]
-            if choose("linear_gelu", rows, w.shape[0], w.shape[1], h.dtype, self.device_name) == "triton":
+            if choose("linear_gelu", rows, w.shape[0], w.shape[1], h.dtype, plan.device_name) == "triton":
                 return linear_gelu(h, w, b)
         u = F.linear(h, w, b)
         if self.gelu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
             return torch.ops.aten.gelu_(u)  # a second wide tensor costs a CPU more time than the function itself
         return self.act(u)
-
-    device_name: str | None = None
-    """Of the card whose measured choices hold; set by `fuse`, None for the default plan."""
 
 
 class ScalingStage(Stage):
@@ -251,10 +256,10 @@ class ScalingStage(Stage):
         """The wider of both."""
         return max(self.attention.widest(), self.mlp.widest())
 
-    def pairs(self, h: Tensor, queries: int | None, kernels: bool, split: bool) -> Iterator[Pair]:
+    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield attention's pair, then the FFN's."""
-        yield from self.attention.pairs(h, queries, kernels, split)
-        yield from self.mlp.pairs(h, queries, kernels, split)
+        yield from self.attention.pairs(h, queries, plan, split)
+        yield from self.mlp.pairs(h, queries, plan, split)
 
 
 def context_mean(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused import FusedViT, fuse
+from vtk.fused.stages import Plan
 from vtk.models.add_context_broadcast import add_context_broadcast
 
 Build = Callable[..., nn.Module]
@@ -23,12 +24,13 @@ def images(model: nn.Module, batch: int = 2) -> Tensor:
 
 
 def difference(model: nn.Module, fused: FusedViT, batch: int = 2) -> float:
-    """Largest error relative to the largest logit."""
+    """Largest error relative to the largest logit, of the CPU's plan and of the kernels' (its operations in torch)."""
     x = images(model, batch)
     with torch.no_grad():
-        expected, got = model(x), fused(x)
-    assert got.shape == expected.shape
-    return float((got - expected).abs().max() / expected.abs().max())
+        expected = model(x)
+        found = fused(x), fused.compute(x, Plan(kernels=True))
+    assert all(got.shape == expected.shape for got in found)
+    return max(float((got - expected).abs().max() / expected.abs().max()) for got in found)
 
 
 @pytest.mark.parametrize("branches", [None, 1, 2, 3, 4])
@@ -218,6 +220,32 @@ def test_compiled_it_is_one_program(vit: Build) -> None:
     x = images(model)
     compiled = torch.compile(fused.compute, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("branches", [None, 2])
+def test_choices_change_the_operations_and_not_the_result(
+    vit: Build, monkeypatch: pytest.MonkeyPatch, branches: int | None
+) -> None:
+    asked = []
+
+    def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: str | None) -> str:
+        asked.append((op, rows, n, k, device_name))
+        return {"linear_gelu": "aten", "splitk_linear": "triton"}[op]
+
+    monkeypatch.setattr("vtk.fused.model.choose", choose)
+    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    p = branches or 1
+    model = vit(branches=branches, dim=256, init_values=0.1, global_pool="avg", fc_norm=False)
+    x = images(model)
+    with torch.no_grad():
+        got = fuse(model).compute(x, Plan(kernels=True, device_name="a card"))
+        torch.testing.assert_close(got, model(x), rtol=0, atol=1e-11)
+    block = [
+        ("splitk_linear", 34, 256, p * 256),
+        ("linear_gelu", 34, p * 1024, 256),
+        ("splitk_linear", 34, 256, p * 1024),
+    ]
+    assert asked == [(*entry, "a card") for entry in 2 * block]
 
 
 class _OwnBlock(timm.models.vision_transformer.Block):
