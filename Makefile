@@ -35,13 +35,15 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/commands.py --check
+	$(BIN)/python docs/performance.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/commands.md again from the command line's own help
+docs: $(STAMP)  ## write docs/commands.md and docs/performance.md again, from the help texts and the results
 	$(BIN)/python docs/commands.py
+	$(BIN)/python docs/performance.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist

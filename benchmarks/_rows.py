@@ -1,13 +1,15 @@
 """Rows of benchmark results: appended to a CSV file, each with where, when and by which code it was measured."""
 
+import contextlib
 import csv
 import datetime
+import functools
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +31,51 @@ def context(device: str = "cpu") -> dict[str, str]:
     """Return the columns that every row carries."""
     import torch
 
-    name = cpu_name() if device == "cpu" else torch.cuda.get_device_name()
-    git = ["git", "-C", str(REPO)]
-    sha = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
-    dirty = subprocess.run(
-        [*git, "status", "--porcelain", "--", "vtk", "kernels", "export", "benchmarks/*.py"],
-        capture_output=True, text=True, check=False,
-    ).stdout  # fmt: skip
     return {
-        "device": name,
+        "device": cpu_name() if device == "cpu" else torch.cuda.get_device_name(),
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": version("torch"),
         "timm": version("timm"),
-        "git": (sha.strip() or "unknown") + ("+changes" if dirty.strip() else ""),
+        "git": code_version(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def kernel_context(device: str = "cpu") -> dict[str, str]:
+    """Return `context` with the versions that a kernel's speed depends on: Triton's and the driver's."""
+    return {**context(device), **_compiler_and_driver(device)}
+
+
+@functools.cache
+def code_version() -> str:
+    """Return the commit, with ``+changes`` if what is measured differs from it.
+
+    A copy of the tree without its history (a machine lent for a measurement) takes it from ``VTK_GIT``.
+    """
+    git = ["git", "-C", str(REPO)]
+    sha = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    if not sha.strip():
+        return os.environ.get("VTK_GIT", "").strip() or "unknown"
+    dirty = subprocess.run(
+        [*git, "status", "--porcelain", "--", "vtk", "kernels", "export", "benchmarks/*.py"],
+        capture_output=True, text=True, check=False,
+    ).stdout  # fmt: skip
+    return sha.strip() + ("+changes" if dirty.strip() else "")
+
+
+@functools.cache
+def _compiler_and_driver(device: str) -> dict[str, str]:
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "absent"
+    driver = ""
+    if device != "cpu":
+        with contextlib.suppress(OSError):
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+            driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    return {"triton": triton, "driver": driver}
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

@@ -1,26 +1,25 @@
 """Triton kernels for Vision Transformers: usable alone, with torch and nothing else of this toolkit.
 
-Every operation has a reference in plain torch beside it (``NAME_ref``), and takes it by itself where no kernel can run.
-``LAUNCHES`` says how many kernels a call starts on CUDA. Nothing is imported or asked of a device before its first use.
+Each operation is a module and a function of one name: ``from vtk_kernels.add_norm import add_norm``. Beside it stands
+its reference in plain torch (``add_norm_ref``), which it takes by itself where no kernel can run. ``LAUNCHES`` says how
+many kernels a call starts on CUDA. Importing this package asks nothing of Triton or of a device.
+
+    norm, add_norm               LayerNorm without affine part; with the residual before it
+    context_broadcast            residual and the mean of all tokens (Context Broadcasting)
+    linear_gelu                  linear layer and GELU; `linear_gelu_backward` its gradient from 8 bits
+    packed_attention             attention over one packed matrix of queries, keys and values
+    grouped_linear               a linear layer per group of rows
+    splitk_linear                a product in slices, for few rows
 """
 
 import importlib
 from typing import Any
 
 _WHERE = {
-    "LAUNCHES": "_dispatch",
+    "LAUNCHES": "launches",
     "MIN_CAPABILITY": "support",
     "TritonStatus": "support",
-    "add_norm": "add_norm",
     "choose": "choices",
-    "context_broadcast": "context_broadcast",
-    "grouped_linear": "grouped_linear",
-    "linear_gelu": "linear_gelu",
-    "linear_gelu_backward": "linear_gelu",
-    "make_tile_map": "grouped_linear",
-    "norm": "norm",
-    "packed_attention": "packed_attention",
-    "splitk_linear": "splitk_linear",
     "triton_status": "support",
 }
 

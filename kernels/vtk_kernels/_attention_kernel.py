@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._dispatch import on_device
+from vtk_kernels._matmul import aligned
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
@@ -27,7 +28,7 @@ def _packed_attention_kernel(
     tiles,  # programs for the queries of one head of one segment
     queries,  # first tokens of a segment that ask, or None: all
     scale,  # of the logits, times log2 e
-    ONCE: tl.constexpr,  # BLOCK_N holds all keys of a segment
+    ONCE: tl.constexpr,  # BLOCK_N holds all keys of a segment, and there is no row_scale
     D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -80,14 +81,9 @@ def _packed_attention_kernel(
         k = tl.load(k_ptr, mask=there[None, :] & inside[:, None], other=0.0)
         v = tl.load(v_ptr, mask=there[:, None] & inside[None, :], other=0.0)
         z = tl.dot(q, k, input_precision="ieee") * scale
-        if row_scale_ptr is not None:
-            key_scale = tl.load(row_scale_ptr + first + key, mask=there, other=0.0).to(tl.float32)
-            z *= key_scale[None, :]
         z = tl.where(there[None, :], z, float("-inf"))
         p = tl.exp2(z - tl.max(z, 1)[:, None])
         total = tl.sum(p, 1)
-        if row_scale_ptr is not None:
-            p *= key_scale[None, :]
         o = tl.dot(p.to(v.dtype), v, input_precision="ieee")
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -120,13 +116,22 @@ def _packed_attention_kernel(
     tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < asked)[:, None] & inside[None, :])
 
 
-def _config(queries: int, keys: int | None, head_dim: int, itemsize: int) -> tuple[bool, int, int, int, int, int]:
-    """Return (ONCE, BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages); ``keys`` is None where lengths differ."""
+def _config(
+    queries: int, keys: int | None, head_dim: int, folded: bool, packed: Tensor
+) -> tuple[bool, int, int, int, int, int]:
+    """Return (ONCE, BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages); ``keys`` is None where lengths differ.
+
+    All keys at once, up to 256, need no running maximum. A row scale, wide heads, rows that are not `aligned` and fp32
+    leave too few registers for that, and for steps of 64 keys.
+    """
     block_d = max(triton.next_power_of_2(head_dim), 16)
-    block_m = min(max(triton.next_power_of_2(queries), 16), 64 if itemsize == 2 else 32)
-    if keys is not None and keys <= 256 and block_d <= 64:
+    half = packed.element_size() == 2
+    block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
+    if not aligned(packed) or head_dim % 8:
+        return False, block_m, 32, block_d, 8, 2
+    if keys is not None and keys <= 256 and block_d <= 64 and not folded:
         return True, block_m, max(triton.next_power_of_2(keys), 16), block_d, 4, 1
-    return False, block_m, 64 if itemsize == 2 else 32, block_d, 4, 2
+    return False, block_m, 64 if half and block_d <= 64 else 32, block_d, 4, 2
 
 
 def output_shape(qkv: Tensor, cu_seqlens: Tensor | None, num_queries: int | None) -> tuple[int, ...]:
@@ -162,7 +167,7 @@ def launch(
     else:
         segments, longest, keys = cu_seqlens.numel() - 1, rows if max_seqlen is None else max_seqlen, None
     queries = longest if num_queries is None else num_queries
-    once, block_m, block_n, block_d, warps, stages = _config(queries, keys, head_dim, qkv.element_size())
+    once, block_m, block_n, block_d, warps, stages = _config(queries, keys, head_dim, row_scale is not None, packed)
     tiles = max(triton.cdiv(queries, block_m), 1)
     outside = cu_seqlens is not None and num_queries is None  # rows after the last segment become zero
     if o.numel():

@@ -3,8 +3,8 @@
 - *reference*: plain torch, transparent to autograd and to exporters. CPU tensors, fp64, fp32 on CUDA (Triton's matrix
   product would be TF32), and everything while `torch.compiler.is_exporting()`.
 - *operator*: ``torch.ops.vtk_kernels.NAME``, a custom operator of torch with a fake and, where training needs it, a
-  gradient. Taken while torch.compile or a fake tensor looks on, or when a gradient is wanted. Opaque on purpose: through
-  an `autograd.Function` the compiler's partitioner would look inside and keep what an operation meant to drop.
+  gradient. Taken while torch.compile or a fake tensor looks on, or when a gradient is wanted. Opaque on purpose:
+  through an `autograd.Function` the compiler's partitioner would look inside and keep what an operation meant to drop.
 - *launcher*: the Python function that starts the kernel. An operator costs about 14 µs a call, the launcher 5; a
   forward pass of 18 blocks makes over 70 calls.
 """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._matmul import product
+from vtk_kernels._matmul import aligned, product
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
@@ -137,16 +137,18 @@ def _grouped_linear_backward_kernel(
         tl.store(gb_ptr + group * F + out, gb.to(gb_ptr.dtype.element_ty), mask=out < F)
 
 
-def _config(rows: int, tiles: int, itemsize: int) -> tuple[int, int, int, int, int]:
+def _config(rows: int, tiles: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
     """Return (BLOCK_T, BLOCK_F, BLOCK_K, num_warps, num_stages), BLOCK_T near the block that the map was made with.
 
     The map is on the device, but its length is known: tiles of 64 rows hold at most 64 on average.
     """
-    if itemsize > 2:
+    if operands[0].element_size() > 2:
         return 32, 32, 32, 4, 2
-    if rows > 64 * tiles:
-        return 128, 128, 64, 8, 3
-    return (16 if rows <= 16 * tiles else 64), 128, 64, 4, 4
+    if rows <= 16 * tiles:
+        return 16, 64, 64, 4, 4
+    if not aligned(*operands):
+        return 64, 64, 32, 4, 2
+    return 128 if rows > 64 * tiles else 64, 128, 64, 8, 3
 
 
 def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: Tensor | None = None) -> Tensor:
@@ -158,7 +160,7 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
     y = torch.empty(rows, features, dtype=x.dtype, device=x.device)
     a = as_rows(x)
     weight = w if 1 in w.stride()[1:] else w.contiguous()
-    block_t, block_f, block_k, warps, stages = _config(rows, tiles, x.element_size())
+    block_t, block_f, block_k, warps, stages = _config(rows, tiles, a, weight)
     if y.numel():
         with on_device(x):
             _grouped_linear_kernel[(tiles * triton.cdiv(features, block_f),)](
@@ -192,8 +194,8 @@ def backward_launch(
     gw = torch.empty(groups, features, size, dtype=x.dtype, device=x.device)
     gb = torch.empty(groups, features, dtype=x.dtype, device=x.device)
     grad, a = as_rows(g), as_rows(x)
-    block_t, block_f, block_k, warps = (64, 64, 64, 4) if x.element_size() == 2 else (32, 32, 32, 4)
-    blocks = triton.cdiv(features, block_f) * triton.cdiv(size, block_k)
+    block = 64 if aligned(grad, a) and a.element_size() == 2 else 32
+    blocks = triton.cdiv(features, block) * triton.cdiv(size, block)
     if gw.numel():
         with on_device(x):
             _grouped_linear_backward_kernel[(groups * blocks,)](
@@ -209,11 +211,11 @@ def backward_launch(
                 x.shape[0],
                 features,
                 size,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
+                BLOCK_T=block,
+                BLOCK_F=block,
+                BLOCK_K=block,
                 BLOCK_MAP=256,
-                num_warps=warps,
+                num_warps=4,
                 num_stages=3,
             )
     return gw, gb

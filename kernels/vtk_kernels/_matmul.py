@@ -18,19 +18,27 @@ _ENOUGH_TILES = 128
 """About one tile for each multiprocessor of an A100 (108) or an H100 (132)."""
 
 
-def tile_config(rows: int, features: int, itemsize: int) -> tuple[int, int, int, int, int]:
+def tile_config(rows: int, features: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
     """Return (BLOCK_T, BLOCK_F, BLOCK_K, num_warps, num_stages) for a product (rows, K) · (K, features).
 
     128 × 128 tiles move the fewest bytes, but only where there are enough of them for every multiprocessor; flat tiles
-    for a few pooled rows. fp32 has no matrix units at full precision: small tiles that fit the registers.
+    for a few pooled rows. What is not `aligned` cannot be copied past the registers, and fp32 has no matrix units at
+    full precision: both leave fewer registers for sums.
     """
-    if itemsize > 2:
+    if operands[0].element_size() > 2:
         return 32, 32, 32, 4, 2
     if rows <= 32:
         return 16 if rows <= 16 else 32, 64, 64, 4, 4
+    if not aligned(*operands):
+        return 64, 64, 32, 4, 2
     if triton.cdiv(rows, 128) * triton.cdiv(features, 128) >= _ENOUGH_TILES:
         return 128, 128, 64, 8, 3
     return 64, 64, 64, 4, 4
+
+
+def aligned(*operands: Tensor) -> bool:
+    """Return whether all strides are 1 or multiples of 16, as far as Triton looks before it copies 16 bytes at once."""
+    return all(stride == 1 or stride % 16 == 0 for t in operands for stride in t.stride())
 
 
 def check_row_scale(x: Tensor, row_scale: Tensor | None) -> None:

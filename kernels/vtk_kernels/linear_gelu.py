@@ -115,7 +115,7 @@ def _linear_gelu_launch(
     q = torch.empty(shape, dtype=torch.uint8, device=x.device) if save_grad else None
     a, weight = as_rows(x), as_rows(w)
     (rows, size), features = a.shape, weight.shape[0]
-    block_t, block_f, block_k, warps, stages = tile_config(rows, features, x.element_size())
+    block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, weight)
     if y.numel():
         with on_device(x):
             _linear_gelu_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](

@@ -73,7 +73,7 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
     gu = torch.empty(q.shape, dtype=g.dtype, device=g.device)
     grad, weight = as_rows(g), as_rows(w2)
     (rows, channels), features = grad.shape, weight.shape[1]
-    block_t, block_f, block_c, warps, stages = tile_config(rows, features, g.element_size())
+    block_t, block_f, block_c, warps, stages = tile_config(rows, features, grad, weight)
     if gu.numel():
         with on_device(g):
             _linear_gelu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](

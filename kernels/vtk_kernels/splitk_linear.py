@@ -24,6 +24,18 @@ _ALIGN = 64
 """Slices start at multiples of this many columns, which every BLOCK_K divides."""
 
 
+def default_splits(rows: int, features: int, size: int) -> int:
+    """Return how many slices fill a large card: 128 programs of 64 × 64, at most 8 slices, each at least 256 long.
+
+    Args:
+        rows: T.
+        features: F.
+        size: K.
+    """
+    tiles = -(-rows // 64) * -(-features // 64)
+    return max(1, min(8, -(-128 // max(tiles, 1)), size // 256))
+
+
 def splitk_linear_ref(x: Tensor, w: Tensor, splits: int) -> Tensor:
     """Compute `splitk_linear` by torch. Same arguments and result."""
     wide = accumulator(x.dtype)
@@ -85,7 +97,7 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
     partials = torch.empty((splits, *x.shape[:-1], w.shape[0]), dtype=torch.float32, device=x.device)
     a, b = as_rows(x), as_rows(w)
     (rows, size), features = a.shape, b.shape[0]
-    block_t, block_f, block_k, warps, stages = tile_config(rows, features, x.element_size())
+    block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, b)
     if partials.numel():
         with on_device(x):
             _splitk_linear_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f), splits)](

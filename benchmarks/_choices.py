@@ -1,0 +1,48 @@
+"""Measured rows as a choice table: which implementation is the quickest, in the form of `vtk_kernels.choices`."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from _runner import DTYPES, Bench
+
+from vtk_kernels import choices
+
+Entry = dict[str, Any]
+
+
+def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]]) -> list[Entry]:
+    """Return one entry per shape that was measured for every answer its operation may give.
+
+    The entry also holds the medians it was decided by, in microseconds.
+    """
+    times: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in rows:
+        bench = benches[row["op"]]
+        answer = bench.answers.get(row["provider"])
+        case = next((c for c in bench.cases if (c.label, c.mode) == (row["shape"], row["mode"])), None)
+        shape = bench.choice(case) if case and case.mode == "forward" else None
+        if answer is None or shape is None or row.get("passed") != "True":
+            continue
+        dtype = str(DTYPES[row["dtype"]]).removeprefix("torch.")
+        key = (row["device"], _minor(row["torch"]), _minor(row["triton"]), row["op"], dtype, *shape)
+        found = times.setdefault(key, {})
+        found[answer] = min(found.get(answer, float("inf")), float(row["p50_us"]))
+    return [
+        {**dict(zip(choices.FIELDS, key, strict=True)), "choice": min(us, key=us.__getitem__), "us": us}
+        for key, us in times.items() if us.keys() == set(benches[key[3]].answers.values())
+    ]  # fmt: skip
+
+
+def write(path: Path, found: Iterable[Entry]) -> None:
+    """Write the package's own table with ``found`` in place of what it says about the same shapes."""
+    own = choices.read(Path(choices.__file__).with_name("choices.json"))
+    table = {tuple(entry[field] for field in choices.FIELDS): entry for entry in (*own, *found)}
+    lines = ",\n".join(f"    {json.dumps(table[key])}" for key in sorted(table))
+    path.write_text('{\n  "schema": 1,\n  "measured": [\n' + lines + "\n  ]\n}\n", encoding="utf-8")
+    choices.read(path)  # it must be one that the package takes
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

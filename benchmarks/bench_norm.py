@@ -1,0 +1,52 @@
+"""LayerNorm without affine, forward and backward.
+
+python benchmarks/bench_norm.py [--smoke]
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from _runner import Bench, Case, Inputs, Maker, Outputs, main
+from torch import Tensor
+
+from vtk_kernels.norm import norm
+
+EPS = 1e-6
+
+
+def case(b: int, n: int, c: int, mode: str = "forward", **kwargs: object) -> Case:
+    units = 2 if mode == "forward" else 3  # reads x, writes x̂; the gradient reads g and x̂
+    return Case({"B": b, "N": n, "C": c}, units * b * n * c * 2 + 4 * b * n, mode=mode, **kwargs)  # type: ignore[arg-type]
+
+
+def inputs(case: Case, make: Maker) -> Inputs:
+    return {"x": make(*case.shape.values(), scale=2.0) + 0.5}
+
+
+def eager(t: Inputs, case: Case) -> Tensor:
+    return F.layer_norm(t["x"], t["x"].shape[-1:], eps=EPS)
+
+
+def vtk(t: Inputs, case: Case) -> Outputs:
+    return norm(t["x"], EPS)
+
+
+def reference(t: Inputs, case: Case) -> Outputs:
+    wide = t["x"].to(torch.promote_types(t["x"].dtype, torch.float32))
+    return eager(t, case), (wide.var(-1, unbiased=False) + EPS).rsqrt()
+
+
+BENCH = Bench(
+    op="norm",
+    tests=("tests/kernels/test_norm.py",),
+    cases=(
+        case(1, 197, 384), case(8, 197, 384), case(64, 197, 384, compiled=True), case(64, 197, 768),
+        case(256, 197, 768), case(64, 197, 768, "backward", compiled=True),
+    ),
+    checks=(case(2, 17, 64), case(3, 1, 1000), case(2, 577, 192), case(2, 17, 384, "backward")),
+    inputs=inputs, providers={"eager": eager, "vtk": vtk}, reference=reference, gradients=("x",),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

@@ -1,0 +1,179 @@
+"""Stage ``e2e``: latency of whole models, timm's and fused, ungraphed and in CUDA graphs, beside the roofline floor.
+
+Every provider of a cell (model, px, batch) runs in one process, in an order shuffled with a fixed seed, on the same
+images, after its logits were compared with timm's in fp32: their error may be twice that of timm in bf16. A run is
+timed by the host's clock from the call until the device is done; inputs are on the device. torch.compile works on one
+block at a time (regional: all blocks share one compilation) and is measured as such and inside a CUDA graph.
+
+    benchmarks/gpu.sh e2e --out DIR
+"""
+
+import argparse
+import gc
+import math
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import _ceilings
+import _rows
+import torch
+from _models import END_TO_END
+from _runner import relative_error
+from _store import Deadline, Store, finish
+from _subject import (
+    COMPILED,
+    COMPILED_GRAPH,
+    FUSED,
+    FUSED_GRAPH,
+    GRAPH,
+    MAX_GRAPH,
+    MAX_RUNS,
+    PLAIN,
+    Subject,
+    latencies,
+)  # fmt: skip
+from roofline import ASSUMED, BATCHES, measured, work
+from torch import Tensor
+
+KEY = ("model", "px", "batch", "provider")
+PROVIDERS = (PLAIN, GRAPH, FUSED, FUSED_GRAPH)
+BOUNDS = {
+    ("S18x2", 224, 1, FUSED_GRAPH): "<= 0.55 ms", ("B18x2", 224, 1, FUSED_GRAPH): "<= 0.80 ms",
+    ("B/16", 224, 1, FUSED_GRAPH): "<= 0.45 ms", ("S18x2", 224, 256, FUSED_GRAPH): ">= 16000 images/s",
+    ("B18x2", 224, 256, FUSED_GRAPH): ">= 4700 images/s", ("B/16", 224, 256, FUSED_GRAPH): ">= 13500 images/s",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model at one size and batch, and who runs it."""
+
+    model: str
+    px: int
+    batch: int
+    providers: tuple[str, ...] = PROVIDERS
+    cost: float = 4.0
+
+    def keys(self) -> list[dict[str, object]]:
+        """Return the key of each of its rows."""
+        return [{"model": self.model, "px": self.px, "batch": self.batch, "provider": p} for p in self.providers]
+
+
+def cells(smoke: bool, cuda: bool) -> list[Cell]:
+    """Return the plan, what matters most first: a stage that is cut has measured a prefix of it."""
+    if smoke:
+        return [Cell("S18x2", 32, b, PROVIDERS if cuda else (PLAIN, FUSED)) for b in (1, 2)]
+    sizes = [*((name, 224) for name in END_TO_END), ("B/16", 384)]
+    first, rest = (1, 8, 64, 256), tuple(b for b in BATCHES if b not in (1, 8, 64, 256))
+    regional = [
+        Cell(name, 224, batch, (COMPILED, COMPILED_GRAPH), cost=25)
+        for name in ("S18x2", "S36x1", "B/16") for batch in (1, 8, 64)
+    ]  # fmt: skip
+    return [
+        *(Cell(name, px, batch) for name, px in sizes for batch in first),
+        *(Cell(name, px, batch) for name, px in sizes for batch in rest),
+        *regional,
+        *(Cell("S18x2", 224, batch, (MAX_GRAPH,), cost=60) for batch in (1, 64)),
+    ]
+
+
+def measure(subject: Subject, batch: int, provider: str, exact: Tensor, duration: float) -> dict[str, object]:
+    """Compare one provider with fp32, time it, and return its numbers; what is wrong is not timed."""
+    images = subject.images(batch)
+    cuda = subject.device.type == "cuda"
+    allowed = relative_error([subject.plain(images)], [exact])
+    before = 0
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    run = subject.provider(provider, images)
+    error = relative_error([run(images)], [exact])
+    peak = (torch.cuda.max_memory_allocated() - before) / 1e6 if cuda else None
+    passed = error <= 2 * allowed + torch.finfo(subject.dtype).eps / 4
+    row: dict[str, object] = {"runs": 0, "median_ms": None, "p99_ms": None, "images_s": None}
+    if passed:
+        ms = latencies(lambda: run(images), subject.device, duration)
+        median = statistics.median(ms)
+        p99 = sorted(ms)[math.ceil(0.99 * len(ms)) - 1] if len(ms) >= MAX_RUNS else None
+        row = {
+            "runs": len(ms), "median_ms": round(median, 4), "p99_ms": None if p99 is None else round(p99, 4),
+            "images_s": round(1e3 * batch / median, 1),
+        }  # fmt: skip
+    return row | {
+        "peak_mb": None if peak is None else round(peak, 1), "error": f"{error:.2e}", "torch_error": f"{allowed:.2e}",
+        "passed": passed,
+    }  # fmt: skip
+
+
+def run_cell(subject: Subject, cell: Cell, store: Store, deadline: Deadline, duration: float) -> list[str]:
+    """Measure the providers of a cell that are still owed, in the cell's own random order; return what went wrong."""
+    errors = []
+    ceilings, cache = measured(store.path.parent)
+    floor = work(subject.model, cell.batch).floor_us(ceilings or ASSUMED, cache)
+    keys = cell.keys()
+    random.Random(f"{cell.model} {cell.px} {cell.batch}").shuffle(keys)
+    exact = subject.exact(cell.batch)
+    for key in keys:
+        name = " ".join(map(str, key.values()))
+        if store.has(**key) or not deadline.allows(cell.cost, name):
+            continue
+        try:
+            row = measure(subject, cell.batch, str(key["provider"]), exact, duration)
+        except Exception as error:  # out of memory, a compiler's: the other cells are still worth their time
+            errors.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        finally:
+            subject.release()
+        bound = BOUNDS.get((cell.model, cell.px, cell.batch, str(key["provider"])), "")
+        basis = {"floor_ms": round(floor / 1e3, 4), "ceilings": "measured" if ceilings else "assumed", "bound": bound}
+        store.add({**key, "dtype": str(subject.dtype).removeprefix("torch."), **row, **basis})
+        text = f"{row['median_ms']} ms, floor {floor / 1e3:.3f}" if row["passed"] else f"WRONG, error {row['error']}"
+        print(f"{name:<44} {text} {bound}", flush=True)
+    return errors
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=220)
+    parser.add_argument("--duration", type=float, default=0.3, help="seconds of timed runs per provider and cell")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, also on a CPU")
+    args = parser.parse_args(argv)
+    deadline = Deadline(args.seconds)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not args.smoke:
+        sys.exit("this stage measures a CUDA device and none is here; --smoke tries it on the CPU")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    name = "smoke_e2e.csv" if args.smoke else "gpu_e2e.csv"
+    store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
+    ceilings_file = args.out / "gpu_ceilings.csv"
+    if device.type == "cuda" and measured(ceilings_file)[0] is None:
+        for row in _ceilings.measure(device).rows():
+            _rows.append(ceilings_file, {**row, **_rows.kernel_context("cuda")})
+    failed: list[str] = []
+    subject: tuple[tuple[str, int], Subject] | None = None
+    for cell in cells(args.smoke, device.type == "cuda"):
+        owed = [key for key in cell.keys() if not store.has(**key)]
+        if not owed:
+            continue
+        if deadline.left < cell.cost:  # a model is not built for nothing
+            deadline.missing += [" ".join(map(str, key.values())) for key in owed]
+            continue
+        if subject is None or subject[0] != (cell.model, cell.px):
+            subject = None
+            gc.collect()
+            subject = (cell.model, cell.px), Subject(cell.model, cell.px, device, args.smoke)
+        with torch.no_grad():
+            failed += run_cell(subject[1], cell, store, deadline, 0.01 if args.smoke else args.duration)
+    failed += [" ".join(row[k] for k in KEY) for row in store.current() if row["passed"] != "True"]
+    return finish("e2e", deadline, failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Measurements on a CUDA machine, in stages that stop in time and continue where they stopped.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+usage() {
+    cat <<'TEXT'
+Usage: benchmarks/gpu.sh STAGE[=SECONDS]... --out DIR [--seconds N] [--git SHA] [--fresh] [--smoke]
+
+Stages, run in the order given:
+  correct   every kernel and fused model in bf16 and fp16 against fp64 and fp32, then `pytest -m gpu`
+  kernels   ceilings, launch gap, each kernel against plain torch and torch.compile; choices.json
+  e2e       whole models: timm, timm in a graph, fused, fused in a graph, torch.compile
+
+  --out DIR      results: gpu_*.csv, choices.json, gpu.log; rows that are there are not measured again
+  --seconds N    for each stage that names no time of its own (default 220); a stage then stops and says what is missing
+  --git SHA      the commit, where this is a copy without its history
+  --fresh        put the stages' old results aside first (as *.old)
+  --smoke        tiny shapes and models, also on a CPU; writes smoke_*.csv, which no document reads
+
+Needs torch, Triton and timm, and this project (`pip install --no-deps --no-build-isolation -e .`). PYTHON names the
+interpreter (default python3). Exit code: 0 complete, 1 something is wrong, 3 out of time (call it again), 2 usage.
+TEXT
+}
+
+stages=() out= seconds=220 fresh= smoke=
+while (($#)); do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --out | --seconds | --git)
+            if (($# < 2)); then echo "gpu.sh: \`$1\` needs a value" >&2; exit 2; fi
+            case $1 in
+                --out) out=$2 ;;
+                --seconds) seconds=$2 ;;
+                --git) export VTK_GIT=$2 ;;
+            esac
+            shift ;;
+        --fresh) fresh=yes ;;
+        --smoke) smoke=--smoke ;;
+        correct | kernels | e2e | correct=* | kernels=* | e2e=*) stages+=("$1") ;;
+        *) echo "gpu.sh: \`$1\` is no stage and no option; stages are correct, kernels, e2e" >&2; exit 2 ;;
+    esac
+    shift
+done
+if ((${#stages[@]} == 0)); then usage; exit 2; fi
+if [[ -z $out ]]; then echo "gpu.sh: \`--out DIR\` is missing: where the results go" >&2; exit 2; fi
+for stage in "${stages[@]/#*=/}" "$seconds"; do
+    if [[ $stage =~ ^(correct|kernels|e2e)$ ]]; then continue; fi
+    if ! [[ $stage =~ ^[1-9][0-9]*$ ]]; then echo "gpu.sh: \`$stage\` is no number of seconds" >&2; exit 2; fi
+done
+
+mkdir -p "$out" || exit 1
+python=${PYTHON:-python3}
+result=0
+for entry in "${stages[@]}"; do
+    stage=${entry%%=*}
+    budget=$seconds
+    if [[ $entry == *=* ]]; then budget=${entry#*=}; fi
+    if [[ $fresh && -e $out/gpu_$stage.csv ]]; then mv "$out/gpu_$stage.csv" "$out/gpu_$stage.csv.old"; fi
+    echo "== $stage, at most $budget s" | tee -a "$out/gpu.log"
+    # the stage stops by itself; the timeout is for a kernel that hangs
+    PYTHONUNBUFFERED=1 timeout --kill-after=10 $((budget + 40)) \
+        "$python" "$here/$stage.py" --out "$out" --seconds "$budget" $smoke 2>&1 | tee -a "$out/gpu.log"
+    code=${PIPESTATUS[0]}
+    case $code in
+        0) ;;
+        3) if ((result == 0)); then result=3; fi ;;
+        *) echo "== $stage ended with $code" | tee -a "$out/gpu.log"; result=1 ;;
+    esac
+done
+exit "$result"

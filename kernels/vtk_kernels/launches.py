@@ -1,0 +1,16 @@
+"""The table of kernels per operation, whole: importing this imports every operation, and each enters itself."""
+
+import importlib
+
+from vtk_kernels._dispatch import LAUNCHES
+
+OPERATIONS = (
+    "add_norm", "context_broadcast", "grouped_linear", "linear_gelu", "linear_gelu_backward", "norm",
+    "packed_attention", "splitk_linear",
+)  # fmt: skip
+"""Names of modules, and of the function in each."""
+
+__all__ = ["LAUNCHES", "OPERATIONS"]
+
+for _name in OPERATIONS:
+    importlib.import_module(f"vtk_kernels.{_name}")

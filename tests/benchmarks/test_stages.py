@@ -1,0 +1,188 @@
+"""The stages of benchmarks/gpu.sh on a CPU: what they judge, what they leave out, and that a cut one goes on."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import _choices
+import _units
+import correct
+import e2e
+import pytest
+import torch
+from _store import Deadline, Store
+
+from vtk_kernels import choices
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+KEYS = {"kernels": ("op", "mode", "provider", "shape", "dtype"), "e2e": e2e.KEY}
+
+
+def stage(name):
+    """Load a stage without taking its plain name: ``kernels`` is also a package of others."""
+    spec = importlib.util.spec_from_file_location(f"vtk_benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["kernels", "e2e"])
+def test_a_stage_cut_after_three_rows_goes_on_without_doing_any_twice(name, tmp_path, monkeypatch, capsys):
+    module = stage(name)
+    argv = ["--out", str(tmp_path), "--smoke"]
+    real, path = Store.add, tmp_path / f"smoke_{name}.csv"
+
+    def cut(self, row):
+        if self.path == path and len(self.rows) == 3:
+            raise KeyboardInterrupt
+        real(self, row)
+
+    monkeypatch.setattr(Store, "add", cut)
+    with pytest.raises(KeyboardInterrupt):
+        module.main(argv)
+    before = path.read_text()
+    assert len(rows(path)) == 3
+    monkeypatch.setattr(Store, "add", real)
+    assert module.main(argv) == 0
+    assert path.read_text().startswith(before)
+    keys = [tuple(row[k] for k in KEYS[name]) for row in rows(path)]
+    assert len(set(keys)) == len(keys) > 3
+    assert module.main(argv) == 0 and len(rows(path)) == len(keys)
+    assert "complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["correct", "kernels", "e2e"])
+def test_a_stage_without_time_says_what_is_missing(name, tmp_path, capsys):
+    assert stage(name).main(["--out", str(tmp_path), "--smoke", "--seconds", "0"]) == 3
+    assert "missing" in capsys.readouterr().out
+    assert not (tmp_path / f"smoke_{name}.csv").exists()
+
+
+def test_the_stage_correct_holds_for_a_kernel_and_a_model(tmp_path):
+    assert correct.main(["--out", str(tmp_path), "--smoke", "--only", "op norm", "model S18x2"]) == 0
+    found = rows(tmp_path / "smoke_correct.csv")
+    assert [(r["unit"], r["passed"]) for r in found] == [("op norm", "True")] + [("model S18x2", "True")] * 2
+
+
+@pytest.mark.slow
+def test_the_stage_correct_holds_for_everything(tmp_path):
+    assert correct.main(["--out", str(tmp_path), "--smoke"]) == 0
+    assert {r["unit"] for r in rows(tmp_path / "smoke_correct.csv")} == set(correct.units(True))
+
+
+def test_the_rule_of_errors():
+    exact = torch.linspace(-2, 2, 1000, dtype=torch.float64)
+    plain = exact.to(torch.bfloat16)
+
+    def passed(ours):
+        return correct.judge(("op", "case", "bf16"), (ours,), (plain,), (exact,))["passed"]
+
+    assert passed(plain) and passed((exact * (1 + 1e-4)).to(torch.bfloat16))
+    wrong = plain.clone()
+    wrong[500] += 0.1  # one element of many: the norm hardly sees it
+    assert not passed(wrong)
+    assert not passed((exact * 1.02).to(torch.bfloat16))
+    assert not passed(torch.full_like(plain, torch.nan))
+    assert not passed(plain.float()) and not passed(plain[:-1])
+    assert not correct.judge(("op", "case", "bf16"), (), (plain,), (exact,))["passed"]
+
+
+def test_memory_that_nobody_writes_becomes_nan():
+    found = correct.filled_with_nan(lambda: (torch.empty(3),))[0]
+    assert found.isnan().all() and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_unit_that_raises_leaves_a_failed_row_for_each_of_its_keys(monkeypatch):
+    monkeypatch.setattr(correct, "check_model", lambda *args: iter([{}["no such key"]]))
+    found = correct.run_unit("model S18x2", torch.device("cpu"), True)
+    assert [(r["case"], r["passed"]) for r in found] == [("logits", False), ("NaN-filled", False)]
+    assert found[0]["note"] == "KeyError: 'no such key'"
+
+
+def test_units_run_in_processes_of_their_own(tmp_path, capsys):
+    programs = {
+        "good": "import json; open(PATH, 'w').write(json.dumps([{'passed': True, 'unit': 'good'}]))",
+        "dies": "import sys; sys.stderr.write('illegal memory access\\n'); sys.exit(7)",
+        "hangs": "import time; time.sleep(60)",
+    }
+    owed = {name: [(name, "case", "bf16")] for name in programs}
+    found = []
+    deadline = Deadline(2)
+    _units.run_units(
+        owed, 3, deadline, tmp_path, found.append, correct.failure,
+        lambda unit, path: [sys.executable, "-c", f"PATH = {str(path)!r}; {programs[unit]}"],
+    )  # fmt: skip
+    assert {r["unit"]: r["passed"] for r in found} == {"good": True, "dies": False}
+    assert "ended with 7: illegal memory access" in next(r["note"] for r in found if r["unit"] == "dies")
+    assert deadline.missing == ["hangs"]
+
+
+def test_nothing_of_an_operation_whose_comparisons_fail_is_measured(tmp_path, monkeypatch, capsys):
+    module = stage("kernels")
+    monkeypatch.setattr(module, "is_green", lambda op, *args: op != "norm")
+    assert module.main(["--out", str(tmp_path), "--smoke"]) == 1
+    found = {row["op"] for row in rows(tmp_path / "smoke_kernels.csv")}
+    assert "norm" not in found and "add_norm" in found
+    assert "FAILED norm: its comparisons fail" in capsys.readouterr().out
+
+
+def test_a_wrong_model_is_not_timed(tmp_path, monkeypatch):
+    real = e2e.Subject.provider
+
+    def off_by_a_percent(self, name, images):
+        run = real(self, name, images)
+        return (lambda x: 1.01 * run(x)) if name == "fused" else run
+
+    monkeypatch.setattr(e2e.Subject, "provider", off_by_a_percent)
+    assert e2e.main(["--out", str(tmp_path), "--smoke"]) == 1
+    found = {(r["provider"], r["passed"], bool(r["median_ms"])) for r in rows(tmp_path / "smoke_e2e.csv")}
+    assert found == {("timm", "True", True), ("fused", "False", False)}
+
+
+def test_the_plan_of_whole_models_is_the_one_of_the_issue():
+    plan = e2e.cells(False, True)
+    keys = [tuple(key.values()) for cell in plan for key in cell.keys()]
+    assert len(set(keys)) == len(keys)
+    four = {(m, px, b) for m, px, b, p in keys if p == "fused+graph"}
+    assert len(four) == 7 * 8 and ("B/16", 384, 256) in four and ("B36x1", 224, 2) in four
+    assert {k[:3] for k in keys if k[3] == "timm"} == four == {k[:3] for k in keys if k[3] == "timm+graph"}
+    compiled = {(m, b) for m, _, b, p in keys if p == "compile (blocks)"}
+    assert compiled == {(m, b) for m in ("S18x2", "S36x1", "B/16") for b in (1, 8, 64)}
+    assert [k[0] + str(k[2]) for k in keys if "max-autotune" in k[3]] == ["S18x21", "S18x264"]
+    assert set(e2e.BOUNDS) <= set(keys)
+
+
+def test_choices_are_the_quickest_of_what_was_measured_completely(tmp_path, code):
+    benches = correct.benches()
+    bench = benches["linear_gelu"]
+    first, second = bench.cases[:2]
+
+    def row(case, provider, us, **changes):
+        named = {"op": bench.op, "mode": case.mode, "provider": provider, "shape": case.label, "dtype": "bf16"}
+        return {**named, "p50_us": str(us), "passed": "True", **code, **changes}
+
+    half = row(second, "vtk", 5.0)
+    found = _choices.entries(benches, [row(first, "eager", 9.0), row(first, "vtk", 7.5), half])
+    assert [(e["rows"], e["n"], e["k"], e["choice"]) for e in found] == [(197, 3072, 384, "triton")]
+    wrong = row(first, "vtk", 7.5, passed="False")
+    assert _choices.entries(benches, [row(first, "eager", 9.0), wrong]) == []
+    slower = [row(first, "eager", 9.0), row(first, "vtk", 9.5), row(first, "compile", 1.0)]
+    assert [e["choice"] for e in _choices.entries(benches, slower)] == ["aten"]
+    _choices.write(tmp_path / "choices.json", found)
+    entry = choices.read(tmp_path / "choices.json")[-1]
+    assert entry["torch"] == "2.11" and entry["dtype"] == "bfloat16" and entry["us"] == {"aten": 9.0, "triton": 7.5}
+
+
+def test_numbers_of_slices_that_the_model_does_not_take_decide_nothing(code):
+    benches = correct.benches()
+    case = benches["splitk_linear"].cases[0]
+    named = {"op": "splitk_linear", "mode": "forward", "shape": case.label, "dtype": "bf16", "passed": "True", **code}
+    times = {"eager": 1.0, "aten": 5.0, "vtk": 6.0, "split4": 4.0}
+    found = _choices.entries(benches, [{**named, "provider": p, "p50_us": str(t)} for p, t in times.items()])
+    assert [(e["choice"], e["us"]) for e in found] == [("aten", {"aten": 5.0, "triton": 6.0})]
