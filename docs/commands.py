@@ -11,8 +11,8 @@ from pathlib import Path
 
 PAGE = Path(__file__).with_name("commands.md")
 COMMANDS = (
-    "", "finetune", "eval", "predict", "tasks list", "tasks diff", "tasks merge", "export onnx", "profile", "doctor",
-    "demo",
+    "", "finetune", "eval", "predict", "tasks list", "tasks diff", "tasks merge", "parallelize", "export onnx",
+    "profile", "doctor", "demo",
 )  # fmt: skip
 HEAD = """# Commands
 

@@ -85,7 +85,7 @@ def _help() -> str:
         "between tasks, export it, and measure its latency.",
         "",
     ]
-    lines += [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<11} {command.help}" for name, command in COMMANDS.items()]
     lines += [
         "",
         "vtk COMMAND --help shows the options. Every command takes --json, --debug and",

@@ -15,11 +15,12 @@ COMMANDS = {
     "eval": Command("vtk.commands.eval", "accuracy of a pack, a checkpoint or an .onnx on a folder"),
     "predict": Command("vtk.commands.predict", "labels for images"),
     "tasks": Command("vtk.commands.tasks", "work on packs: list, diff, merge"),
+    "parallelize": Command("vtk.commands.parallelize", "a sequential ViT as parallel branches, with the drift"),
     "export": Command("vtk.commands.export", "verified artefacts: onnx"),
     "profile": Command("vtk.commands.profile", "latency per batch size, per back-end"),
     "doctor": Command("vtk.commands.doctor", "versions, devices, providers that load; how to mend what does not"),
     "demo": Command("vtk.commands.demo", "the whole path on bundled digits, offline, in two minutes"),
 }
 
-NOT_YET = ("train", "pretrain", "parallelize", "analyze")
+NOT_YET = ("train", "pretrain", "analyze")
 """Commands of the plan that this version refuses by name."""

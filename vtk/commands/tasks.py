@@ -11,7 +11,7 @@ from vtk.errors import DataError, UsageError
 _HELP = {
     "list": "packs under folders: model, size, classes, accuracy, base, bytes",
     "diff": "what a pack changed against its base, or against another pack",
-    "merge": "base and pack in one checkpoint that plain timm loads",
+    "merge": "base and pack in one checkpoint, which plain timm loads",
 }
 _NOT_YET = ("bundle", "bench", "to-peft", "from-peft", "push", "pull")
 
@@ -128,11 +128,19 @@ def run_merge(argv: list[str]) -> int:
         MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
         examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
     )  # fmt: skip
-    from vtk.tasks.merge import merge_task, timm_call
+    from vtk.tasks.merge import merge_task
+    from vtk.tasks.plain import plain_call
 
     task = merge_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size = config.out.stat().st_size
-    console.say(f"wrote {config.out} ({console.size(size)}); plain timm loads it with")
-    console.say(timm_call(task, config.out))
-    console.emit_json({"path": str(config.out), "file_bytes": size, "classes": list(task.card.classes)})
+    console.say(f"wrote {config.out} ({console.size(size)})")
+    try:
+        code = plain_call(task.card).code(repr(str(config.out)))
+        console.say(f"plain timm loads it with\n{code}")
+    except UsageError as error:
+        code = None
+        console.warn(f"not for plain timm: {error}")
+    console.emit_json({
+        "path": str(config.out), "file_bytes": size, "classes": list(task.card.classes), "timm_code": code,
+    })  # fmt: skip
     return 0

@@ -6,13 +6,13 @@ values are one base. The classifier and the position table belong to the task an
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vtk.card import BaseRef
+from vtk.card import BaseRef, Transform
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,9 @@ class Base:
         hashes: sha256 of each tensor that counts for the id.
         grid: height and width in patches of the stored position table, if a card told it.
         file: the file they were read from.
+        transforms: what the file's card says was done to the model before it was saved; the model to be filled must
+            get the same, since `tensors` are those from before.
+        made: tensors of the file that these transforms made, under the keys they have afterwards.
     """
 
     ref: BaseRef
@@ -32,6 +35,8 @@ class Base:
     hashes: Mapping[str, str]
     grid: tuple[int, int] | None = None
     file: Path | None = None
+    transforms: tuple[Transform, ...] = ()
+    made: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def tensor_hash(tensor: Tensor) -> str:

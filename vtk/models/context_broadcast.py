@@ -70,10 +70,11 @@ class ContextParallelBlock(ParallelThingsBlock):  # type: ignore[misc]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Map tokens (B, N, C) to tokens (B, N, C)."""
-        attended = []
-        for branch in self.attns:
-            y = branch.attn(branch.norm(x), attn_mask=attn_mask, is_causal=is_causal)
-            attended.append(branch.drop_path(branch.ls(y)))
+        if attn_mask is None and not is_causal:
+            attended = [branch(x) for branch in self.attns]
+        else:
+            options = {"attn_mask": attn_mask, "is_causal": is_causal}
+            attended = [b.drop_path(b.ls(b.attn(b.norm(x), **options))) for b in self.attns]
         x = x + _broadcast(self.cb_msa, torch.stack(attended).sum(dim=0))
         return x + _broadcast(self.cb, torch.stack([ffn(x) for ffn in self.ffns]).sum(dim=0))
 

@@ -1,19 +1,20 @@
 """A timm model by name, filled with a base, at any size, ready to train."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from torch import Tensor, nn
 
 from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError
+from vtk.models import parallel
 from vtk.models.base import Base
-from vtk.models.inputs import Size, check_size, input_spec, model_error
+from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.parts import head_names, position_names
 from vtk.models.transforms import apply_transforms
 from vtk.models.weights import hub_base, random_base, read_base
@@ -63,7 +64,7 @@ def create_model(
     """Build a timm model for a task and fill it with base weights.
 
     Args:
-        name: timm model name.
+        name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224`` (`vtk.models.parallel`).
         num_classes: of the task; a classifier of another size is replaced.
         img_size: pixels, height first; by default what the weights were trained at.
         in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
@@ -96,7 +97,13 @@ def create_model(
     changes = tuple(transforms)
     if in_chans != 3 and not any(t.op == "adapt_input" for t in changes):
         changes = (Transform("adapt_input", {"in_chans": in_chans}), *changes)
+    if lost := next((t for t in base.transforms if t not in changes), None):
+        raise DataError(
+            f"{base.file} was made with `{lost.op}` {lost.args} and would compute something else without; ask for the "
+            "same, or give weights from before it"
+        )
     key_map = apply_transforms(model, changes, key_map)
+    model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
     state = model.state_dict()
     task = head_names(model) | position_names(model)
     initial = {
@@ -108,6 +115,17 @@ def create_model(
     return Created(model, ModelSpec(name, own), base, spec, changes, key_map, initial, notes)
 
 
+def check_transforms(name: str, transforms: Sequence[Transform], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Refuse transforms that do not fit a model, before any data or weights are read.
+
+    Raises:
+        UsageError: unknown name, or a transform that the model cannot have.
+    """
+    if transforms:
+        model = copy.deepcopy(blank_model(name, kwargs))
+        apply_transforms(model, transforms, {key: key for key in model.state_dict()})
+
+
 def _build(
     name: str, kwargs: Mapping[str, Any], num_classes: int, size: tuple[int, int], drop_path_rate: float, seed: int
 ) -> nn.Module:
@@ -117,13 +135,13 @@ def _build(
     with torch.random.fork_rng(devices=[]):  # building a model must not shift the caller's random numbers
         torch.manual_seed(seed)
         try:
-            return timm.create_model(name, **arguments)
+            return parallel.build(name, **arguments)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise model_error(name, kwargs, error) from error
             arguments.pop("img_size")  # convolutional networks take any size
             torch.manual_seed(seed)
-            return timm.create_model(name, **arguments)
+            return parallel.build(name, **arguments)
         except (RuntimeError, AssertionError, ValueError, KeyError) as error:
             raise model_error(name, {**kwargs, "img_size": size}, error) from error
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
+from vtk.models import parallel
 
 Size = int | tuple[int, int] | None
 
@@ -32,6 +33,7 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
     """
     key = (name, repr(sorted((kwargs or {}).items())))
     if key not in _blank:
+        parallel.register(name)
         try:
             with torch.device("meta"):
                 model = timm.create_model(name, **(kwargs or {}))
@@ -46,6 +48,8 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
 def model_error(name: str, kwargs: Mapping[str, Any], error: Exception) -> VtkError:
     """Turn what timm raised while building a model into one line."""
     if not timm.is_model(name.split(".")[0].removeprefix("hf_hub:").removeprefix("hf-hub:")):
+        if hint := parallel.name_hint(name):
+            return UsageError(f"timm has no model `{name}`; {hint}")
         close = difflib.get_close_matches(name.split(".")[0], timm.list_models(), n=3)
         near = f"near names: {', '.join(close)}" if close else "see timm.list_models()"
         return UsageError(f"timm has no model `{name}`; {near}")

@@ -4,6 +4,7 @@ A transform is ``apply(model, **args) -> {key of the new state dict: key of the 
 that the transform made: it is always trained and always carried by the pack. Transforms run after the base was loaded.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from vtk.errors import DataError, UsageError
 
 Apply = Callable[..., dict[str, str | None]]
 _REGISTRY: dict[str, Apply] = {}
+_MODULES = ("vtk.models.add_context_broadcast", "vtk.models.parallelize")
+"""Where further transforms of this package register themselves."""
 
 
 def register(op: str) -> Callable[[Apply], Apply]:
@@ -43,6 +46,8 @@ def apply_transforms(
         UsageError: a transform does not fit the model.
     """
     current = dict(key_map)
+    for module in _MODULES if transforms else ():
+        importlib.import_module(module)
     for transform in transforms:
         if transform.op not in _REGISTRY:
             known = ", ".join(sorted(_REGISTRY))

@@ -1,6 +1,8 @@
 """Where base weights come from: a file, the hub, or random numbers. Pickled code is never run."""
 
 import contextlib
+import copy
+import dataclasses
 import inspect
 import io
 import logging
@@ -9,24 +11,25 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import huggingface_hub
 import safetensors
-import timm
 import torch
 from safetensors.torch import load_file
 from timm.models import clean_state_dict, model_entrypoint
 from torch import Tensor, nn
 
-from vtk.card import Card
+from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
+from vtk.models import deit, parallel
 from vtk.models.base import Base, make_base
 from vtk.models.inputs import model_error
 from vtk.models.parts import head_names, position_names
+from vtk.models.transforms import apply_transforms
 
 _NESTED = ("state_dict", "model", "model_state_dict", "teacher")
 _MIN_MATCH = 0.9
@@ -51,8 +54,11 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
     """
     raw, card, grid = _read_file(path)
     reference = _reference(name, kwargs, raw, card)
+    # an adapted stem is left as it is: its weight does not fit and starts anew, which a note says
+    transforms = tuple(t for t in card.transforms if t.op != "adapt_input") if card else ()
+    raw, made = _before(raw, transforms, reference, path)
     wanted = reference.state_dict()
-    renamed = _rename(name, raw, reference, path)
+    renamed, notes = _rename(name, raw, reference, path)
     tensors = {k: v for k, v in renamed.items() if k in wanted}
     task = head_names(reference, tensors) | position_names(reference, tensors)
     backbone = {k: v for k, v in wanted.items() if k not in head_names(reference) | position_names(reference)}
@@ -65,7 +71,6 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
             f"{path} holds {100 * matched:.0f} % of the backbone of `{name}`; at least 90 % must match; the first that "
             f"does not is `{missing[0]}` (needed {tuple(backbone[missing[0]].shape)}, found {found}); is --model right?"
         )
-    notes = []
     extra = [k for k in renamed if k not in wanted]
     if deep := [k for k in extra if k.split(".")[0] in _DEEP]:
         raise DataError(
@@ -78,7 +83,8 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
         notes.append(f"{len(missing)} tensors are not in {path.name} and start untrained: {_some(missing)}")
         tensors = {k: v for k, v in tensors.items() if k not in missing}
     grid = grid if card is None else _grid(reference)
-    return make_base(tensors, source=str(path.resolve()), task_names=task, grid=grid, file=path.resolve()), notes
+    base = make_base(tensors, source=str(path.resolve()), task_names=task, grid=grid, file=path.resolve())
+    return dataclasses.replace(base, transforms=transforms, made=made), notes
 
 
 def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
@@ -90,7 +96,7 @@ def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
     """
     with _offline_if_unreachable():
         try:
-            model = timm.create_model(name, pretrained=True, **kwargs)
+            model = parallel.build(name, pretrained=True, **kwargs)
         except RuntimeError as error:
             if "pretrained weights" in str(error).lower() and "exist" in str(error).lower():
                 hint = "give --weights FILE or --no-pretrained"
@@ -171,32 +177,68 @@ def _reference(name: str, kwargs: Mapping[str, Any], raw: Mapping[str, Tensor], 
     """Build the model at the size the file was stored at, so that timm's renaming resamples nothing."""
     with torch.device("meta"):
         try:
-            model = timm.create_model(name, **kwargs)
+            model = parallel.build(name, **kwargs)
             table, own = raw.get("pos_embed"), getattr(model, "pos_embed", None)
             if card is not None:
-                return timm.create_model(name, **{**kwargs, "img_size": card.input.size})
+                # with the file's classifier, which timm's own default may lack
+                return _build_sized(name, {**kwargs, "num_classes": len(card.classes)}, card.input.size)
             if table is None or own is None or table.ndim != 3 or table.shape[1] == own.shape[1]:
                 return model
-            patch = model.patch_embed.patch_size
+            patch: Any = model.patch_embed.patch_size  # type: ignore[union-attr]
             for prefix in dict.fromkeys((getattr(model, "num_prefix_tokens", 1), 1, 0)):
                 side = math.isqrt(table.shape[1] - prefix)
                 if side * side == table.shape[1] - prefix:
-                    return timm.create_model(name, **{**kwargs, "img_size": (side * patch[0], side * patch[1])})
+                    return parallel.build(name, **{**kwargs, "img_size": (side * patch[0], side * patch[1])})
             return model
         except (RuntimeError, TypeError, AssertionError, AttributeError) as error:
             raise model_error(name, kwargs, error) from error
 
 
-def _rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Return the tensors under timm's keys: as they are if they fit, else through the family's own filter in timm."""
+def _build_sized(name: str, kwargs: Mapping[str, Any], size: tuple[int, int]) -> nn.Module:
+    try:
+        return parallel.build(name, **{**kwargs, "img_size": size})
+    except TypeError as error:  # convolutional networks take any size, and no argument for it
+        if "img_size" not in str(error):
+            raise
+        return parallel.build(name, **kwargs)
+
+
+def _before(
+    raw: dict[str, Tensor], transforms: Sequence[Transform], reference: nn.Module, path: Path
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return a file's tensors under the keys from before its transforms, and those that the transforms made."""
+    if not transforms:
+        return raw, {}
+    model = copy.deepcopy(reference)
+    try:
+        keys = apply_transforms(model, transforms, {k: k for k in reference.state_dict()})
+    except UsageError as error:
+        raise DataError(f"{path} was made with `{transforms[-1].op}`, which does not fit --model: {error}") from error
+    made = {k: v for k, v in raw.items() if keys.get(k, k) is None}
+    for key, needed in model.state_dict().items():
+        if keys[key] is None and (key not in made or made[key].shape != needed.shape):
+            raise DataError(f"{path} lacks `{key}` of shape {tuple(needed.shape)}; was it cut, or is --model wrong?")
+    return {keys.get(k) or k: v for k, v in raw.items() if k not in made}, made
+
+
+def _rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors under timm's keys: as they are if they fit, else through the family's own filter in timm.
+
+    deit's own names are changed first. The second value is notes for the user.
+    """
     clean = clean_state_dict(raw)
+    notes = []
+    if deit.is_deit(clean):
+        clean = deit.rename_parallel(clean)
+        if deit.pad_position_table(clean, reference):
+            notes.append(f"the position table of {path.name} has no entry for the class token, as in deit: it gets 0")
     needed = set(reference.state_dict()) - head_names(reference) - position_names(reference)
     if needed <= set(clean):
-        return clean
+        return clean, notes
     module = sys.modules[model_entrypoint(name.split(".")[0]).__module__]
     convert = getattr(module, "checkpoint_filter_fn", None)
     if convert is None:
-        return clean
+        return clean, notes
     options = {}
     if "adapt_layer_scale" in inspect.signature(convert).parameters:
         options["adapt_layer_scale"] = any(".gamma_" in k for k in clean)
@@ -204,7 +246,7 @@ def _rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path)
         result = convert(dict(clean), reference, **options)
     except (KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
         raise DataError(f"{path} does not look like weights for `{name}` ({type(error).__name__}: {error})") from error
-    return {k: v for k, v in result.items() if isinstance(v, Tensor)}
+    return {k: v for k, v in result.items() if isinstance(v, Tensor)}, notes
 
 
 def _grid(model: nn.Module) -> tuple[int, int] | None:

@@ -89,8 +89,8 @@ def open_source(
     """Recognise what ``text`` names; weights are not read yet, except of an .onnx file.
 
     Args:
-        text: a pack folder, a run folder (its ``task`` is taken), a folder with ``model.onnx``, a merged .safetensors,
-            an .onnx file, or a timm model name.
+        text: a pack folder, a run folder (its ``task`` is taken), a merged .safetensors, an .onnx file, a folder with
+            ``model.onnx`` or ``model.safetensors``, or a timm model name.
         base: base weights of a pack, in place of the recorded ones.
         pretrained: timm name only: weights of the hub, else random ones.
         num_classes: timm name only: another number of classes than the weights have.
@@ -175,7 +175,8 @@ def _open_path(path: Path, found: Path) -> Source:
         if found.name in ("task.json", "task.safetensors", "base_tensors.json"):
             return _open_path(path.parent, found.parent)
         if found.suffix == ".safetensors":
-            return Source("checkpoint", found.stem, found, read_card(found))
+            name = found.parent.name if found.stem == "model" and found.parent.name else found.stem
+            return Source("checkpoint", name, found, read_card(found))
         raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx")
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
     for folder, note in ((found, ""), (existing_dir(found / "task"), run_note)):
@@ -184,6 +185,8 @@ def _open_path(path: Path, found: Path) -> Source:
             return Source("pack", name, folder, read_card(folder), notes=(note,) if note else ())
     if (found / "model.onnx").is_file():
         return open_onnx(found / "model.onnx")
+    if (found / "model.safetensors").is_file():  # of `vtk parallelize`
+        return _open_path(path / "model.safetensors", found / "model.safetensors")
     raise DataError(f"{path} is a folder without task.json, task/task.json or model.onnx; give a pack or a run folder")
 
 

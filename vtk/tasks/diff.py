@@ -67,7 +67,7 @@ def diff_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Diff:
         moved = square = norm = 0.0
         differ = shapes = 0
         for key in keys:
-            is_ffn = ".mlp." in key
+            is_ffn = ".mlp." in key and ".cb." not in key  # Λ of Context Broadcasting is the task's
             ffn_total += is_ffn
             if key not in b or a[key].shape != b[key].shape:
                 shapes += 1

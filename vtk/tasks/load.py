@@ -88,7 +88,9 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     needed = frozenset(hashes) - frozenset(tensors)
     found = find_base(card, hashes, needed, None if base is None else Path(base))
     # only what the pack lacks: its own position table would else be resampled from the base's first
-    rest = dataclasses.replace(found, tensors={k: v for k, v in found.tensors.items() if k in needed})
+    tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
+    # the pack's card says what is done to the model, whatever was done to the one that the base was read from
+    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), made={})
     created = _create(card, folder, base=rest)
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):

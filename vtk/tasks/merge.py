@@ -1,4 +1,4 @@
-"""Base and pack in one checkpoint that plain timm loads strictly."""
+"""Base and pack in one checkpoint, which plain timm loads strictly unless a transform is beyond it."""
 
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from vtk.tasks.load import Task, card_metadata, load_task
 
 def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
     """Write ``out`` (.safetensors, fp32, timm's keys, the card in its metadata).
+
+    Whether plain timm can load it, and by which call, `vtk.tasks.plain.plain_call` says.
 
     Args:
         path: the pack.
@@ -32,16 +34,3 @@ def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, o
     with replace_file(out) as tmp:
         save_file(tensors, tmp, metadata=card_metadata(task.card))
     return task
-
-
-def timm_call(task: Task, file: Path) -> str:
-    """Return the plain-timm lines that load a merged checkpoint."""
-    card = task.card
-    extra = "".join(f", {k}={v!r}" for k, v in card.model.kwargs.items())
-    if card.input.in_chans != 3:
-        extra += f", in_chans={card.input.in_chans}"
-    return (
-        f"model = timm.create_model({card.model.name!r}, num_classes={len(card.classes)}, "
-        f"img_size={card.input.size}{extra})\n"
-        f"model.load_state_dict(safetensors.torch.load_file({str(file)!r}), strict=True)"
-    )

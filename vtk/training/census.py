@@ -16,6 +16,7 @@ _TITLES: dict[Group, str] = {
     "stem": "stem",
     "ffn": "FFN",
     "norm": "norms",
+    "context": "Context Broadcasting (Λ)",
     "other": "other (class token, LayerScale…)",
 }
 

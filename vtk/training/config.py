@@ -5,6 +5,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
+from vtk.card import Transform
 from vtk.errors import UsageError
 
 PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm"]
@@ -64,6 +65,25 @@ class FinetuneConfig:
         metadata={"help": "share of the image that evaluation keeps; default the weights' own"},
     )
     val_split: float = field(default=0.2, metadata={"help": "share of the images held out when the folder has no val/"})
+
+    branches: int = field(
+        default=1,
+        metadata={"help": "run so many consecutive blocks of a sequential ViT in parallel (as `vtk parallelize` does)"},
+    )
+    cb: bool = field(default=False, metadata={"help": "Context Broadcasting: mix the mean of all tokens into each"})
+    cb_scale: bool = field(
+        default=False,
+        metadata={"help": "CB with a trained factor per channel and layer, from 0, in place of the fixed ½"},
+    )
+    cb_layers: tuple[str, ...] = field(
+        default=("upper",),
+        metadata={"help": "of CB: upper (the upper half of the blocks), all, or block numbers from 0"},
+    )
+    cb_on: Literal["mlp", "msa", "both"] = field(default="mlp", metadata={"help": "of CB: FFN, attention or both"})
+    cb_placement: Literal["end", "mid", "front"] = field(
+        default="end",
+        metadata={"help": "of CB: after the module, before its last layer (FFN only), or before it"},
+    )
 
     train: PolicyName = field(default="attn", metadata={"help": "which weights to train"})
     attn_only: bool = field(default=False, metadata={"help": "short for --train attn"})
@@ -150,6 +170,8 @@ class FinetuneConfig:
         for f in fields(self):
             value = getattr(self, f.name)
             _require(not isinstance(value, float) or isfinite(value), f.name, value, "a finite number")
+        _require(self.branches >= 1, "branches", self.branches, "at least 1")
+        self.transforms()
         _require(0 <= self.seed < 1 << 32, "seed", self.seed, "from 0 to 4294967295")
         _require(self.color_jitter is None or 0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "0 to 1")
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
@@ -169,6 +191,28 @@ class FinetuneConfig:
         scale = self.crop_scale
         fits = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
         _require(fits, "crop_scale", scale, "two areas, 0 < smallest ≤ largest ≤ 1")
+
+    def transforms(self) -> tuple[Transform, ...]:
+        """Return the changes of the architecture that the flags ask for, in order.
+
+        Raises:
+            UsageError: ``--cb-layers`` cannot be read, or a flag of Context Broadcasting is given without it.
+        """
+        result = [Transform("parallelize", {"branches": self.branches})] if self.branches > 1 else []
+        if self.cb or self.cb_scale:
+            arguments = {"scale": self.cb_scale, "placement": self.cb_placement, "on": self.cb_on}
+            result.append(Transform("add_context_broadcast", {**arguments, "layers": _layers(self.cb_layers)}))
+        elif (self.cb_layers, self.cb_on, self.cb_placement) != (("upper",), "mlp", "end"):
+            raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` say how; add --cb or --cb-scale")
+        return tuple(result)
+
+
+def _layers(words: tuple[str, ...]) -> str | list[int]:
+    if words in (("all",), ("upper",)):
+        return words[0]
+    if words and all(word.isdecimal() and len(word) < 6 for word in words):
+        return [int(word) for word in words]
+    raise UsageError(f"`--cb-layers` {' '.join(words) or 'nothing'}: give upper, all, or block numbers such as 0,3,5")
 
 
 def _require(ok: bool, name: str, value: object, allowed: str) -> None:

@@ -19,7 +19,7 @@ from vtk.errors import DataError, UsageError
 from vtk.evaluation.metrics import Metrics
 from vtk.files import existing_dir, write_json, write_text
 from vtk.models.arguments import parse_model_kwargs
-from vtk.models.create import create_model
+from vtk.models.create import check_transforms, create_model
 from vtk.models.inputs import input_spec
 from vtk.tasks.base import store_base
 from vtk.tasks.load import load_task, read_card
@@ -113,6 +113,8 @@ class _Run:
             config.model, kwargs, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
             crop_pct=config.crop_pct, resize_mode=config.resize_mode,
         )  # fmt: skip
+        transforms = config.transforms()
+        check_transforms(config.model, transforms, kwargs)
         low, high = config.crop_scale
         self.augment = train_transform(
             spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
@@ -125,6 +127,7 @@ class _Run:
         self.created = create_model(
             config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=kwargs, input=spec,
+            transforms=transforms,
         )  # fmt: skip
         self.model = self.created.model
         made: frozenset[str] = frozenset()

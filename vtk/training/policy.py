@@ -6,18 +6,19 @@ from typing import Literal
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.models.context_broadcast import ContextBroadcast
 from vtk.models.parts import head_names, position_names
 from vtk.training import kinds
 from vtk.training.config import PolicyName
 
-Group = Literal["attention", "head", "position", "stem", "ffn", "norm", "other"]
-GROUPS: tuple[Group, ...] = ("attention", "head", "position", "stem", "ffn", "norm", "other")
+Group = Literal["attention", "head", "position", "stem", "ffn", "norm", "context", "other"]
+GROUPS: tuple[Group, ...] = ("attention", "head", "position", "stem", "ffn", "norm", "context", "other")
 
 _TRAINS: dict[str, tuple[Group, ...]] = {
-    "attn": ("attention", "head", "position"),
-    "attn+norm": ("attention", "norm", "head", "position"),
-    "ffn": ("ffn", "head"),
-    "head": ("head",),
+    "attn": ("attention", "head", "position", "context"),
+    "attn+norm": ("attention", "norm", "head", "position", "context"),
+    "ffn": ("ffn", "head", "context"),
+    "head": ("head", "context"),
     "full": GROUPS,
 }
 
@@ -32,7 +33,7 @@ def group_names(model: nn.Module) -> dict[str, Group]:
 
     Inside an attention module everything is attention (qkv, proj, q and k norm, relative positions), with one
     exception: the latent attention pool carries a norm and an FFN of its own behind its projection, which stay what
-    they are, so that "attention only" never trains an FFN.
+    they are, so that "attention only" never trains an FFN. Context Broadcasting is a group of its own wherever it is.
     """
     attention, ffn, norm, stem = kinds.attention_types(), kinds.ffn_types(), kinds.norm_types(), kinds.stem_types()
     pools = tuple(t for t in attention if t.__name__ in ("AttentionPoolLatent", "AttentionPoolPrr"))
@@ -40,7 +41,9 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     result: dict[str, Group] = {}
 
     def visit(module: nn.Module, prefix: str, group: Group, in_pool: bool) -> None:
-        if id(module) in stems or isinstance(module, stem):
+        if isinstance(module, ContextBroadcast):
+            group = "context"
+        elif id(module) in stems or isinstance(module, stem):
             group = "stem"
         elif isinstance(module, attention):
             group = "attention"
@@ -77,7 +80,7 @@ def select(model: nn.Module, policy: PolicyName, created: Collection[str] = ()) 
     Args:
         model: a timm model.
         policy: ``attn`` (every parameter of attention modules, the heads and the absolute position table),
-            ``attn+norm``, ``ffn``, ``head`` or ``full``; the head is always trained.
+            ``attn+norm``, ``ffn``, ``head`` or ``full``; the head and the Λ of Context Broadcasting are always trained.
         created: names of tensors that a transform made, which every policy trains.
 
     Raises:

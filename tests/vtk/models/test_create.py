@@ -112,6 +112,21 @@ def test_layer_scale_is_never_dropped_silently(tmp_path: Path) -> None:
         create(tmp_path / "ls.safetensors")
 
 
+@pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "resnet18"])
+def test_a_file_of_ours_keeps_its_classifier_whatever_timms_default(name: str, tmp_path: Path) -> None:
+    """timm's dinov2 has no classifier of its own, and its ResNets take no size."""
+    options: dict[str, Any] = {"num_classes": 3, "img_size": 56}
+    if name != "resnet18":
+        options["kwargs"] = TINY
+    first = create_model(name, pretrained=False, **options)
+    card = Card(model=first.spec, input=first.input, classes=("a", "b", "c"))
+    state = {k: v + 1 if v.is_floating_point() else v for k, v in first.model.state_dict().items()}
+    save_file(state, tmp_path / "w.safetensors", metadata=card_metadata(card))
+    again = create_model(name, weights=tmp_path / "w.safetensors", **options)
+    assert all(torch.equal(v, state[k]) for k, v in again.model.state_dict().items())
+    assert again.notes == []
+
+
 @pytest.mark.parametrize("wrap", ["plain", "state_dict", "model", "module."])
 def test_torch_files_with_the_usual_wrappings(source: nn.Module, tmp_path: Path, wrap: str) -> None:
     state = source.state_dict()

@@ -1,0 +1,143 @@
+"""Parallel Vision Transformers by name: ``vit_small_patch16_12x3_224`` has 12 blocks of 3 branches (paper A, eq. 2).
+
+timm itself names two of them (18x2, small and base) and one sequential twin (36x1). Importing this module makes timm
+know the paper's other shapes; any further one is added to timm's registry when it is first asked for. All of them are
+timm's own `VisionTransformer` and `ParallelThingsBlock`, so their state-dict keys are timm's.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import timm
+from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
+from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer, checkpoint_filter_fn
+from torch import nn
+
+from vtk.card import ModelSpec
+from vtk.errors import UsageError
+
+SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
+"""Width and heads of the sizes, as in timm's ``vit_*_patch16_224``."""
+
+SHAPES = ((6, 2), (12, 2), (12, 3), (9, 4))
+"""(blocks, branches) that are in timm's list after this module was imported."""
+
+INIT_VALUES = 1e-5
+"""LayerScale's first value, as in timm's 18x2 and 36x1."""
+
+MOST = 256
+"""Residual pairs (blocks × branches) a name may ask for; the paper's largest model has 60."""
+
+_NAME = re.compile(r"vit_(tiny|small|base|large)_patch16_(\d{1,9})x(\d{1,9})_224")
+_NEAR = re.compile(r"(vit|deit)_.*\d+x\d+.*")
+_RULE = "parallel models are called vit_{tiny,small,base,large}_patch16_{N}x{P}_224, N blocks of P branches"
+
+# timm's `register_model` reads this table and `__all__` of the module of each entry point
+default_cfgs: dict[str, Any] = {}
+__all__ = ["INIT_VALUES", "SHAPES", "SIZES", "build", "is_ours", "name_hint", "parallel_spec", "parse", "register"]
+
+
+def parse(name: str) -> tuple[str, int, int] | None:
+    """Return (size, blocks, branches) of a parallel model's name, None for any other name; a tag is ignored."""
+    match = _NAME.fullmatch(name.split(".")[0])
+    return (match[1], int(match[2]), int(match[3])) if match else None
+
+
+def register(name: str) -> None:
+    """Make timm know ``name`` if it is a parallel model's that timm does not have; do nothing for other names.
+
+    Raises:
+        UsageError: no such numbers of blocks and branches.
+    """
+    arch = name.split(".")[0]
+    shape = parse(arch)
+    if shape is None or timm.is_model(arch):
+        return
+    size, depth, branches = shape
+    if not (depth and branches and depth * branches <= MOST) or arch != _spell(size, depth, branches):
+        raise UsageError(
+            f"`{name}`: {depth} blocks of {branches} branches; give at least 1 of each, blocks × branches at most "
+            f"{MOST}, without leading zeros"
+        )
+    _register(size, depth, branches)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether a parallel model's name is one that timm has only through this module."""
+    register(name)
+    return name.split(".")[0] in default_cfgs
+
+
+def build(name: str, **kwargs: Any) -> nn.Module:
+    """Return ``timm.create_model(name, **kwargs)``, parallel models of any shape included."""
+    register(name)
+    return timm.create_model(name, **kwargs)
+
+
+def parallel_spec(spec: ModelSpec, depth: int, branches: int) -> ModelSpec | None:
+    """Return the name and arguments that a sequential model has after `parallelize`, if there are such.
+
+    Args:
+        spec: of the sequential model.
+        depth: its number of blocks.
+        branches: P, which divides ``depth``.
+    """
+    plain = re.fullmatch(r"vit_(tiny|small|base|large)_patch16_(224|384)", spec.name.split(".")[0])
+    shape = parse(spec.name)
+    if plain is None and (shape is None or shape[2] != 1):
+        return None
+    size = plain[1] if plain else shape[0]  # type: ignore[index]
+    # 0 and not None means no LayerScale: timm drops arguments that are None
+    first = 0.0 if plain else INIT_VALUES
+    kwargs = {"init_values": first, **{k: v for k, v in spec.kwargs.items() if k != "depth" and v is not None}}
+    if kwargs["init_values"] == INIT_VALUES:
+        del kwargs["init_values"]
+    return ModelSpec(_spell(size, depth // branches, branches), kwargs)
+
+
+def name_hint(name: str) -> str | None:
+    """Return the rule of parallel models' names where ``name`` looks like an attempt at one."""
+    if not _NEAR.fullmatch(name):
+        return None
+    return f"{_RULE}; another image size is --img-size, another patch size --model-kwargs patch_size=14"
+
+
+def _spell(size: str, depth: int, branches: int) -> str:
+    return f"vit_{size}_patch16_{depth}x{branches}_224"
+
+
+def _register(size: str, depth: int, branches: int) -> None:
+    name = _spell(size, depth, branches)
+    cfg = get_pretrained_cfg("vit_small_patch16_18x2_224")
+    assert cfg is not None
+    blank = dataclasses.replace(cfg, architecture=None, tag=None)
+    default_cfgs.update(generate_default_cfgs({f"{name}.untrained": blank}))
+    globals()[name] = register_model(_entry_point(name, size, depth, branches))  # `__all__` names it
+
+
+def _entry_point(name: str, size: str, depth: int, branches: int) -> Callable[..., nn.Module]:
+    width, heads = SIZES[size]
+    block = partial(ParallelThingsBlock, num_parallel=branches) if branches > 1 else Block
+
+    def entry_point(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        arguments: dict[str, Any] = {
+            "patch_size": 16, "embed_dim": width, "depth": depth, "num_heads": heads, "init_values": INIT_VALUES,
+            "block_fn": block, **kwargs,
+        }  # fmt: skip
+        features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
+        return build_model_with_cfg(
+            VisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features,
+            **arguments,
+        )  # fmt: skip
+
+    entry_point.__name__ = entry_point.__qualname__ = name
+    entry_point.__doc__ = f"ViT-{size} of {depth} blocks with {branches} parallel branches and LayerScale (paper A)."
+    return entry_point
+
+
+for _size in SIZES:
+    for _depth, _branches in SHAPES:
+        _register(_size, _depth, _branches)
