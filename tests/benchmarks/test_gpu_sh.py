@@ -107,7 +107,7 @@ for name in ("tyro", "accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import correct, e2e, roofline
 from vtk.fused import fuse
-from vtk.models.add_context_broadcast import add_context_broadcast
+from vtk.models.context_layers import add_context_broadcast
 correct.benches()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

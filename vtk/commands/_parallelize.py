@@ -22,7 +22,7 @@ from vtk.evaluation.metrics import evaluate
 from vtk.files import prepare_output, replace_file, write_json, write_text
 from vtk.models.create import check_transforms
 from vtk.models.parallel import parallel_spec
-from vtk.models.parallelize import parallelize
+from vtk.models.parallel_blocks import parallelize
 from vtk.runtime.backend import resolve_device
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.source import Source, open_source

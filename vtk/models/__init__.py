@@ -7,9 +7,11 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Base": "vtk.models.base",
         "Created": "vtk.models.create",
+        "add_context_broadcast": "vtk.models.context_layers",
         "create_model": "vtk.models.create",
         "head_names": "vtk.models.parts",
         "input_spec": "vtk.models.inputs",
+        "parallelize": "vtk.models.parallel_blocks",
         "position_names": "vtk.models.parts",
         "read_base": "vtk.models.weights",
     },

@@ -17,7 +17,7 @@ from vtk.errors import DataError, UsageError
 
 Apply = Callable[..., dict[str, str | None]]
 _REGISTRY: dict[str, Apply] = {}
-_MODULES = ("vtk.models.add_context_broadcast", "vtk.models.parallelize")
+_MODULES = ("vtk.models.context_layers", "vtk.models.parallel_blocks")
 """Where further transforms of this package register themselves."""
 
 

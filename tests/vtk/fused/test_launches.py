@@ -6,7 +6,7 @@ import torch
 
 from vtk.fused import count_launches, fuse, launches
 from vtk.fused.counting import Counting, count
-from vtk.models.add_context_broadcast import add_context_broadcast
+from vtk.models.context_layers import add_context_broadcast
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_any_image_is_read(argv, message, ca
 
 @pytest.mark.parametrize("name", ["attn", "attn+norm", "ffn", "head", "full"])
 def test_every_policy_trains_the_factors_and_counts_them_apart(tiny, parallel, name) -> None:
-    from vtk.models.add_context_broadcast import add_context_broadcast
+    from vtk.models.context_layers import add_context_broadcast
 
     for model, count in ((tiny(), 4), (parallel, 4)):
         add_context_broadcast(model, scale=True, on="both")
