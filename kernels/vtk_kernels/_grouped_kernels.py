@@ -147,7 +147,7 @@ def _config(rows: int, tiles: int, *operands: Tensor) -> tuple[int, int, int, in
     if rows <= 16 * tiles:
         return 16, 64, 64, 4, 4
     if not aligned(*operands):
-        return 64, 64, 32, 4, 2
+        return 64, 32, 32, 4, 2
     return 128 if rows > 64 * tiles else 64, 128, 64, 8, 3
 
 

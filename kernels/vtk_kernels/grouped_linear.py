@@ -101,10 +101,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     x, w, tile_map, row_scale = ctx.saved_tensors
     wants = ctx.needs_input_grad
+    folded = row_scale is not None and wants[4]  # an argument left to its default has no place in `wants`
     gx = gw = gb = gs = None
-    if wants[0] or wants[4]:  # the same product with the matrices transposed
+    if wants[0] or folded:  # the same product with the matrices transposed
         raw = torch.ops.vtk_kernels.grouped_linear(g, w.transpose(1, 2), None, tile_map)
-        gs = (x.to(row_scale.dtype) * raw).sum(-1) if wants[4] else None
+        gs = (x.to(row_scale.dtype) * raw).sum(-1) if folded else None
         gx = raw if row_scale is None else (raw * row_scale[:, None]).to(x.dtype)
     if wants[1] or wants[2]:
         gw, gb = torch.ops.vtk_kernels.grouped_linear_backward(g, x, tile_map, w.shape[0], row_scale)

@@ -184,8 +184,9 @@ def _backward(ctx: Any, gy: Tensor, _: None = None) -> tuple[Tensor | None, ...]
     gz = (gu if row_scale is None else gu * row_scale[..., None]).to(x.dtype)
     gx = gz @ w if wants[0] else None
     gw = gz.flatten(0, -2).T @ x.flatten(0, -2) if wants[1] else None
-    gs = (gu * F.linear(x, w)).sum(-1).to(row_scale.dtype) if wants[3] else None
-    return gx, gw, gb, gs
+    if row_scale is None or not wants[3]:  # an argument left to its default has no place in `wants`
+        return gx, gw, gb, None
+    return gx, gw, gb, (gu * F.linear(x, w)).sum(-1).to(row_scale.dtype)
 
 
 _op.register_autograd(_backward, setup_context=_setup)

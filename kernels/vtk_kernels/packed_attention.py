@@ -12,21 +12,21 @@ the keys' bias drops out, their scale multiplies columns of q kᵀ, the values' 
 bias is added to o: only q is rebuilt.
 """
 
-import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vtk_kernels._attention_backward import packed_attention_backward, unfold
 from vtk_kernels._attention_kernel import launch, output_shape
-from vtk_kernels._dispatch import LAUNCHES, accumulator, opaque, route, runs_kernel
+from vtk_kernels._dispatch import LAUNCHES, opaque, route, runs_kernel
 from vtk_kernels._matmul import check_row_scale
 from vtk_kernels._rows import check_channels
+from vtk_kernels._segments import equal_runs
 from vtk_kernels.choices import choose, device_name
 
 LAUNCHES["packed_attention"] = 1
-LAUNCHES["packed_attention_backward"] = 5  # SDPA forward, its backward in three, and the packing of three gradients
 
 MAX_HEAD_DIM = 128
 
@@ -46,23 +46,13 @@ def packed_attention_ref(
     Raises:
         ValueError: ``cu_seqlens`` does not ascend from 0 to at most T, or a segment is longer than ``max_seqlen``.
     """
-    if row_scale is not None or bias is not None:
-        wide = qkv.to(accumulator(qkv.dtype))
-        wide = wide if row_scale is None else wide * row_scale[..., None]
-        qkv = (wide if bias is None else wide + bias.to(wide.dtype)).to(qkv.dtype)
+    qkv = unfold(qkv, row_scale, bias)
     if cu_seqlens is None:
         return _attend(qkv, num_heads, num_queries, scale)
-    bounds = cu_seqlens.tolist()
-    lengths = [last - first for first, last in itertools.pairwise(bounds)]
-    if bounds[0] != 0 or min(lengths, default=0) < 0 or bounds[-1] > len(qkv):
-        raise ValueError(f"`cu_seqlens` ({bounds}) must ascend from 0 to at most {len(qkv)}, the rows of `qkv`")
-    if max_seqlen is not None and max(lengths, default=0) > max_seqlen:
-        raise ValueError(f"`max_seqlen` ({max_seqlen}) is less than the longest segment, {max(lengths)}")
     width, row, parts = qkv.shape[1] // 3, 0, []
-    for length, run in itertools.groupby(lengths):
-        count = len(list(run))
-        packed = qkv[row : row + count * length].reshape(count, length, 3 * width)
-        row += count * length
+    for first, count, length in equal_runs(cu_seqlens, len(qkv), max_seqlen):
+        row = first + count * length
+        packed = qkv[first:row].reshape(count, length, 3 * width)
         found = _attend(packed, num_heads, num_queries, scale)
         # a segment that has fewer tokens than queries gets zeros for the rest
         parts.append(
@@ -127,45 +117,6 @@ def _(
     return qkv.new_empty(output_shape(qkv, cu_seqlens, num_queries))
 
 
-@torch.library.custom_op("vtk_kernels::packed_attention_backward", mutates_args=())
-def _backward_op(
-    g: Tensor,
-    qkv: Tensor,
-    num_heads: int,
-    cu_seqlens: Tensor | None,
-    num_queries: int | None,
-    scale: float,
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    given = [t for t in (qkv, row_scale, bias) if t is not None]
-
-    def forward(qkv: Tensor, *rest: Tensor) -> Tensor:
-        left = list(rest)
-        scales = None if row_scale is None else left.pop(0)
-        shift = None if bias is None else left.pop(0)
-        return packed_attention_ref(qkv, num_heads, cu_seqlens, num_queries, scale, scales, shift)
-
-    left = list(torch.func.vjp(forward, *given)[1](g))
-    gqkv, gs, gb = (qkv.new_empty(0) if t is None else left.pop(0).contiguous() for t in (qkv, row_scale, bias))
-    return gqkv, gs, gb
-
-
-@_backward_op.register_fake
-def _(
-    g: Tensor,
-    qkv: Tensor,
-    num_heads: int,
-    cu_seqlens: Tensor | None,
-    num_queries: int | None,
-    scale: float,
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    gqkv, gs, gb = (qkv.new_empty(0) if t is None else t.new_empty(t.shape) for t in (qkv, row_scale, bias))
-    return gqkv, gs, gb
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     qkv, ctx.num_heads, cu_seqlens, ctx.num_queries, ctx.scale, row_scale, bias, _ = inputs
     ctx.save_for_backward(qkv, cu_seqlens, row_scale, bias)
@@ -173,7 +124,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     qkv, cu_seqlens, row_scale, bias = ctx.saved_tensors
-    gqkv, gs, gb = torch.ops.vtk_kernels.packed_attention_backward(
+    gqkv, gs, gb = packed_attention_backward(
         g, qkv, ctx.num_heads, cu_seqlens, ctx.num_queries, ctx.scale, row_scale, bias
     )
     return gqkv, None, None, None, None, None if row_scale is None else gs, None if bias is None else gb, None
@@ -196,7 +147,7 @@ def packed_attention(
 ) -> Tensor:
     """Compute softmax(scale · q kᵀ) v for every head of every image or segment.
 
-    The gradient computes attention again by SDPA; with ``cu_seqlens`` on CUDA it waits for the device to learn lengths.
+    The gradient computes attention again; with ``cu_seqlens`` on CUDA it waits for the device to learn the lengths.
 
     Args:
         qkv: (B, N, 3·H·D), or (T, 3·H·D) with ``cu_seqlens``; floating point; may be strided: q of all heads, k, v.

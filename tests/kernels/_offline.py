@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,9 @@ import vtk_kernels
 if __name__ == "__main__":  # the cases beside this file are a module of a package for pytest only
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.kernels._offline_cases import Case, cases
+from tests.kernels._offline_rules import SHARED_LIMIT, TENSOR_CORES, compare
 
 BASELINE = Path(__file__).with_name("offline_baseline.json")
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Shared memory of a block, bytes."""
-
-GROWTH = 1.10
-"""Registers may grow by this factor over the baseline."""
-
-TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
-"""Instruction that a product of 64 rows or more must become."""
 
 TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
@@ -156,18 +149,6 @@ def measure(call: Call, capability: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def faults(row: dict[str, Any], capability: int, before: dict[str, Any] | None) -> Iterator[str]:
-    """Say what is wrong with a row of `measure`; ``before`` is the baseline's, of the same Triton version."""
-    if row["stack"] or row["local"]:
-        yield f"spills: STACK {row['stack']}, LOCAL {row['local']} bytes with {row['registers']} registers"
-    if row["shared"] > SHARED_LIMIT[capability]:
-        yield f"shared memory {row['shared']} bytes, the card has {SHARED_LIMIT[capability]}"
-    if row["tensor_cores"] == 0:
-        yield f"no {TENSOR_CORES[capability]} in a product of {row['blocks']}"
-    if before is not None and row["registers"] > GROWTH * before["registers"]:
-        yield f"registers {before['registers']} → {row['registers']}"
-
-
 def key(call: Call) -> str:
     """Return what decides the machine code of a call."""
     made = source(call)
@@ -188,21 +169,6 @@ def run(capabilities: Sequence[int], essential: bool) -> dict[str, Any]:
             rows[f"{call.label} sm_{capability}"] = known[same]
     launched = {call.kernel.__name__ for call in calls}
     return {"triton": triton.__version__, "rows": rows, "never launched": sorted(set(kernels()) - launched)}
-
-
-def compare(found: dict[str, Any], baseline: dict[str, Any], whole: bool) -> list[str]:
-    """Return every fault of a run, as lines: spills, limits, growth, kernels that are missing on either side."""
-    same = found["triton"] == baseline["triton"]
-    lines = [f"no case launches {name}" for name in found["never launched"]]
-    for label, row in found["rows"].items():
-        before = baseline["rows"].get(label)
-        if same and before is None:
-            lines.append(f"{label}: not in the baseline; run _offline.py --write")
-        capability = int(label.rsplit("sm_", 1)[1])
-        lines += [f"{label}: {fault}" for fault in faults(row, capability, before if same else None)]
-    missing = set(baseline["rows"]) - set(found["rows"]) if whole else set()
-    missing |= {r["kernel"] for r in baseline["rows"].values()} - {r["kernel"] for r in found["rows"].values()}
-    return lines + [f"{label}: in the baseline, but no longer compiled" for label in sorted(missing)]
 
 
 def main() -> int:

@@ -81,6 +81,7 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"linear_gelu q b1 {p}", False, _linear_gelu_launch, one, w, b, True
     yield f"linear_gelu q b8 {p}", True, _linear_gelu_launch, eight, w, b, True
     yield f"linear_gelu K=1000 {p}", False, _linear_gelu_launch, empty(8, 197, 1000), empty(hidden, 1000), b, True
+    yield f"splitk_linear K=1000 {p}", False, _splitk_linear_launch, empty(8, 197, 1000), empty(hidden, 1000), 4
     for batch, g in ((1, one), (8, eight)):
         q = empty(batch, 197, hidden, dtype=torch.uint8)
         yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q
@@ -92,11 +93,15 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     for block in (16, 64, 128):
         tiles = empty(3, rows.shape[0] // block + 16, dtype=torch.int32)
         yield f"grouped_linear {block} {p}", block == 64, _grouped_kernels.launch, rows, weights, bias, tiles
+        if block > 16:
+            uneven, apart = empty(rows.shape[0], 1000), empty(16, 3 * c * branches, 1000)
+            yield f"grouped_linear K=1000 {block} {p}", False, _grouped_kernels.launch, uneven, apart, bias, tiles
     tiles = empty(3, rows.shape[0] // 64 + 16, dtype=torch.int32)
     g = empty(16 * 197, 3 * c * branches)
     yield f"grouped_linear scaled {p}", False, _grouped_kernels.launch, rows, weights, bias, tiles, scale
     yield f"grouped_linear gx {p}", False, _grouped_kernels.launch, g, weights.transpose(1, 2), None, tiles
     yield f"grouped_linear_backward {p}", True, _grouped_kernels.backward_launch, g, rows, tiles, 16
+    yield f"grouped_linear_backward K=1000 {p}", False, _grouped_kernels.backward_launch, g, uneven, tiles, 16, scale
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
 
 
@@ -116,5 +121,5 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
         f"packed_attention segments folded {h}", True,
         launch, packed, heads, offsets, None, 1.0, row_scale, bias, 577,
     )  # fmt: skip
-    for d in (80, 128):
-        yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * heads), heads
+    for d, count in ((20, heads), (72, 3), (80, heads), (128, heads)):  # 20 and rows of 9 · 72 are not aligned
+        yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * count), count

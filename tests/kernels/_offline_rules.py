@@ -1,0 +1,44 @@
+"""What a kernel may need of a card, and how two runs of `_offline` are compared."""
+
+from collections.abc import Iterator
+from typing import Any
+
+SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Shared memory of a block, bytes."""
+
+GROWTH = 1.10
+"""Registers may grow by this factor over the baseline."""
+
+TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
+"""Instruction that a product of 64 rows or more must become."""
+
+Row = dict[str, Any]
+"""What `_offline.measure` returns."""
+
+
+def faults(row: Row, capability: int, before: Row | None) -> Iterator[str]:
+    """Say what is wrong with a row of `measure`; ``before`` is the baseline's, of the same Triton version."""
+    if row["stack"] or row["local"]:
+        yield f"spills: STACK {row['stack']}, LOCAL {row['local']} bytes with {row['registers']} registers"
+    if row["shared"] > SHARED_LIMIT[capability]:
+        yield f"shared memory {row['shared']} bytes, the card has {SHARED_LIMIT[capability]}"
+    if row["tensor_cores"] == 0:
+        yield f"no {TENSOR_CORES[capability]} in a product of {row['blocks']}"
+    if before is not None and row["registers"] > GROWTH * before["registers"]:
+        yield f"registers {before['registers']} → {row['registers']}"
+
+
+def compare(found: dict[str, Any], baseline: dict[str, Any], whole: bool) -> list[str]:
+    """Return every fault of a run, as lines: spills, limits, growth, kernels that are missing on either side."""
+    same = found["triton"] == baseline["triton"]
+    compared = {label.rsplit(" ", 1)[1] for label in baseline["rows"]}  # capabilities
+    lines = [f"no case launches {name}" for name in found["never launched"]]
+    for label, row in found["rows"].items():
+        before = baseline["rows"].get(label)
+        if same and before is None and label.rsplit(" ", 1)[1] in compared:
+            lines.append(f"{label}: not in the baseline; run _offline.py --write")
+        capability = int(label.rsplit("sm_", 1)[1])
+        lines += [f"{label}: {fault}" for fault in faults(row, capability, before if same else None)]
+    missing = set(baseline["rows"]) - set(found["rows"]) if whole else set()
+    missing |= {r["kernel"] for r in baseline["rows"].values()} - {r["kernel"] for r in found["rows"].values()}
+    return lines + [f"{label}: in the baseline, but no longer compiled" for label in sorted(missing)]
