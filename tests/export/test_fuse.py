@@ -16,6 +16,7 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
+from vtk.errors import DataError
 from vtk.runtime.source import Source
 from vtk_export.config import OnnxConfig
 from vtk_export.onnx import convert, export_form, export_onnx
@@ -97,16 +98,26 @@ def _ends(model: nn.Module, spec: InputSpec) -> list[Any]:
 
 
 def test_sequential_models_are_fused_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = ["export", "onnx", "test_vit", "--no-pretrained", "--json"]
-    results = []
-    for name, flag in (("fused", ["--fuse"]), ("plain", ["--no-fuse"])):
-        assert main([*base, "--out", str(tmp_path / name), *flag]) == 0
-        out, err = capsys.readouterr()
-        results.append(json.loads(out))
-        assert ("fused" in err.splitlines()[-1].split(", ")) == (flag == ["--fuse"])
-    fused, plain = results
-    assert (plain["fused"], fused["fused"]) == (False, True)
-    assert fused["nodes"] < plain["nodes"]
+    argv = ["export", "onnx", "test_vit", "--no-pretrained", "--json", "--out", str(tmp_path / "fused"), "--fuse"]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["fused"] is True
+    assert ", fused, " in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("flag", "expected"), [([], None), (["--fuse"], True), (["--no-fuse"], False)])
+def test_the_flag_has_three_states(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: list[str], expected: bool | None
+) -> None:
+    seen = []
+
+    def export(source: Source, config: OnnxConfig) -> None:
+        seen.append(config.fuse)
+        raise DataError("far enough")
+
+    monkeypatch.setattr("vtk_export.onnx.export_onnx", export)
+    assert main(["export", "onnx", *flag, "test_vit", "--no-pretrained", "--out", str(tmp_path)]) == 3
+    assert seen == [expected]
 
 
 def test_a_model_that_cannot_be_fused_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.fused.fold import Branch, fold_attention, fold_input, fold_mlp, is_exactly, layer_scale
-from vtk.fused.norms import read_norm, refusal
+from vtk.fused.norms import read_linear, read_norm, refusal
 from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, ScalingStage, Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
@@ -44,18 +44,18 @@ def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
 def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
     norm, affine = read_norm(block.in_norm, like, f"{where}.in_norm")
     hidden, dim = block.in_split[0], block.in_split[1]
-    weight, offset = fold_input(block.in_proj.weight, block.in_proj.bias, affine)
+    weight, offset = fold_input(*read_linear(block.in_proj, like, f"{where}.in_proj"), affine)
     if block.mlp_bias is not None:
         offset = torch.cat((offset[:hidden] + block.mlp_bias.detach().to(like.dtype), offset[hidden:]))
     scale = layer_scale(block.ls, like, f"{where}.ls")
     if block.out_proj is not None:
-        outs = block.out_proj.weight.detach().to(like.dtype).split((dim, hidden), 1)
-        biases = [block.out_proj.bias]
+        both, bias = read_linear(block.out_proj, like, f"{where}.out_proj")
+        outs = both.split((dim, hidden), 1)
     else:
-        layers = (block.attn_out_proj, block.mlp_out_proj)
-        outs = tuple(layer.weight.detach().to(like.dtype) for layer in layers)
-        biases = [layer.bias for layer in layers]
-    bias = sum((b.detach().to(like.dtype) for b in biases if b is not None), like.new_zeros(dim)) * scale
+        first, bias = read_linear(block.attn_out_proj, like, f"{where}.attn_out_proj")
+        second, more = read_linear(block.mlp_out_proj, like, f"{where}.mlp_out_proj")
+        outs, bias = (first, second), bias + more
+    bias = bias * scale
     none = like.new_zeros(dim)
     common: dict[str, Any] = {"norm": norm, "branches": 1, "front": None, "end": None}
 

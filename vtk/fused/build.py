@@ -68,7 +68,8 @@ def _check_model(model: Any) -> None:
     if not len(model.blocks):
         raise UsageError(f"cannot fuse {kind.__name__}: it has no blocks")
     for name, module in model.named_modules():
+        where = name or kind.__name__
         if module._forward_hooks or module._forward_pre_hooks:
-            raise UsageError(
-                f"cannot fuse `{name or kind.__name__}`: it has forward hooks, which would be lost; remove them"
-            )
+            raise UsageError(f"cannot fuse `{where}`: it has forward hooks, which would be lost; remove them")
+        if "forward" in vars(module):
+            raise UsageError(f"cannot fuse `{where}`: its `forward` was replaced; use the back-end eager or compile")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from vtk.fused.fold import fold_input
-from vtk.fused.norms import NormSpec, normalize, read_norm, refusal
+from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm, refusal
 from vtk.fused.stages import frozen
 
 _BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -87,10 +87,7 @@ class Head(nn.Module):
             raise refusal("global_pool", model, f"pooling `{self.pool}` is not known")
         self.first_token_only = self.attn_pool is None and self.pool == "token"
         head = model.head
-        if not isinstance(head, (nn.Linear, nn.Identity)):
-            raise refusal("head", head, "only a linear classifier is known")
-        weight = None if isinstance(head, nn.Identity) else head.weight
-        bias = None if isinstance(head, nn.Identity) else head.bias
+        linear = None if type(head) is nn.Identity else read_linear(head, like, "head")
 
         self.norm: NormSpec | None = None
         self.fc_norm: NormSpec | None = None
@@ -98,23 +95,20 @@ class Head(nn.Module):
         affine = None
         if not isinstance(model.norm, nn.Identity):
             self.norm, affine = read_norm(model.norm, like, "norm")
-        passes = self.attn_pool is None and self.pool in ("", "token", "avg") and weight is not None
+        passes = self.attn_pool is None and self.pool in ("", "token", "avg") and linear is not None
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
             affine = None
         self.fc_weight, self.fc_bias = None, None
         if not isinstance(model.fc_norm, nn.Identity):
             self.fc_norm, fc_affine = read_norm(model.fc_norm, like, "fc_norm")
-            if affine is not None or weight is None:
+            if affine is not None or linear is None:
                 self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
             else:
                 affine = fc_affine
         self.w_head, self.b_head = None, None
-        if weight is not None:
-            w = weight.detach().to(like.dtype)
-            b = like.new_zeros(w.shape[0]) if bias is None else bias.detach().to(like.dtype)
-            if affine is not None and self.fc_weight is None:
-                w, b = fold_input(weight, bias, affine)
+        if linear is not None:
+            w, b = fold_input(*linear, affine) if affine is not None and self.fc_weight is None else linear
             self.w_head, self.b_head = frozen(w), frozen(b)
 
     def forward(self, h: Tensor, kernels: bool) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from timm.layers import Attention, LayerScale, Mlp
 from torch import Tensor, nn
 
-from vtk.fused.norms import Affine, NormSpec, read_norm, refusal
+from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 from vtk.fused.stages import AttentionStage, Context, MlpStage, QkNorm
 from vtk.models.context_broadcast import ContextBroadcast
 
@@ -49,12 +49,13 @@ def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadca
         _check_attention(attn, branch.where)
         if (attn.num_heads, attn.head_dim) != (first.num_heads, first.head_dim):
             raise refusal(branch.where, attn, "the branches of a block have different heads")
-        w, b = fold_input(attn.qkv.weight, attn.qkv.bias, affine, front)
+        w, b = fold_input(*read_linear(attn.qkv, like, f"{branch.where}.qkv"), affine, front)
+        out, offset = read_linear(attn.proj, like, f"{branch.where}.proj")
         scale = layer_scale(branch.scale, like, branch.where)
         w_qkv.append(w.view(3, -1, w.shape[-1]))
         b_qkv.append(b.view(3, -1))
-        w_out.append(_cast(attn.proj.weight, like) * scale[:, None])
-        bias = bias + _bias(attn.proj.bias, w_out[-1], like) * scale
+        w_out.append(out * scale[:, None])
+        bias = bias + offset * scale
     packed, offsets = torch.stack(w_qkv, 1), torch.stack(b_qkv, 1)  # (3, P, A, C), (3, P, A)
     qk_norm = _qk_norm(branches, like, first)
     if qk_norm is None:
@@ -79,12 +80,13 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
         _check_mlp(mlp, branch.where)
         if type(mlp.act) is not type(branches[0].body.act):
             raise refusal(branch.where, mlp, "the branches of a block have different activations")
-        w, b = fold_input(mlp.fc1.weight, mlp.fc1.bias, affine, front)
+        w, b = fold_input(*read_linear(mlp.fc1, like, f"{branch.where}.fc1"), affine, front)
+        out, offset = read_linear(mlp.fc2, like, f"{branch.where}.fc2")
         scale = layer_scale(branch.scale, like, branch.where)
         w_in.append(w)
         b_in.append(b)
-        w_out.append(_cast(mlp.fc2.weight, like) * scale[:, None])
-        bias = bias + _bias(mlp.fc2.bias, w_out[-1], like) * scale
+        w_out.append(out * scale[:, None])
+        bias = bias + offset * scale
         if getattr(mlp, "cb_placement", None) == "mid":
             mids.append(_context(mlp.cb, like))
     mid = None
@@ -97,17 +99,13 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
     )  # fmt: skip
 
 
-def fold_input(
-    weight: Tensor, bias: Tensor | None, affine: Affine, front: Context | None = None
-) -> tuple[Tensor, Tensor]:
+def fold_input(weight: Tensor, bias: Tensor, affine: Affine, front: Context | None = None) -> tuple[Tensor, Tensor]:
     """Fold a norm's affine part into the linear layer behind it: (rows, C), (rows).
 
     Context Broadcasting between the two keeps constants, so b passes through; CB_S makes them b·(1 + Λ).
     """
-    like = affine.weight
-    w = _cast(weight, like)
     shift = affine.bias if front is None or front.scale is None else affine.bias * (1 + front.scale)
-    return w * affine.weight, _bias(bias, w, like) + w @ shift
+    return weight * affine.weight, bias + weight @ shift
 
 
 def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:
@@ -188,8 +186,6 @@ def _check_mlp(mlp: Any, where: str) -> None:
         raise refusal(where, mlp, "only timm's two-layer Mlp is known here")
     if not isinstance(mlp.norm, nn.Identity):
         raise refusal(f"{where}.norm", mlp.norm, "a norm between the two layers (scale_mlp_norm)")
-    if not isinstance(mlp.fc1, nn.Linear):
-        raise refusal(f"{where}.fc1", mlp.fc1, "an FFN made of convolutions")
 
 
 def is_exactly(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -201,7 +197,3 @@ def is_exactly(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def _cast(value: Tensor, like: Tensor) -> Tensor:
     return value.detach().to(like.dtype)
-
-
-def _bias(bias: Tensor | None, weight: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros(weight.shape[0]) if bias is None else _cast(bias, like)

@@ -39,6 +39,10 @@ class GraphCache:
         self._pool: Any = None
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type["GraphCache"], tuple[int]]:
+        """Copy and pickle as an empty cache: a graph belongs to the tensors and the process it was made in."""
+        return GraphCache, (self.max_graphs,)
+
     def __len__(self) -> int:
         return len(self._graphs)
 

@@ -141,12 +141,9 @@ class FusedViT(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedViT":
         copied = self.__class__.__new__(self.__class__)
         memo[id(self)] = copied
-        shared = {
-            "_source": self._source,
-            "_graph_cache": GraphCache(),
-        }  # a graph belongs to the weights it was made of
         for key, value in self.__dict__.items():
-            copied.__dict__[key] = shared[key] if key in shared else copy.deepcopy(value, memo)
+            # the source's tensors are references here too
+            copied.__dict__[key] = value if key == "_source" else copy.deepcopy(value, memo)
         return copied
 
     def _step(

@@ -66,6 +66,18 @@ def read_norm(module: Any, like: Tensor, where: str) -> tuple[NormSpec, Affine]:
     )
 
 
+def read_linear(layer: Any, like: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    """Return weight (rows, columns) and bias (rows), zeros where there is none, of a linear layer.
+
+    Raises:
+        UsageError: not `torch.nn.Linear` itself: an adapter or a parametrization computes more than its weight says.
+    """
+    if type(layer) is not nn.Linear:
+        raise refusal(where, layer, "only torch.nn.Linear is known here (merge adapters and parametrizations first)")
+    weight = layer.weight.detach().to(like.dtype)
+    return weight, like.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach().to(like.dtype)
+
+
 def normalize(x: Tensor, spec: NormSpec, kernels: bool) -> Tensor:
     """Normalise the last axis of ``x``, by the kernel where ``kernels`` says so and there is one."""
     if spec.kind == "rms":

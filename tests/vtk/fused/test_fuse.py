@@ -1,5 +1,7 @@
 """The fused model against timm's own forward pass, in fp64, where only a wrong formula can differ."""
 
+import copy
+import pickle
 import re
 from collections.abc import Callable
 from functools import partial
@@ -269,6 +271,54 @@ def test_unknown_parts_are_refused_by_name(vit: Build, change: dict[str, Any], p
     model = vit(**change)
     with pytest.raises(UsageError, match=rf"`{re.escape(part)}`.*use the back-end eager"):
         fuse(model)
+
+
+class _Adapted(nn.Linear):
+    """Computes more than its weight says, as LoRA layers do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("branches", [None, 2])
+def test_adapters_are_refused_and_never_lost(vit: Build, branches: int | None) -> None:
+    seen = 0
+    for name, module in vit(branches=branches).named_modules():
+        if type(module) is nn.Linear:
+            model = vit(branches=branches)
+            model.set_submodule(name, _Adapted(module.in_features, module.out_features).double())
+            with pytest.raises(UsageError, match=rf"`{re.escape(name)}` \(_Adapted\).*merge adapters"):
+                fuse(model)
+            seen += 1
+    assert seen == 2 * 4 * (branches or 1) + 1
+    model = vit(block_fn=ParallelScalingBlock)
+    model.blocks[1].mlp_out_proj = _Adapted(256, 64).double()
+    with pytest.raises(UsageError, match=r"`blocks.1.mlp_out_proj`"):
+        fuse(model)
+
+
+def test_a_parametrized_or_replaced_forward_is_refused(vit: Build) -> None:
+    model = vit()
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.fc1)
+    with pytest.raises(UsageError, match=r"`blocks.0.mlp.fc1`"):
+        fuse(model)
+    model = vit()
+    model.blocks[1].attn.forward = lambda x: x
+    with pytest.raises(UsageError, match=r"`blocks.1.attn`.*`forward` was replaced"):
+        fuse(model)
+
+
+def test_copies_pickles_and_gradients(vit: Build) -> None:
+    model = vit(branches=2)
+    fused = fuse(model)
+    x = images(model).requires_grad_()
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    (got,) = torch.autograd.grad(fused(x).sum(), x)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
+    with torch.no_grad():
+        for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+            assert torch.equal(other(x), fused(x))
+        assert fused(x[:0]).shape == (0, 7)
 
 
 def test_unknown_models_are_refused_by_name() -> None:

@@ -20,12 +20,12 @@ def rms(value: Tensor) -> float:
 @pytest.mark.assets
 def test_folding_real_weights_costs_no_precision(assets: Path) -> None:
     created = create_model(
-        "vit_small_patch14_dinov2", num_classes=10, img_size=112, weights=assets / "dinov2_vits14_fp16.safetensors"
+        "vit_small_patch14_dinov2", num_classes=10, img_size=56, weights=assets / "dinov2_vits14_fp16.safetensors"
     )
     model = created.model.eval()
     nn.init.normal_(model.head.weight, std=0.05)
     files = sorted((assets / "cifar10-mini" / "val").rglob("*.*"))[::125]
-    pixels = [np.array(Image.open(f).convert("RGB").resize((112, 112), Image.Resampling.BICUBIC)) for f in files]
+    pixels = [np.array(Image.open(f).convert("RGB").resize((56, 56), Image.Resampling.BICUBIC)) for f in files]
     x = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).double() / 255 - 0.45) / 0.22
     with torch.no_grad():
         expected = model.double()(x)
