@@ -100,8 +100,8 @@ def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> Exp
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         images, what = gate_images(card.input, sum(batches), data=config.data, seed=config.seed)
         model = source.model()
-        fused = is_parallel(model) if config.fuse is None else config.fuse
-        graph = export_form(model) if fused else model
+        graph = choose_form(model, config.fuse)
+        fused = graph is not model
         proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch)
         del graph
         nodes = len(proto.graph.node)
@@ -143,6 +143,22 @@ def temporary_onnx(source: Source, *, opset: int = 18, static_batch: int | None 
 def is_parallel(model: nn.Module) -> bool:
     """Return whether a model has blocks of several parallel branches (paper A): merged, half of its nodes go."""
     return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
+
+
+def choose_form(model: nn.Module, fuse: bool | None) -> nn.Module:
+    """Return what to export: `export_form` where asked for, or unasked (None) for parallel branches, else the model.
+
+    Raises:
+        UsageError: asked for, and a part of the model cannot be fused. Unasked, that is said, and the model returned.
+    """
+    if fuse or (fuse is None and is_parallel(model)):
+        try:
+            return export_form(model)
+        except UsageError as error:
+            if fuse:
+                raise
+            console.say(f"exported as it is: {str(error).partition(';')[0]}")
+    return model
 
 
 def export_form(model: nn.Module) -> nn.Module:

@@ -16,10 +16,10 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.errors import DataError
+from vtk.errors import DataError, UsageError
 from vtk.runtime.source import Source
 from vtk_export.config import OnnxConfig
-from vtk_export.onnx import convert, export_form, export_onnx
+from vtk_export.onnx import choose_form, convert, export_form, export_onnx
 
 SIZE = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 
@@ -118,6 +118,15 @@ def test_the_flag_has_three_states(
     monkeypatch.setattr("vtk_export.onnx.export_onnx", export)
     assert main(["export", "onnx", *flag, "test_vit", "--no-pretrained", "--out", str(tmp_path)]) == 3
     assert seen == [expected]
+
+
+def test_a_parallel_model_that_cannot_be_fused_is_exported_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    model = parallel(act_layer=partial(nn.Softmax, dim=-1))
+    assert choose_form(model, None) is model
+    assert "exported as it is: cannot fuse `blocks.0.ffns.0.mlp.act` (Softmax)" in capsys.readouterr().out
+    assert choose_form(model, False) is model
+    with pytest.raises(UsageError, match="Softmax"):
+        choose_form(model, True)
 
 
 def test_a_model_that_cannot_be_fused_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

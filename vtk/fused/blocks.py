@@ -4,9 +4,10 @@ from typing import Any
 
 import timm.models.vision_transformer as vit
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vtk.fused.fold import Branch, fold_attention, fold_input, fold_mlp, is_exactly, layer_scale
+from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly, is_identity
+from vtk.fused.fold import Branch, fold_attention, fold_input, fold_mlp, layer_scale
 from vtk.fused.norms import read_linear, read_norm, refusal
 from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, ScalingStage, Stage
 
@@ -26,12 +27,11 @@ def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
         UsageError: the block, or a part of it, is of another kind.
     """
     if is_exactly(block, vit.Block):
-        attention = Branch(block.norm1, block.attn, block.ls1, f"{where}.attn")
-        mlp = Branch(block.norm2, block.mlp, block.ls2, f"{where}.mlp")
+        attention = Branch(block, where, ("norm1", "attn", "ls1", "drop_path1"))
+        mlp = Branch(block, where, ("norm2", "mlp", "ls2", "drop_path2"))
         return [fold_attention([attention], like), fold_mlp([mlp], like)]
     if is_exactly(block, vit.ParallelThingsBlock):
-        attns = [Branch(b.norm, b.attn, b.ls, f"{where}.attns.{i}.attn") for i, b in enumerate(block.attns)]
-        ffns = [Branch(b.norm, b.mlp, b.ls, f"{where}.ffns.{i}.mlp") for i, b in enumerate(block.ffns)]
+        attns, ffns = _branches(block, where, "attns", "attn"), _branches(block, where, "ffns", "mlp")
         return [
             fold_attention(attns, like, end=getattr(block, "cb_msa", None)),
             fold_mlp(ffns, like, end=getattr(block, "cb", None)),
@@ -41,7 +41,17 @@ def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
     raise refusal(where, block, f"known blocks are {KNOWN}")
 
 
+def _branches(block: Any, where: str, side: str, body: str) -> list[Branch]:
+    names = ("norm", body, "ls", "drop_path")
+    branches = [Branch(parent, f"{where}.{side}.{i}", names) for i, parent in enumerate(getattr(block, side))]
+    for branch in branches:
+        check_order(branch.parent, branch.where, names)
+    return branches
+
+
 def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
+    check_scale(block, where)
+    check_silent(block, where, "attn_drop", "mlp_drop", "drop_path")
     norm, affine = read_norm(block.in_norm, like, f"{where}.in_norm")
     hidden, dim = block.in_split[0], block.in_split[1]
     weight, offset = fold_input(*read_linear(block.in_proj, like, f"{where}.in_proj"), affine)
@@ -70,13 +80,13 @@ def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
     )  # fmt: skip
     mlp = MlpStage(
         **common, bias=none, w_in=weight[:hidden], b_in=offset[:hidden], w_out=outs[1] * scale[:, None],
-        act=block.mlp_act, mid=None,
+        act=copied(block.mlp_act), mid=None,
     )  # fmt: skip
     return ScalingStage(attention, mlp, **common, bias=bias)
 
 
 def _scaling_qk_norm(block: Any, like: Tensor, where: str) -> QkNorm | None:
-    if isinstance(block.q_norm, nn.Identity) and isinstance(block.k_norm, nn.Identity):
+    if is_identity(block.q_norm) and is_identity(block.k_norm):
         return None
     affine: dict[str, Tensor] = {}
     specs = []

@@ -5,12 +5,18 @@ from typing import Any
 
 import timm.models.vision_transformer as vit
 import torch
+from torch import nn
 
 from vtk.errors import UsageError
 from vtk.fused.blocks import fold_block
+from vtk.fused.checks import check_silent
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.model import FusedViT
+from vtk.fused.norms import refusal
 from vtk.fused.stages import MlpStage, Stage
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""What a model can be fused to."""
 
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 
@@ -28,11 +34,13 @@ def fuse(model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = Tr
         keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
 
     Raises:
-        UsageError: a part that is not known, by name, with what to do.
+        UsageError: a part that is not known, by name, with what to do; or a ``dtype`` without arithmetic.
     """
     _check_model(model)
     parameter = next(model.parameters())
     target = parameter.dtype if dtype is None else dtype
+    if target not in DTYPES:
+        raise UsageError(f"`dtype` is {target}; give {', '.join(map(str, DTYPES))}")
     before = 0
     with torch.no_grad():
         like = torch.empty(0, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
@@ -63,8 +71,11 @@ def _check_model(model: Any) -> None:
             "use the back-end eager or compile, or export without --fuse"
         )
     for name in _FORWARDS:
-        if getattr(kind, name) is not getattr(vit.VisionTransformer, name):
+        if getattr(kind, name) is not getattr(vit.VisionTransformer, name) or name in vars(model):
             raise UsageError(f"cannot fuse {kind.__name__}: its `{name}` is its own; use the back-end eager or compile")
+    if type(model.blocks) is not nn.Sequential:
+        raise refusal("blocks", model.blocks, "only torch.nn.Sequential is known here")
+    check_silent(model, "", "pos_drop", "patch_drop", "head_drop")
     if not len(model.blocks):
         raise UsageError(f"cannot fuse {kind.__name__}: it has no blocks")
     for name, module in model.named_modules():

@@ -1,15 +1,16 @@
 """Both ends of the model: images to tokens, and tokens to logits."""
 
-import copy
 import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
+from timm.models.levit import ConvNorm
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from vtk.fused.checks import copied, is_identity
 from vtk.fused.fold import fold_input
 from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm, refusal
 from vtk.fused.stages import frozen
@@ -22,8 +23,7 @@ class Embedding(nn.Module):
 
     def __init__(self, model: Any, like: Tensor) -> None:
         super().__init__()
-        self.stem = fold_batch_norms(copy.deepcopy(model.patch_embed).eval().requires_grad_(False))
-        self.stem.to(like.dtype)
+        self.stem = fold_batch_norms(copied(model.patch_embed).to(like.dtype))
         prefix = [t.detach().to(like.dtype) for t in (model.cls_token, model.reg_token) if t is not None]
         tokens = torch.cat(prefix, 1) if prefix else None
         table = None if model.pos_embed is None else model.pos_embed.detach().to(like.dtype)
@@ -36,7 +36,7 @@ class Embedding(nn.Module):
         self.pos_embed = None if table is None or self.dynamic else frozen(table[:, self.own :])  # (1, N, C)
         self.pre: NormSpec | None = None
         self.pre_weight, self.pre_bias = None, None
-        if not isinstance(model.norm_pre, nn.Identity):
+        if not is_identity(model.norm_pre):
             # its output is the residual stream itself, so that there is no matrix to take the affine part
             self.pre, affine = read_norm(model.norm_pre, like, "norm_pre")
             self.pre_weight, self.pre_bias = frozen(affine.weight), frozen(affine.bias)
@@ -82,25 +82,25 @@ class Head(nn.Module):
         self.include_prefix = bool(model.pool_include_prefix)
         self.attn_pool = None
         if model.attn_pool is not None:
-            self.attn_pool = copy.deepcopy(model.attn_pool).eval().requires_grad_(False).to(like.dtype)
+            self.attn_pool = copied(model.attn_pool).to(like.dtype)
         elif self.pool not in ("", "token", "avg", "avgmax", "max"):
             raise refusal("global_pool", model, f"pooling `{self.pool}` is not known")
         self.first_token_only = self.attn_pool is None and self.pool == "token"
         head = model.head
-        linear = None if type(head) is nn.Identity else read_linear(head, like, "head")
+        linear = None if is_identity(head) else read_linear(head, like, "head")
 
         self.norm: NormSpec | None = None
         self.fc_norm: NormSpec | None = None
         self.weight, self.bias = None, None  # of the norm, where it must be applied before the pooling
         affine = None
-        if not isinstance(model.norm, nn.Identity):
+        if not is_identity(model.norm):
             self.norm, affine = read_norm(model.norm, like, "norm")
         passes = self.attn_pool is None and self.pool in ("", "token", "avg") and linear is not None
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
             affine = None
         self.fc_weight, self.fc_bias = None, None
-        if not isinstance(model.fc_norm, nn.Identity):
+        if not is_identity(model.fc_norm):
             self.fc_norm, fc_affine = read_norm(model.fc_norm, like, "fc_norm")
             if affine is not None or linear is None:
                 self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
@@ -136,11 +136,11 @@ class Head(nn.Module):
 
 
 def fold_batch_norms(module: nn.Module) -> nn.Module:
-    """Fold every BatchNorm that follows a convolution, in a Sequential or a timm ConvNorm, into it; in place."""
+    """Fold every BatchNorm that follows a convolution, in a plain Sequential or LeViT's ConvNorm, into it; in place."""
     for child in module.children():
         fold_batch_norms(child)
     names = [name for name, _ in module.named_children()]
-    ordered = isinstance(module, nn.Sequential) or names == ["linear", "bn"]
+    ordered = type(module) in (nn.Sequential, ConvNorm)  # of others the order of their parts says nothing
     for name, following in itertools.pairwise(names if ordered else ()):
         conv, norm = getattr(module, name), getattr(module, following)
         if type(conv) is nn.Conv2d and type(norm) in _BATCH_NORMS and norm.track_running_stats:

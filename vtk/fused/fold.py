@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention, LayerScale, Mlp
-from torch import Tensor, nn
+from timm.layers import LayerScale
+from torch import Tensor
 
+from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identity, shared_activation
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 from vtk.fused.stages import AttentionStage, Context, MlpStage, QkNorm
 from vtk.models.context_broadcast import ContextBroadcast
@@ -20,12 +21,36 @@ from vtk.models.context_broadcast import ContextBroadcast
 
 @dataclass(frozen=True)
 class Branch:
-    """One branch of a stage: its norm, its attention or FFN, its LayerScale, and its name in the model."""
+    """One branch of a stage.
 
-    norm: nn.Module
-    body: Any  # timm's modules declare no attribute types
-    scale: nn.Module
+    Attributes:
+        parent: a block of timm, or the Sequential of one branch; untyped, since timm declares no attribute types.
+        where: the parent's name in the model.
+        names: of its norm, attention or FFN, LayerScale and stochastic depth.
+    """
+
+    parent: Any
     where: str
+    names: tuple[str, str, str, str]
+
+    @property
+    def norm(self) -> Any:
+        """The norm before the body."""
+        return getattr(self.parent, self.names[0])
+
+    @property
+    def body(self) -> Any:
+        """Attention or FFN."""
+        return getattr(self.parent, self.names[1])
+
+    @property
+    def scale(self) -> Any:
+        """LayerScale, or the identity."""
+        return getattr(self.parent, self.names[2])
+
+    def name(self, i: int = 1) -> str:
+        """Return the name in the model of the part ``names[i]``, by default the body."""
+        return f"{self.where}.{self.names[i]}"
 
 
 def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None) -> AttentionStage:
@@ -46,12 +71,13 @@ def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadca
     bias = like.new_zeros(affines[0].weight.shape)
     for branch, affine in zip(branches, affines, strict=True):
         attn = branch.body
-        _check_attention(attn, branch.where)
+        check_attention(attn, branch.name())
+        check_silent(branch.parent, branch.where, branch.names[3])
         if (attn.num_heads, attn.head_dim) != (first.num_heads, first.head_dim):
-            raise refusal(branch.where, attn, "the branches of a block have different heads")
-        w, b = fold_input(*read_linear(attn.qkv, like, f"{branch.where}.qkv"), affine, front)
-        out, offset = read_linear(attn.proj, like, f"{branch.where}.proj")
-        scale = layer_scale(branch.scale, like, branch.where)
+            raise refusal(branch.name(), attn, "the branches of a block have different heads")
+        w, b = fold_input(*read_linear(attn.qkv, like, f"{branch.name()}.qkv"), affine, front)
+        out, offset = read_linear(attn.proj, like, f"{branch.name()}.proj")
+        scale = layer_scale(branch.scale, like, branch.name(2))
         w_qkv.append(w.view(3, -1, w.shape[-1]))
         b_qkv.append(b.view(3, -1))
         w_out.append(out * scale[:, None])
@@ -77,12 +103,11 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
     bias = like.new_zeros(affines[0].weight.shape)
     for branch, affine in zip(branches, affines, strict=True):
         mlp = branch.body
-        _check_mlp(mlp, branch.where)
-        if type(mlp.act) is not type(branches[0].body.act):
-            raise refusal(branch.where, mlp, "the branches of a block have different activations")
-        w, b = fold_input(*read_linear(mlp.fc1, like, f"{branch.where}.fc1"), affine, front)
-        out, offset = read_linear(mlp.fc2, like, f"{branch.where}.fc2")
-        scale = layer_scale(branch.scale, like, branch.where)
+        check_mlp(mlp, branch.name())
+        check_silent(branch.parent, branch.where, branch.names[3])
+        w, b = fold_input(*read_linear(mlp.fc1, like, f"{branch.name()}.fc1"), affine, front)
+        out, offset = read_linear(mlp.fc2, like, f"{branch.name()}.fc2")
+        scale = layer_scale(branch.scale, like, branch.name(2))
         w_in.append(w)
         b_in.append(b)
         w_out.append(out * scale[:, None])
@@ -93,9 +118,10 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
     if mids:
         scales = [c.scale for c in mids if c is not None and c.scale is not None]
         mid = Context(torch.cat(scales) if scales else None)
+    act = shared_activation([b.body.act for b in branches], [b.name() for b in branches])
     return MlpStage(
         norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
-        w_in=torch.cat(w_in), b_in=torch.cat(b_in), w_out=torch.cat(w_out, 1), act=branches[0].body.act, mid=mid,
+        w_in=torch.cat(w_in), b_in=torch.cat(b_in), w_out=torch.cat(w_out, 1), act=act, mid=mid,
     )  # fmt: skip
 
 
@@ -114,7 +140,7 @@ def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:
     Raises:
         UsageError: neither LayerScale nor the identity.
     """
-    if isinstance(module, nn.Identity):
+    if is_identity(module):
         return like.new_ones(1)
     if type(module) is LayerScale:
         return _cast(module.gamma, like)
@@ -122,9 +148,9 @@ def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:
 
 
 def _norms(branches: Sequence[Branch], like: Tensor) -> tuple[NormSpec, list[Affine]]:
-    found = [read_norm(b.norm, like, f"{b.where}.norm") for b in branches]
+    found = [read_norm(b.norm, like, b.name(0)) for b in branches]
     if any(spec != found[0][0] for spec, _ in found):
-        raise refusal(branches[0].where, branches[0].norm, "the branches of a block are normalised differently")
+        raise refusal(branches[0].name(0), branches[0].norm, "the branches of a block are normalised differently")
     return found[0][0], [affine for _, affine in found]
 
 
@@ -140,12 +166,15 @@ def _placements(
     first = branches[0]
     kind = next(iter(kinds))
     if len(kinds) > 1 or kind not in allowed:
-        raise refusal(first.where, first.body, f"its Context Broadcasting sits at {', '.join(map(str, kinds))}")
+        raise refusal(first.name(), first.body, f"its Context Broadcasting sits at {', '.join(map(str, kinds))}")
+    context = _context(first.body.cb, like)
+    scaled = [b.body.cb.scale is not None for b in branches]
+    if any(scaled) != all(scaled):
+        raise refusal(first.name(), first.body, "some of its block's branches have CB, others CB_S")
     if kind == "mid":
         return None, None
-    context = _context(first.body.cb, like)
-    if len(branches) > 1 and context is not None and context.scale is not None:
-        raise refusal(first.where, first.body, f"CB_S at the {kind} of parallel branches has a Λ for each of them")
+    if len(branches) > 1 and any(scaled):
+        raise refusal(first.name(), first.body, f"CB_S at the {kind} of parallel branches has a Λ for each of them")
     return (context, None) if kind == "front" else (None, context)
 
 
@@ -156,43 +185,20 @@ def _context(module: ContextBroadcast | None, like: Tensor) -> Context | None:
 
 
 def _qk_norm(branches: Sequence[Branch], like: Tensor, first: Any) -> QkNorm | None:
-    if all(isinstance(getattr(b.body, n), nn.Identity) for b in branches for n in ("q_norm", "k_norm")):
+    if all(is_identity(getattr(b.body, n)) for b in branches for n in ("q_norm", "k_norm")):
         return None
     specs: list[NormSpec] = []
     affine: dict[str, list[Tensor]] = {f"{side}_{part}": [] for side in "qk" for part in ("weight", "bias")}
     for branch in branches:
         for side in "qk":
-            spec, values = read_norm(getattr(branch.body, f"{side}_norm"), like, f"{branch.where}.{side}_norm")
+            spec, values = read_norm(getattr(branch.body, f"{side}_norm"), like, f"{branch.name()}.{side}_norm")
             specs.append(spec)
             factor = first.head_dim**-0.5 if side == "q" else 1.0
             for part in ("weight", "bias"):
                 affine[f"{side}_{part}"].append((getattr(values, part) * factor).expand(first.num_heads, -1))
     if any(spec != specs[0] for spec in specs):
-        raise refusal(branches[0].where, first, "q and k are normalised differently")
+        raise refusal(branches[0].name(), first, "q and k are normalised differently")
     return QkNorm(specs[0], len(branches), {name: torch.cat(parts) for name, parts in affine.items()})
-
-
-def _check_attention(attn: Any, where: str) -> None:
-    if not is_exactly(attn, Attention):
-        raise refusal(where, attn, "only timm's Attention is known here")
-    if not isinstance(attn.norm, nn.Identity):
-        raise refusal(f"{where}.norm", attn.norm, "a norm before the output projection (scale_attn_norm)")
-    if attn.gate is not None:
-        raise refusal(f"{where}.gate", attn.gate, "gated attention")
-
-
-def _check_mlp(mlp: Any, where: str) -> None:
-    if not is_exactly(mlp, Mlp):
-        raise refusal(where, mlp, "only timm's two-layer Mlp is known here")
-    if not isinstance(mlp.norm, nn.Identity):
-        raise refusal(f"{where}.norm", mlp.norm, "a norm between the two layers (scale_mlp_norm)")
-
-
-def is_exactly(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether ``module`` is of a known class, or of that class with Context Broadcasting attached."""
-    kinds = type(module)
-    attached = kinds.__module__ == ContextBroadcast.__module__ and kind in kinds.__bases__
-    return kinds is kind or attached
 
 
 def _cast(value: Tensor, like: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class GraphCache:
     """Captured forward passes, least recently used first; their intermediate memory is one shared pool.
 
     Inputs are copied into static tensors and outputs copied out, so a result stays valid after the next call. One lock
-    per cache: threads take turns.
+    and one event per cache: threads and streams take turns, since all graphs write to the same memory.
 
     Args:
         max_graphs: captured on demand; shapes named by `keep` come on top and stay.
@@ -38,6 +38,7 @@ class GraphCache:
         self._kept: set[tuple[int, ...]] = set()
         self._pool: Any = None
         self._lock = threading.Lock()
+        self._done: torch.cuda.Event | None = None  # the last replay's end
 
     def __reduce__(self) -> tuple[type["GraphCache"], tuple[int]]:
         """Copy and pickle as an empty cache: a graph belongs to the tensors and the process it was made in."""
@@ -67,7 +68,7 @@ class GraphCache:
 
     def run(self, function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Return ``function(images)``, captured at the first call of a shape and replayed later."""
-        with self._lock, torch.cuda.device(images.device):
+        with self._turn(images.device):
             entry = self._graphs.get(tuple(images.shape))
             if entry is None:
                 entry = self._capture(function, images)
@@ -81,15 +82,30 @@ class GraphCache:
         with self._lock:
             self._graphs.clear()
             self._kept.clear()
-            self._pool = None
+            self._pool = self._done = None
+
+    @contextlib.contextmanager
+    def _turn(self, device: torch.device) -> Iterator[None]:
+        """Wait for the other threads, and let the stream wait for what other streams have been given to do here."""
+        with self._lock, torch.cuda.device(device):
+            stream = torch.cuda.current_stream()
+            if self._done is not None:
+                stream.wait_event(self._done)
+            yield
+            self._done = self._done or torch.cuda.Event()
+            self._done.record(stream)
 
     def _capture(self, function: Callable[[Tensor], Tensor], images: Tensor) -> _Graph:
         shape = tuple(images.shape)
         spare = [key for key in self._graphs if key not in self._kept]
         if shape not in self._kept and len(spare) >= self.max_graphs:
             del self._graphs[spare[0]]  # the pool stays: the next graph takes its memory
-        static_in = images.clone()  # outside the pool: other graphs must not write here
-        graph, static_out = self._record(function, static_in)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # a tensor made in inference mode could only be written there
+            static_in = images.clone()  # outside the pool: other graphs must not write here
+            graph, static_out = self._record(function, static_in)
         self._graphs[shape] = entry = _Graph(graph, static_in, static_out)
         return entry
 
@@ -97,13 +113,13 @@ class GraphCache:
         """Capture ``function(static_in)``; return the graph and the tensor its replays write to."""
         side = torch.cuda.Stream(static_in.device)
         side.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(side):
+        with torch.cuda.stream(side):
             for _ in range(2):  # kernels compile and libraries allocate their workspaces before the capture
                 function(static_in)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         gc.collect()
-        with _no_collection(), torch.no_grad():
+        with _no_collection():
             # thread_local: another thread may allocate meanwhile
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 static_out = function(static_in)

@@ -36,7 +36,6 @@ class FusedViT(nn.Module):
     def __init__(self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int) -> None:
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
-        self._order: tuple[Stage, ...] = tuple(stages)
         self.pruned = pruned
         self.graphs = False
         self.cache_bytes = last_level_cache()
@@ -47,20 +46,24 @@ class FusedViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images (B, chans, height, width), any floating type, to logits (B, classes) in the model's type."""
         if self._graph_cache.takes(images, on_demand=self.graphs):
-            return self._graph_cache.run(self.compute, images.to(self.dtype))
+            return self._graph_cache.run(self.compute, self._cast(images))
         return self.compute(images)
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
         """Run without a graph; ``plan`` by default is that of the device and the type."""
-        x = self.embed(images.to(self.dtype))
+        if torch.is_autocast_enabled(images.device.type):  # the model's own type holds, for the residual stream too
+            with torch.autocast(images.device.type, enabled=False):
+                return self.compute(images, plan)
+        x = self.embed(self._cast(images))
         if plan is None:
             kernels = x.is_cuda and x.dtype in HALF and not torch.compiler.is_exporting()
             # measured choices are of a card, and a fake tensor is on none
             plan = Plan(kernels, device_name(x) if kernels and type(x) is Tensor else None)
-        norms = [stage.norm for stage in self._order]
+        stages: list[Any] = list(self.stages)
+        norms = [stage.norm for stage in stages]
         following: list[NormSpec | None] = [*norms[1:], self.head.norm]
         h = normalize(x, norms[0], plan.kernels)
-        for i, (stage, norm) in enumerate(zip(self._order, following, strict=True)):
+        for i, (stage, norm) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
             if queries is not None:
                 x = x[:, :queries]
@@ -96,21 +99,21 @@ class FusedViT(nn.Module):
         Folded weights cannot be unfolded (a norm's weight may be 0), so the source's tensors are kept by reference.
 
         Raises:
-            UsageError: made with ``keep_source=False``.
+            UsageError: made with ``keep_source=False``, or other weights were loaded since.
         """
         if self._source is None:
-            raise UsageError("this FusedViT was made with keep_source=False and holds no source weights")
+            raise UsageError("this FusedViT holds no source weights: keep_source=False, or it loaded others since")
         return dict(self._source)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and logits."""
-        return self._order[0].bias.dtype
+        return self._bias().dtype
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self._order[0].bias.device
+        return self._bias().device
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -134,9 +137,24 @@ class FusedViT(nn.Module):
         super().train(False)
         return self
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
+        self._graph_cache.clear()
+        self._source = None
+        return super().load_state_dict(*args, **kwargs)
+
     def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
         self._graph_cache.clear()  # graphs read the weights at their old addresses
         return super()._apply(fn, recurse)
+
+    def _bias(self) -> Tensor:
+        bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
+        return bias
+
+    def _cast(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            raise UsageError(f"`images` are {images.dtype}; give normalised images of a floating type")
+        return images.to(self.dtype)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedViT":
         copied = self.__class__.__new__(self.__class__)

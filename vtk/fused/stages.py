@@ -273,8 +273,8 @@ def separate_qkv(model: nn.Module) -> None:
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
             for name, w, b in zip("qkv", stage.w_qkv.chunk(3), stage.b_qkv.chunk(3), strict=True):
-                setattr(stage, f"w_{name}", frozen(w.clone()))
-                setattr(stage, f"b_{name}", frozen(b.clone()))
+                setattr(stage, f"w_{name}", frozen(w))
+                setattr(stage, f"b_{name}", frozen(b))
             stage.w_qkv = None
 
 
@@ -286,5 +286,5 @@ def is_exact_gelu(act: nn.Module) -> bool:
 
 
 def frozen(value: Tensor | None) -> Any:
-    """Return a parameter that no optimiser trains, or None."""
-    return None if value is None else nn.Parameter(value.contiguous(), requires_grad=False)
+    """Return a parameter that no optimiser trains, or None; a copy, lest it change with the model it comes from."""
+    return None if value is None else nn.Parameter(value.clone(memory_format=torch.contiguous_format), False)

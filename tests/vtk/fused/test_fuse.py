@@ -264,7 +264,8 @@ class _OwnBlock(timm.models.vision_transformer.Block):
         ({"scale_mlp_norm": True}, "blocks.0.mlp.norm"),
         ({"mlp_layer": timm.layers.SwiGLU}, "blocks.0.mlp"),
         ({"attn_layer": "diff"}, "blocks.0.attn"),
-        ({"norm_layer": "simplenorm"}, "blocks.0.attn.norm"),
+        ({"norm_layer": "simplenorm"}, "blocks.0.norm1"),
+        ({"norm_layer": "simplenorm", "branches": 2}, "blocks.0.attns.0.norm"),
     ],
 )
 def test_unknown_parts_are_refused_by_name(vit: Build, change: dict[str, Any], part: str) -> None:

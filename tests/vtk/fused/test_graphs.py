@@ -1,7 +1,7 @@
 """What decides about CUDA graphs, where there is no CUDA: which inputs they take, and which of them are kept."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,6 +17,18 @@ class _Graph:
         self.replay = run
 
 
+class _Event:
+    def record(self, stream: "_Stream") -> None:
+        stream.seen.append("record")
+
+
+class _Stream:
+    seen: ClassVar[list[str]] = []
+
+    def wait_event(self, event: _Event) -> None:
+        self.seen.append("wait")
+
+
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are made without CUDA: replaying computes the captured function again."""
@@ -28,6 +40,9 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
 
     monkeypatch.setattr(GraphCache, "_record", record)
     monkeypatch.setattr(graphs.torch.cuda, "device", lambda _: graphs.contextlib.nullcontext())
+    monkeypatch.setattr(graphs.torch.cuda, "current_stream", _Stream)
+    monkeypatch.setattr(graphs.torch.cuda, "Event", _Event)
+    _Stream.seen.clear()
     return GraphCache(max_graphs=2)
 
 
@@ -36,6 +51,35 @@ def test_results_stay_valid_after_the_next_call(cache: GraphCache) -> None:
     second = cache.run(lambda x: x + 1, torch.ones(2, 3))
     assert torch.equal(first, torch.ones(2, 3)) and torch.equal(second, torch.full((2, 3), 2.0))
     assert len(cache) == 1
+
+
+def test_streams_take_turns(cache: GraphCache) -> None:
+    """All graphs of a cache write to one memory: a call waits for the end of the one before, whatever its stream."""
+
+    def function(x: Tensor) -> Tensor:
+        _Stream.seen.append("run")
+        return x + 1
+
+    for batch in (1, 2, 1):
+        cache.run(function, torch.zeros(batch, 3))
+    turns = " ".join(_Stream.seen).split("record")
+    assert [turn.split()[:1] for turn in turns] == [["run"], ["wait"], ["wait"], []]
+
+
+def test_captured_in_inference_mode_it_runs_outside(cache: GraphCache) -> None:
+    with torch.inference_mode():
+        cache.run(lambda x: x + 1, torch.zeros(2, 3))
+    with torch.no_grad():
+        assert torch.equal(cache.run(lambda x: x + 1, torch.ones(2, 3)), torch.full((2, 3), 2.0))
+
+
+def test_other_weights_drop_the_graphs(vit: Callable[..., nn.Module]) -> None:
+    fused = fuse(vit())
+    fused._graph_cache.keep(torch.Size((1, 3, 16, 16)))
+    fused.load_state_dict(fused.state_dict(), assign=True)
+    assert not fused._graph_cache._kept
+    with pytest.raises(UsageError, match="no source weights"):
+        fused.source_state_dict()
 
 
 def test_the_least_recently_used_graph_goes_and_kept_ones_stay(cache: GraphCache) -> None:
