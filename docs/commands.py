@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from _pages import write_or_check
+
 PAGE = Path(__file__).with_name("commands.md")
 COMMANDS = (
     "", "finetune", "eval", "predict", "tasks list", "tasks diff", "tasks merge", "parallelize", "export onnx",
@@ -49,14 +51,7 @@ def page() -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print("docs/commands.md is not what `vtk --help` says; run `make docs` and commit it", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(PAGE, page(), "the help texts")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from _pages import write_or_check
 from _tables import Row, latest, load, table, where
 
 PAGE = Path(__file__).with_name("performance.md")
@@ -221,14 +222,7 @@ def page(results: Path = RESULTS) -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    text = page()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print("docs/performance.md is not what benchmarks/results say; run `make docs` and commit it", file=sys.stderr)
-        return 1
-    return 0
+    return write_or_check(PAGE, page(), "benchmarks/results")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ own: on a CPU whose cache cannot hold the wide activation that moves fewer bytes
 branches; LayerNorm's affine part, 1/√D and LayerScale are inside the matrices.
 """
 
+import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ class Context:
     scale: Tensor | None
 
 
-class Stage(nn.Module):
+class Stage(nn.Module, abc.ABC):
     """What every stage has.
 
     Attributes:
@@ -56,6 +57,7 @@ class Stage(nn.Module):
         self.front, self.front_scale = front is not None, frozen(front.scale if front else None)
         self.end, self.end_scale = end is not None, frozen(end.scale if end else None)
 
+    @abc.abstractmethod
     def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield (activation (B, N', K), matrix (C, K)).
 
@@ -65,11 +67,10 @@ class Stage(nn.Module):
             plan: of the forward pass.
             split: one pair per branch.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def widest(self) -> int:
         """Return the number of columns of the widest activation, all branches together."""
-        raise NotImplementedError
 
 
 class AttentionStage(Stage):
