@@ -4,7 +4,8 @@ import time
 from dataclasses import dataclass
 
 import torch
-from _runner import Ceilings, time_call
+from _runner import Ceilings
+from _timing import time_call
 
 KEY = ("what",)
 

@@ -1,4 +1,7 @@
-"""Measured rows as a choice table: which implementation is the quickest, in the form of `vtk_kernels.choices`."""
+"""Measured rows as a choice table: which implementation is the quickest, in the form of `vtk_kernels.choices`.
+
+Only times inside a CUDA graph decide: launched one by one, small shapes take the host's time and not the kernels'.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -23,7 +26,7 @@ def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]]) -> 
         answer = bench.answers.get(row["provider"])
         case = next((c for c in bench.cases if (c.label, c.mode) == (row["shape"], row["mode"])), None)
         shape = bench.choice(case) if case and case.mode == "forward" else None
-        if answer is None or shape is None or row.get("passed") != "True":
+        if answer is None or shape is None or row.get("passed") != "True" or row.get("timer") != "graph":
             continue
         dtype = str(DTYPES[row["dtype"]]).removeprefix("torch.")
         key = (row["device"], _minor(row["torch"]), _minor(row["triton"]), row["op"], dtype, *shape)

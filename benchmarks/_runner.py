@@ -1,22 +1,21 @@
 """The one runner of kernel benchmarks: a file ``bench_OP.py`` holds shapes, inputs and providers, this one the rest.
 
-Every provider gets the same random inputs; its outputs are compared with the first provider's before it is timed. On
-CUDA, medians come from `triton.testing.do_bench`, which empties the L2 cache before each run; on a CPU from a clock.
-"Percent" is the floor over the time measured: expected bytes and FLOPs over the ceilings of the same run, the larger of
-the two, and never a data sheet's.
+Every provider gets the same random inputs; its outputs are compared with the first provider's before it is timed: on
+CUDA inside a graph, over operands that rotate so that weights come from memory, without the host's launch costs (see
+`_timing`). "Percent" is the floor over the time measured: expected bytes and FLOPs over the ceilings of the same run,
+the larger of the two, and never a data sheet's; operands that fit into the L2 cache all at once may be above 100.
 """
 
 import argparse
 import dataclasses
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import _rows
 import torch
+from _timing import Times, recover, time_call, time_in_graph
 from torch import Tensor
 
 Outputs = Tensor | tuple[Tensor, ...]
@@ -94,6 +93,7 @@ class Bench:
         choice: for a choice table, ``(rows, n, k)`` of a case, None where it decides nothing.
         answers: provider to what `vtk_kernels.choices.choose` says for it.
         reference: further outputs than "eager" gives, for comparisons; by default "eager" itself.
+        uncapturable: providers that read values on the host, which no CUDA graph can hold; they decide no choice.
     """
 
     op: str
@@ -107,6 +107,7 @@ class Bench:
     choice: Callable[[Case], tuple[int, int, int] | None] = lambda case: None
     answers: Mapping[str, str] = field(default_factory=dict)
     reference: Callable[[Inputs, Case], Outputs] | None = None
+    uncapturable: tuple[str, ...] = ()
 
     def names(self, case: Case) -> tuple[str, ...]:
         """Return the providers of a case, torch.compile last."""
@@ -117,13 +118,12 @@ class Bench:
         torch.manual_seed(0)
         return self.inputs(case, Maker(device, DTYPES[case.dtype]))
 
-    def setup(self, case: Case, provider: str, device: torch.device) -> Callable[[], tuple[Tensor, ...]]:
-        """Return what is timed: a call without arguments."""
-        function = self.providers["eager" if provider == "compile" else provider]
-        if provider == "compile":
-            torch._dynamo.reset()
-            function = torch.compile(function, dynamic=False)
-        return self.bind(function, self.make(case, device), case)
+    def function(self, case: Case, provider: str) -> Callable[[Inputs, Case], Outputs]:
+        """Return what a provider runs; torch.compile starts anew."""
+        if provider != "compile":
+            return self.providers[provider]
+        torch._dynamo.reset()
+        return torch.compile(self.providers["eager"], dynamic=False)
 
     def bind(
         self, function: Callable[[Inputs, Case], Outputs], inputs: Inputs, case: Case
@@ -161,21 +161,20 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return worst
 
 
-def time_call(call: Callable[[], object], device: torch.device, *, quick: bool = False) -> tuple[float, float, float]:
-    """Return the median, the 20th and the 80th percentile of a call in microseconds."""
-    if device.type == "cuda":
-        from triton.testing import do_bench
-
-        median, low, high = do_bench(call, warmup=10, rep=50, quantiles=[0.5, 0.2, 0.8])
-        return 1e3 * median, 1e3 * low, 1e3 * high
-    call()
-    seconds = []
-    for _ in range(2 if quick else 15):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    low, _, _, high = statistics.quantiles(seconds, n=5, method="inclusive")
-    return 1e6 * statistics.median(seconds), 1e6 * low, 1e6 * high
+def timed(
+    bench: Bench, case: Case, provider: str, function: Callable[[Inputs, Case], Outputs], inputs: Inputs,
+    device: torch.device, quick: bool,
+) -> tuple[str, Times]:  # fmt: skip
+    """Return how a provider was timed ("graph", "launch", "clock"), and its times."""
+    if device.type == "cuda" and provider not in bench.uncapturable:
+        try:
+            return "graph", time_in_graph(lambda operands: bench.bind(function, operands, case), inputs, device)
+        except Exception as error:  # the other rows are still worth their time
+            print(f"{bench.op} {provider} {case.label}: not captured, {type(error).__name__}: "
+                  f"{' '.join(str(error).split())[:200]}", flush=True)  # fmt: skip
+        recover()
+    way = "launch" if device.type == "cuda" else "clock"
+    return way, time_call(bench.bind(function, inputs, case), device, quick=quick)
 
 
 def measure(
@@ -185,23 +184,24 @@ def measure(
     row: dict[str, object] = {
         "op": bench.op, "mode": case.mode, "provider": provider, "shape": case.label, "dtype": case.dtype,
     }  # fmt: skip
-    call = bench.setup(case, provider, device)
-    error = relative_error(call(), bench.setup(case, "eager", device)())
+    function, inputs = bench.function(case, provider), bench.make(case, device)
+    call = bench.bind(function, inputs, case)
+    error = relative_error(call(), bench.bind(bench.providers["eager"], bench.make(case, device), case)())
     passed = error <= AGREE[case.dtype]
-    times: tuple[float, ...] = (0.0, 0.0, 0.0)
-    peak = None
+    timer, times, peak = None, (0.0, 0.0, 0.0), None
     if passed:
         if device.type == "cuda":
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             call()
             peak = (torch.cuda.max_memory_allocated() - before) / 1e6
-        times = time_call(call, device, quick=quick)
+        del call  # what a backward keeps of its forward
+        timer, times = timed(bench, case, provider, function, inputs, device, quick)
     seconds = 1e-6 * times[0]
     floor = max(case.bytes / ceilings.bytes_per_s, case.flops / ceilings.flop_per_s) if ceilings else None
     row |= {f"{name}_us": round(t, 2) if passed else None for name, t in zip(("p50", "p20", "p80"), times, strict=True)}
     row |= {
-        "expected_mb": round(case.bytes / 1e6, 3), "expected_gflop": round(case.flops / 1e9, 3),
+        "timer": timer, "expected_mb": round(case.bytes / 1e6, 3), "expected_gflop": round(case.flops / 1e9, 3),
         "gb_s": round(case.bytes / seconds / 1e9, 1) if passed else None,
         "tflop_s": round(case.flops / seconds / 1e12, 2) if passed and case.flops else None,
         "percent": round(100 * floor / seconds, 1) if passed and floor else None,

@@ -12,14 +12,19 @@ from pathlib import Path
 from _pages import write_or_check
 from _tables import Row, latest, load, table, where
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import _bounds
+import _groups
+
 PAGE = Path(__file__).with_name("performance.md")
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+RESULTS = Path(_bounds.__file__).with_name("results")
 NOT_YET = "not yet measured"
 
 HEAD = """# Performance
 
 Written by `make docs` from `benchmarks/results/*.csv`; do not edit by hand. Each table says where, when and by which
-commit its rows were measured. The outputs of models and kernels were compared before they were timed.
+commit its rows were measured; every row names its card, and cards are shown apart. The outputs of models and kernels
+were compared before they were timed.
 
 S18x2 is paper A's small model of 18 blocks with two parallel branches, S36x1 its sequential twin of 36 blocks; B18x2
 and B36x1 are the base models, S/16 and B/16 the usual ones. Weights are random: values do not change a latency.
@@ -38,7 +43,7 @@ On a CUDA machine with torch, Triton and timm; a stage that ran out of time goes
 
 ```
 pip install --no-deps --no-build-isolation -e .
-benchmarks/gpu.sh correct kernels e2e --out DIR
+benchmarks/gpu.sh correct kernels e2e breakdown --out DIR
 cp DIR/gpu_*.csv benchmarks/results/
 ```
 
@@ -67,6 +72,8 @@ def section(title: str, name: str, results: Path, body: Callable[[list[Row]], It
     if not rows:
         yield f"{NOT_YET.capitalize()}."
     for device in dict.fromkeys(row["device"] for row in rows):
+        if title.startswith("GPU"):
+            yield f"**{device}**"
         yield from body([row for row in rows if row["device"] == device])
 
 
@@ -129,14 +136,18 @@ def kernels(rows: list[Row]) -> Iterator[str]:
             lines.append([*case, *(_kernel_cell(cells.get(p)) for p in providers)])
         yield f"### {op}"
         yield table(("shape", "mode", "type", *providers), lines, left=3)
-    yield "Microseconds, median with an emptied L2 cache (percent of the floor)."
+    yield (
+        "Microseconds of one call inside a CUDA graph of many, median (percent of the floor); operands rotate, so that "
+        "weights come from memory. *launch*: started one by one from Python, so a small shape takes the host's time."
+    )
     yield where(found)
 
 
 def _kernel_cell(row: Row | None) -> str:
     if row is None or not row["p50_us"]:
         return "–" if row is None else "wrong output"
-    return row["p50_us"] + (f" ({row['percent']} %)" if row["percent"] else "")
+    launched = "" if row.get("timer") == "graph" else " *launch*"
+    return row["p50_us"] + (f" ({row['percent']} %)" if row["percent"] else "") + launched
 
 
 def end_to_end(rows: list[Row]) -> Iterator[str]:
@@ -157,11 +168,11 @@ def end_to_end(rows: list[Row]) -> Iterator[str]:
             best = max((float(r["images_s"]) for r in here if r and r["images_s"]), default=None)
             any_row = next(r for r in here if r)
             floor = f"{any_row['floor_ms']} ({any_row['ceilings']})"
-            lines.append([batch, *map(_latency, here), floor, "–" if best is None else f"{best:.0f}"])
+            most = f"{1e3 * int(batch) / float(any_row['floor_ms']):.0f}"
+            lines.append([batch, *map(_latency, here), floor, "–" if best is None else f"{best:.0f}", most])
         yield f"### {model}, {px} px"
-        yield table(("batch", *providers, "floor", "best, images/s"), lines, left=0)
-    yield from _bounds(found)
-    yield from _twins(cells)
+        yield table(("batch", *providers, "floor", "best, images/s", "floor, images/s"), lines, left=0)
+    yield from _judged(found)
     yield where(found)
 
 
@@ -171,34 +182,35 @@ def _latency(row: Row | None) -> str:
     return row["median_ms"] + (f" ({row['p99_ms']})" if row["p99_ms"] else "")
 
 
-def _bounds(rows: list[Row]) -> Iterator[str]:
-    lines = []
-    for row in rows:
-        if row["bound"] and row["median_ms"]:
-            sign, limit, unit = row["bound"].split()
-            value = float(row["median_ms"] if unit == "ms" else row["images_s"])
-            held = value <= float(limit) if sign == "<=" else value >= float(limit)
-            what = f"{row['model']}, {row['px']} px, batch {row['batch']}, {row['provider']}"
-            lines.append((what, row["bound"], f"{value:g}", f"{row['floor_ms']} ms", "yes" if held else "**no**"))
+def _judged(rows: list[Row]) -> Iterator[str]:
+    lines = [
+        (v.what, v.bound, f"{v.value:.2f}" if v.bound.endswith("×") else f"{v.value:g}", f"{v.floor_ms} ms",
+         v.says if v.met else f"**{v.says}**")
+        for v in _bounds.verdicts(rows)
+    ]  # fmt: skip
     if lines:
         yield "### Bounds"
-        yield table(("what", "bound", "measured", "floor", "held"), lines)
+        yield (
+            f"Latencies and rates were set for an {_bounds.CARD}; these are of {rows[0]['device']}. Ratios are the "
+            "other's time over that of the one named first: above 1 it is quicker."
+        )
+        yield table(("what", "bound", "measured", "floor", "outcome"), lines)
 
 
-def _twins(cells: dict[tuple[str, ...], Row]) -> Iterator[str]:
+def breakdown(rows: list[Row]) -> Iterator[str]:
+    """Share of time per group of kernels."""
+    found = _groups.cells(rows)
     lines = []
-    for parallel, twin in (("S18x2", "S36x1"), ("B18x2", "B36x1")):
-        for model, px, batch, provider in cells:
-            other = cells.get((twin, px, batch, provider))
-            mine = cells[model, px, batch, provider]
-            if model == parallel and other and other["median_ms"] and mine["median_ms"]:
-                ratio = float(other["median_ms"]) / float(mine["median_ms"])
-                lines.append((parallel, provider, int(batch), f"{ratio:.2f}"))
-    if lines:
-        yield "### Parallel against sequential"
-        yield "Time of the sequential twin over that of the parallel model: above 1 the parallel one is quicker."
-        lines.sort()
-        yield table(("model", "provider", "batch", "ratio"), [(*a, str(b), c) for *a, b, c in lines], left=2)
+    for (model, px, batch), groups in found.items():
+        total = sum(groups.values())
+        shares = (f"{100 * groups[name] / total:.1f}" for name in _groups.COLUMNS)
+        lines.append((model, px, batch, *shares, f"{total:.0f}"))
+    yield (
+        "Percent of the time of a forward pass in a CUDA graph (fused+graph), kernels grouped by name. Under the "
+        "profiler a pass takes longer than above."
+    )
+    yield table(("model", "px", "batch", *_groups.COLUMNS, "sum, µs"), lines)
+    yield where(rows)
 
 
 SECTIONS = (
@@ -208,6 +220,7 @@ SECTIONS = (
     ("GPU: ceilings", "gpu_ceilings.csv", ceilings),
     ("GPU: kernels", "gpu_kernels.csv", kernels),
     ("GPU: whole models", "gpu_e2e.csv", end_to_end),
+    ("GPU: where the time goes", "gpu_breakdown.csv", breakdown),
     ("Training engine", "engine.csv", engine),
 )
 

@@ -5,6 +5,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._triton import tl, triton
 
@@ -24,7 +25,9 @@ def _context_broadcast_kernel(
     C,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     blocks = tl.cdiv(C, BLOCK_C)
     segment = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
@@ -141,6 +144,7 @@ def launch(
                 BLOCK_N=block_n,
                 BLOCK_C=block_c,
                 num_warps=4,
+                **chained(m, segments * blocks),
             )
     if part is None:
         return y, mean

@@ -1,6 +1,6 @@
-"""What the kernels around a matrix product share: tiles, the loop over K, GELU and its derivative, launch settings."""
+"""What the kernels around a matrix product share: tiles, the loop over K, launch settings."""
 
-from typing import no_type_check
+from typing import Any, no_type_check
 
 from torch import Tensor
 
@@ -9,10 +9,6 @@ from vtk_kernels._triton import tl, triton
 
 GROUP = 8
 """Rows of tiles that run together, so that they find the same columns of w in the L2 cache."""
-
-LOW = -0.1291
-STEP = 1.2582 / 255
-"""A byte q stands for q · STEP + LOW: GELU′ lies in [−0.1290, 1.1290], so nothing is clipped."""
 
 _ENOUGH_TILES = 128
 """About one tile for each multiprocessor of an A100 (108) or an H100 (132)."""
@@ -34,6 +30,37 @@ def tile_config(rows: int, features: int, *operands: Tensor) -> tuple[int, int, 
     if triton.cdiv(rows, 128) * triton.cdiv(features, 128) >= _ENOUGH_TILES:
         return 128, 128, 64, 8, 3
     return 64, 64, 64, 4, 4
+
+
+def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, int]:
+    """Return what `tile_config` does for operands with tensor maps, where no register holds an address.
+
+    Measured on an H200: small tiles while a multiprocessor gets at most two of them, or else tiles of 128 × 128.
+    """
+    if rows <= 32:
+        return 16 if rows <= 16 else 32, 64, 128, 4, 4
+    small = triton.cdiv(rows, 64) * triton.cdiv(features, 64)
+    if small <= _ENOUGH_TILES:
+        return 64, 64, 128, 4, 4
+    if small <= 2 * _ENOUGH_TILES:
+        return 64, 64, 64, 4, 4
+    if triton.cdiv(rows, 64) * triton.cdiv(features, 128) <= 2 * _ENOUGH_TILES:
+        return 64, 128, 64, 4, 4
+    return 128, 128, 64, 8, 3
+
+
+def has_tensor_map(*operands: Tensor) -> bool:
+    """Return whether the copy engine can move matrices: half precision, rows that start at multiples of 16 bytes."""
+    return all(
+        t.element_size() == 2 and t.stride(1) == 1 and t.stride(0) % 8 == 0 and t.data_ptr() % 16 == 0 for t in operands
+    )
+
+
+def tensor_map(matrix: Tensor, rows: int, columns: int) -> Any:
+    """Return the tensor map of a matrix in tiles of ``rows`` × ``columns``: its shape, and where each row starts."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
 def aligned(*operands: Tensor) -> bool:
@@ -100,13 +127,19 @@ def product(
 
 @triton.jit
 @no_type_check
-def gelu(u):
-    """Return u · Φ(u), GELU with the error function."""
-    return u * (0.5 * (1.0 + tl.erf(u * 0.7071067811865476)))
-
-
-@triton.jit
-@no_type_check
-def gelu_derivative(u):
-    """Return Φ(u) + u · φ(u)."""
-    return 0.5 * (1.0 + tl.erf(u * 0.7071067811865476)) + u * tl.exp(-0.5 * u * u) * 0.3989422804014327
+def mapped_product(
+    x_map,  # (T, K), tiles of BLOCK_T × BLOCK_K
+    w_map,  # (F, K), tiles of BLOCK_F × BLOCK_K
+    tile_row,
+    tile_out,
+    first,  # column of x and w
+    last,
+    BLOCK_T: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Return x · wᵀ of a tile over some columns, as `product` does; what lies outside a matrix is read as 0."""
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    for start in range(first, last, BLOCK_K):
+        total = tl.dot(x_map.load([tile_row, start]), w_map.load([tile_out, start]).T, total)
+    return total

@@ -6,17 +6,21 @@ file defines plain functions that nothing calls: `vtk_kernels._dispatch.route` r
 
 from typing import Any
 
-__all__ = ["tl", "triton"]
+__all__ = ["gdc_launch_dependents", "gdc_wait", "libdevice", "tl", "triton"]
 
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except Exception:  # not on this platform, or a broken pairing: `triton_status` says which
 
     class _Absent:
-        """Takes the place of both modules: its `jit` changes nothing, its types are None."""
+        """Takes the place of both modules: its `jit` changes nothing, its constants are plain values."""
 
-        constexpr = None
+        @staticmethod
+        def constexpr(value: Any) -> Any:
+            return value
 
         @staticmethod
         def jit(function: Any = None, **_: Any) -> Any:
@@ -31,3 +35,4 @@ except Exception:  # not on this platform, or a broken pairing: `triton_status` 
             return 1 << max(n - 1, 0).bit_length()
 
     triton = tl = _Absent  # type: ignore[assignment]
+    libdevice = gdc_wait = gdc_launch_dependents = None  # type: ignore[assignment]

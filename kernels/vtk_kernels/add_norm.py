@@ -4,9 +4,9 @@
     x_hat, rstd = LayerNorm of y before it is rounded to the type of x
     g = gy + rstd · (gh − mean(gh) − x_hat · mean(gh · x_hat))    for x and for r alike
 
-Only x_hat and rstd are kept for the gradient. One program holds one row of C channels in registers.
-Elements moved per row: forward reads 2 C (with partials C, and S C in fp32) and writes 2 C and one rstd; backward
-reads 3 C and writes C.
+x may be a table (1, N, C), the same for every image of a batch; its gradient is the sum of g over them. Only x_hat and
+rstd are kept for the gradient. One program holds one row of C channels in registers. Elements moved per row: forward
+reads 2 C (with partials C, and S C in fp32) and writes 2 C and one rstd; backward reads 3 C and writes C.
 """
 
 from typing import Any, no_type_check
@@ -14,6 +14,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
@@ -61,18 +62,21 @@ def _add_norm_kernel(
     y_ptr,  # out (T, C)
     x_hat_ptr,  # out (T, C)
     rstd_ptr,  # out (T,), fp32
-    x_ptr,  # (T, C)
+    x_ptr,  # (T, C), or (period, C)
     r_ptr,  # (T, C), or None
     partials_ptr,  # (SPLITS, T, C), fp32, where r is None
     bias_ptr,  # (C,) beside partials, or None
     stride_xt,  # from a row of x to the next
     stride_rt,  # of r
     stride_ps,  # from a slice of partials to the next
+    period,  # rows of x after which it repeats, or None
     C,
     eps,
     SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     mask = channel < C
@@ -86,7 +90,10 @@ def _add_norm_kernel(
             r += tl.load(part_ptr, mask=mask, other=0.0)
         if bias_ptr is not None:
             r += tl.load(bias_ptr + channel, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32) + r
+    x_row = row
+    if period is not None:
+        x_row = (tl.program_id(0) % period).to(tl.int64)
+    y = tl.load(x_ptr + x_row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32) + r
     x_hat, rstd = normalise_row(y, mask, C, eps)
     tl.store(y_ptr + row * C + channel, y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(x_hat_ptr + row * C + channel, x_hat.to(x_hat_ptr.dtype.element_ty), mask=mask)
@@ -96,16 +103,17 @@ def _add_norm_kernel(
 def _add_norm_launch(
     x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    x_hat = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    shape = _shape(r, partials)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device)
+    x_hat = torch.empty(shape, dtype=x.dtype, device=x.device)
+    rstd = torch.empty(shape[:-1], dtype=torch.float32, device=x.device)
     rows, channels = as_rows(x), x.shape[-1]
     added = None if r is None else as_rows(r)
     parts = None if partials is None else partials.contiguous()
     block, warps = row_config(channels)
-    if len(rows):
+    if rstd.numel():
         with on_device(x):
-            _add_norm_kernel[(len(rows),)](
+            _add_norm_kernel[(rstd.numel(),)](
                 y,
                 x_hat,
                 rstd,
@@ -116,11 +124,13 @@ def _add_norm_launch(
                 rows.stride(0),
                 0 if added is None else added.stride(0),
                 0 if parts is None else parts.stride(0),
+                len(rows) if len(rows) < rstd.numel() else None,
                 channels,
                 float(eps),
                 SPLITS=0 if parts is None else len(parts),
                 BLOCK_C=block,
                 num_warps=warps,
+                **chained(x, rstd.numel()),
             )
     return y, x_hat, rstd
 
@@ -138,7 +148,8 @@ def _add_norm_op(
 def _(
     x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=accumulator(x.dtype))
+    shape = _shape(r, partials)
+    return x.new_empty(shape), x.new_empty(shape), x.new_empty(shape[:-1], dtype=accumulator(x.dtype))
 
 
 @torch.library.custom_op("vtk_kernels::add_norm_backward", mutates_args=())
@@ -156,6 +167,7 @@ def _(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, x_hat, rstd = output
     ctx.save_for_backward(x_hat, rstd)
+    ctx.repeats = inputs[0].shape != x_hat.shape
     ctx.like = [None if t is None else (t.dtype, t.shape) for t in inputs[3:]]
     ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)
@@ -172,8 +184,11 @@ def _backward(ctx: Any, gy: Tensor | None, gh: Tensor | None, _: None) -> tuple[
         g = torch.ops.vtk_kernels.add_norm_backward(gy, gh, *ctx.saved_tensors)
     assert g is not None
     partials, bias = ctx.like  # `needs_input_grad` ends before arguments left at their defaults
+    gx: Tensor | None = g
+    if ctx.repeats:
+        gx = g.sum(0, keepdim=True, dtype=accumulator(g.dtype)).to(g.dtype) if ctx.needs_input_grad[0] else None
     return (
-        g,
+        gx,
         g if partials is None else None,
         None,
         None if partials is None else g.to(partials[0]).expand(partials[1]),
@@ -196,7 +211,7 @@ def add_norm(
     """Add ``r`` to ``x`` and normalise the sum: residual and the LayerNorm (no weight, no bias) that follows.
 
     Args:
-        x: (..., C), floating point; may be strided.
+        x: (..., C), floating point; may be strided; or (1, ..., C), a table added to every image of ``r`` (B, ..., C).
         r: (..., C), the type of ``x``; None with ``partials``.
         eps: added to the variance.
         partials: (S, ..., C) of `splitk_linear`, fp32 (fp64 for fp64); summed over S in ascending order to give r.
@@ -204,7 +219,7 @@ def add_norm(
         use_triton: None for the kernel on CUDA in fp16 and bf16; False for torch; True for the kernel, no gradient.
 
     Returns:
-        y: (..., C), x + r, contiguous, the type of ``x``.
+        y: (..., C), x + r, contiguous, the shape of r and the type of ``x``.
         x_hat: (..., C), LayerNorm of y before rounding, contiguous, the type of ``x``.
         rstd: (...), 1/√(variance + eps) in fp32 (fp64 for fp64). No gradient flows through it.
 
@@ -219,17 +234,30 @@ def add_norm(
     return run(x, r, eps, partials, bias)
 
 
+def _shape(r: Tensor | None, partials: Tensor | None) -> torch.Size:
+    """Return the shape of the sum: that of r, given or summed; the one of ``x`` may repeat."""
+    if r is not None:
+        return r.shape
+    assert partials is not None
+    return partials.shape[1:]
+
+
+def _fits(x: Tensor, shape: torch.Size) -> bool:
+    table = x.ndim > 1 and x.shape[0] == 1 and len(shape) == x.ndim
+    return shape == x.shape or (table and shape[1:] == x.shape[1:])
+
+
 def _check(x: Tensor, r: Tensor | None, partials: Tensor | None, bias: Tensor | None) -> None:
     check_channels(x)
     if (r is None) == (partials is None):
         raise ValueError(f"give one of `r` and `partials`, not {'neither' if r is None else 'both'}")
-    if r is not None and (r.shape != x.shape or r.dtype != x.dtype):
+    if r is not None and (not _fits(x, r.shape) or r.dtype != x.dtype):
         raise ValueError(
             f"`r` is {tuple(r.shape)} {r.dtype}; it must be like `x`, {tuple(x.shape)} {x.dtype}: expand or cast it"
         )
     if partials is not None:
         wide = accumulator(x.dtype)
-        if partials.ndim == 0 or len(partials) == 0 or partials.shape[1:] != x.shape or partials.dtype != wide:
+        if partials.ndim == 0 or len(partials) == 0 or not _fits(x, partials.shape[1:]) or partials.dtype != wide:
             raise ValueError(
                 f"`partials` is {tuple(partials.shape)} {partials.dtype}; it must be (S, *{tuple(x.shape)}) {wide} "
                 "with S ≥ 1, as `splitk_linear` returns it"

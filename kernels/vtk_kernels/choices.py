@@ -5,8 +5,9 @@ An entry holds for one device name, one minor version of torch and of Triton, on
     {"device": "NVIDIA H100 80GB HBM3", "torch": "2.14", "triton": "3.8", "op": "linear_gelu", "dtype": "bfloat16",
      "rows": 1576, "n": 3072, "k": 384, "choice": "triton"}
 
-Between two measured numbers of rows the nearer one decides, at most a factor of 2 away; nothing is guessed for another
-n, k, type, device or version: the default of `DEFAULT` holds there.
+Between two measured numbers of rows the nearer one decides, at most a factor of 2 away. Where this device, torch and
+Triton were not measured, what another version or a card of the same family said about the shape holds; nothing is
+guessed for another n, k, type or family: the default of `DEFAULT` holds there.
 """
 
 import functools
@@ -37,6 +38,9 @@ ALLOWED = {
 
 FIELDS = ("device", "torch", "triton", "op", "dtype", "rows", "n", "k")
 """What an entry is about; `read` refuses two entries about the same."""
+
+FAMILIES = (("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200"),)
+"""Beginnings of names of cards with the same multiprocessors, on which one measurement speaks for the others."""
 
 _PATH = Path(__file__).with_name("choices.json")
 _NEAR = 2.0
@@ -97,19 +101,39 @@ def read(path: Path) -> list[Entry]:
 
 @functools.lru_cache(maxsize=4096)
 def _choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device: str) -> str:
-    key = (device, _minor("torch"), _minor("triton"), op, str(dtype).removeprefix("torch."), n, k)
-    near = [(abs(math.log(rows / measured)), choice) for measured, choice in _table().get(key, ()) if rows > 0]
-    distance, choice = min(near, default=(math.inf, ""))
-    return choice if distance <= math.log(_NEAR) + 1e-9 else DEFAULT[op]
+    shape = (op, str(dtype).removeprefix("torch."), n, k)
+    exact, related = _tables()
+    for measured in (
+        exact.get((device, _minor("torch"), _minor("triton"), *shape), ()),
+        related.get((family(device), *shape), ()),
+    ):
+        near = [(abs(math.log(rows / r)), choice) for r, choice in measured if rows > 0]
+        distance, choice = min(near, default=(math.inf, ""))
+        if distance <= math.log(_NEAR) + 1e-9:
+            return choice
+    return DEFAULT[op]
+
+
+def family(device: str) -> str:
+    """Return one name for all cards of a family, the card's own where it has none."""
+    return next((names[0] for names in FAMILIES if device.startswith(names)), device)
 
 
 @functools.cache
-def _table() -> dict[tuple[Any, ...], _Rows]:
-    table: dict[tuple[Any, ...], _Rows] = {}
+def _tables() -> tuple[dict[tuple[Any, ...], _Rows], dict[tuple[Any, ...], _Rows]]:
+    """Return the entries by device, versions and shape, and by family and shape (there the newest versions' only)."""
+    exact: dict[tuple[Any, ...], _Rows] = {}
+    newest: dict[tuple[Any, ...], dict[int, tuple[tuple[int, ...], str]]] = {}
     for entry in read(_PATH):
-        key = tuple(entry[field] for field in FIELDS if field != "rows")
-        table[key] = (*table.get(key, ()), (entry["rows"], entry["choice"]))
-    return table
+        shape = (entry["op"], entry["dtype"], entry["n"], entry["k"])
+        key = (entry["device"], entry["torch"], entry["triton"], *shape)
+        exact[key] = (*exact.get(key, ()), (entry["rows"], entry["choice"]))
+        versions = tuple(int(part) for v in (entry["torch"], entry["triton"]) for part in v.split("."))
+        found = newest.setdefault((family(entry["device"]), *shape), {})
+        if versions >= found.get(entry["rows"], ((), ""))[0]:
+            found[entry["rows"]] = versions, entry["choice"]
+    related = {key: tuple((rows, choice) for rows, (_, choice) in rows_of.items()) for key, rows_of in newest.items()}
+    return exact, related
 
 
 @functools.cache

@@ -9,26 +9,17 @@ fp32 sums: u never reaches memory.
 Elements moved: reads x and w once per column and row of tiles (cached), writes T · F, and for q T · F bytes.
 """
 
-from typing import Any, Literal, no_type_check, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._matmul import (
-    GROUP,
-    LOW,
-    STEP,
-    check_row_scale,
-    gelu,
-    gelu_derivative,
-    product,
-    tile_config,
-    tile_of,
-)
-from vtk_kernels._rows import as_rows, check_channels
-from vtk_kernels._triton import tl, triton
+from vtk_kernels._dispatch import LAUNCHES, accumulator, route, runs_kernel
+from vtk_kernels._gelu import LOW, STEP
+from vtk_kernels._linear_kernel import launch
+from vtk_kernels._matmul import check_row_scale
+from vtk_kernels._rows import check_channels
 from vtk_kernels.linear_gelu_backward import linear_gelu_backward
 
 __all__ = ["linear_gelu", "linear_gelu_backward", "linear_gelu_ref"]
@@ -57,89 +48,10 @@ def _pre_activation(x: Tensor, w: Tensor, b: Tensor | None, row_scale: Tensor | 
     return u if b is None else u + b
 
 
-@triton.jit(do_not_specialize=["T"])  # it differs from batch to batch
-@no_type_check
-def _linear_gelu_kernel(
-    y_ptr,  # out (T, F)
-    q_ptr,  # out (T, F), uint8; or None
-    x_ptr,  # (T, K)
-    w_ptr,  # (F, K)
-    b_ptr,  # (F,), or None
-    row_scale_ptr,  # (T,), fp32; or None
-    stride_xt,  # from a row of x to the next
-    stride_wf,  # of w
-    T,
-    F,
-    K,
-    LOW: tl.constexpr,
-    STEP: tl.constexpr,
-    EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
-    BLOCK_T: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    tile_t, tile_f = tile_of(tl.program_id(0), T, F, BLOCK_T, BLOCK_F, GROUP)
-    row = tile_t.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    out = tile_f * BLOCK_F + tl.arange(0, BLOCK_F)
-    step = tl.arange(0, BLOCK_K)
-    u = product(
-        x_ptr + (row * stride_xt)[:, None] + step[None, :],
-        w_ptr + (out.to(tl.int64) * stride_wf)[None, :] + step[:, None],
-        (row < T)[:, None],
-        (out < F)[None, :],
-        K,
-        1,
-        1,
-        EVEN_K,
-        BLOCK_T,
-        BLOCK_F,
-        BLOCK_K,
-    )
-    if row_scale_ptr is not None:
-        u *= tl.load(row_scale_ptr + row, mask=row < T, other=0.0).to(tl.float32)[:, None]
-    if b_ptr is not None:
-        u += tl.load(b_ptr + out, mask=out < F, other=0.0).to(tl.float32)[None, :]
-    mask = (row < T)[:, None] & (out < F)[None, :]
-    at = (row * F)[:, None] + out[None, :]
-    tl.store(y_ptr + at, gelu(u).to(y_ptr.dtype.element_ty), mask=mask)
-    if q_ptr is not None:
-        tl.store(q_ptr + at, ((gelu_derivative(u) - LOW) * (1.0 / STEP) + 0.5).to(tl.uint8), mask=mask)
-
-
 def _linear_gelu_launch(
     x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, row_scale: Tensor | None = None
 ) -> Tensor | tuple[Tensor, Tensor]:
-    shape = (*x.shape[:-1], w.shape[0])
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    q = torch.empty(shape, dtype=torch.uint8, device=x.device) if save_grad else None
-    a, weight = as_rows(x), as_rows(w)
-    (rows, size), features = a.shape, weight.shape[0]
-    block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, weight)
-    if y.numel():
-        with on_device(x):
-            _linear_gelu_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](
-                y,
-                q,
-                a,
-                weight,
-                None if b is None else b.contiguous(),
-                None if row_scale is None else row_scale.contiguous(),
-                a.stride(0),
-                weight.stride(0),
-                rows,
-                features,
-                size,
-                LOW=LOW,
-                STEP=STEP,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
-                GROUP=GROUP,
-                num_warps=warps,
-                num_stages=stages,
-            )
+    y, q = launch(x, w, b, activation=True, save_grad=save_grad, row_scale=row_scale)
     return y if q is None else (y, q)
 
 

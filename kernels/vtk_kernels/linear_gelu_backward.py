@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._matmul import GROUP, LOW, STEP, product, tile_config, tile_of
+from vtk_kernels._gelu import LOW, STEP
+from vtk_kernels._matmul import GROUP, product, tile_config, tile_of
 from vtk_kernels._rows import as_rows, check_channels
 from vtk_kernels._triton import tl, triton
 

@@ -12,6 +12,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
@@ -52,7 +53,9 @@ def _norm_kernel(
     C,
     eps,
     BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)
     mask = channel < C
@@ -95,7 +98,15 @@ def _norm_launch(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if len(rows):
         with on_device(x):
             _norm_kernel[(len(rows),)](
-                x_hat, rstd, rows, rows.stride(0), channels, float(eps), BLOCK_C=block, num_warps=warps
+                x_hat,
+                rstd,
+                rows,
+                rows.stride(0),
+                channels,
+                float(eps),
+                BLOCK_C=block,
+                num_warps=warps,
+                **chained(x, len(rows)),
             )
     return x_hat, rstd
 

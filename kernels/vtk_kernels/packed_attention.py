@@ -4,8 +4,8 @@
 
 The heads of P parallel branches are P·H heads here: one launch, and P times the programs where a batch is small. One
 program owns BLOCK_M queries of one head. It reads keys and values in steps of BLOCK_N with the running softmax of
-Milakov, Gimelshein (2018) and Dao et al. (2022), or all of them at once where they fit; powers are of 2, log2 e being
-part of the scale. Elements moved: per head reads q once and k, v once per BLOCK_M queries (cached), writes o.
+Milakov, Gimelshein (2018) and Dao et al. (2022); powers are of 2, log2 e being part of the scale. Elements moved: per
+head reads q once and k, v once per BLOCK_M queries (cached), writes o.
 
 LN-folded form: q, k, v are row_scale · raw + bias. Softmax over keys does not see what is equal for all of them, so
 the keys' bias drops out, their scale multiplies columns of q kᵀ, the values' scale the probabilities, and the values'

@@ -4,7 +4,7 @@
 
 At batch 1 the (197, K) · (K, 384) products of a ViT-S have 24 tiles of 64 × 64 for over 100 multiprocessors; S slices
 make 24 S. No atomics: the same bits every time. One program owns one tile of one slice. A slice is ceil(K / S) long,
-rounded up to 64 so that it starts on a 128-byte line; the last ones may be shorter or empty (zeros).
+rounded up to 128, two of the copies' steps; the last ones may be shorter or empty (zeros).
 Elements moved: reads x and w once per tile column and row (cached), writes S · T · F in fp32.
 """
 
@@ -13,27 +13,35 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import chained, follow, is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._matmul import GROUP, product, tile_config, tile_of
+from vtk_kernels._matmul import GROUP, has_tensor_map, mapped_product, product, tensor_map, tile_config, tile_of
 from vtk_kernels._rows import as_rows, check_channels
 from vtk_kernels._triton import tl, triton
 
 LAUNCHES["splitk_linear"] = 1
 
-_ALIGN = 64
+_ALIGN = 128
 """Slices start at multiples of this many columns, which every BLOCK_K divides."""
+
+_PROGRAMS = 132
+"""Multiprocessors of an H100: a program each, or two where a single slice would fill them."""
 
 
 def default_splits(rows: int, features: int, size: int) -> int:
-    """Return how many slices fill a large card: 128 programs of 64 × 64, at most 8 slices, each at least 256 long.
+    """Return into how many equal slices a product of 64 × 64 tiles is cut to fill a large card.
 
     Args:
         rows: T.
         features: F.
         size: K.
     """
-    tiles = -(-rows // 64) * -(-features // 64)
-    return max(1, min(8, -(-128 // max(tiles, 1)), size // 256))
+    tiles = max(-(-rows // 64) * -(-features // 64), 1)
+    wanted = _PROGRAMS // tiles
+    if wanted < 2:
+        wanted = 2 * _PROGRAMS // tiles
+    steps = -(-size // _ALIGN)
+    return max((s for s in range(1, min(8, wanted) + 1) if steps % s == 0), default=1)
 
 
 def splitk_linear_ref(x: Tensor, w: Tensor, splits: int) -> Tensor:
@@ -56,8 +64,8 @@ def _slices(size: int, splits: int) -> list[slice]:
 @no_type_check
 def _splitk_linear_kernel(
     partials_ptr,  # out (splits, T, F), fp32
-    x_ptr,  # (T, K)
-    w_ptr,  # (F, K)
+    x_ptr,  # (T, K); with TMA the tensor map of its tiles
+    w_ptr,  # (F, K); likewise
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
     T,
@@ -65,30 +73,37 @@ def _splitk_linear_kernel(
     K,
     length,  # columns of a slice, a multiple of BLOCK_K
     GROUP: tl.constexpr,
+    TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    follow(PDL)
     tile_t, tile_f = tile_of(tl.program_id(0), T, F, BLOCK_T, BLOCK_F, GROUP)
     row = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
     out = tile_f * BLOCK_F + tl.arange(0, BLOCK_F)
     split = tl.program_id(1)
     first = split * length
-    step = first + tl.arange(0, BLOCK_K)
-    total = product(
-        x_ptr + row.to(tl.int64)[:, None] * stride_xt + step[None, :],
-        w_ptr + out.to(tl.int64)[None, :] * stride_wf + step[:, None],
-        (row < T)[:, None],
-        (out < F)[None, :],
-        tl.minimum(length, K - first),
-        1,
-        1,
-        EVEN_K,
-        BLOCK_T,
-        BLOCK_F,
-        BLOCK_K,
-    )
+    if TMA:
+        last = tl.minimum(first + length, K)
+        total = mapped_product(x_ptr, w_ptr, tile_t * BLOCK_T, tile_f * BLOCK_F, first, last, BLOCK_T, BLOCK_F, BLOCK_K)
+    else:
+        step = first + tl.arange(0, BLOCK_K)
+        total = product(
+            x_ptr + row.to(tl.int64)[:, None] * stride_xt + step[None, :],
+            w_ptr + out.to(tl.int64)[None, :] * stride_wf + step[:, None],
+            (row < T)[:, None],
+            (out < F)[None, :],
+            tl.minimum(length, K - first),
+            1,
+            1,
+            EVEN_K,
+            BLOCK_T,
+            BLOCK_F,
+            BLOCK_K,
+        )
     at = (split.to(tl.int64) * T + row)[:, None] * F + out[None, :]
     tl.store(partials_ptr + at, total, mask=(row < T)[:, None] & (out < F)[None, :])
 
@@ -97,13 +112,20 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
     partials = torch.empty((splits, *x.shape[:-1], w.shape[0]), dtype=torch.float32, device=x.device)
     a, b = as_rows(x), as_rows(w)
     (rows, size), features = a.shape, b.shape[0]
-    block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, b)
+    tma = is_hopper(x) and has_tensor_map(a, b)
+    if tma:
+        block_t, block_f, block_k, warps = 16 if rows <= 16 else 64, 64, 128, 4
+        # with one program a multiprocessor there is room for a fourth stage
+        stages = 4 if triton.cdiv(rows, block_t) * triton.cdiv(features, block_f) * splits <= _PROGRAMS else 3
+    else:
+        block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, b)
+    tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
     if partials.numel():
         with on_device(x):
-            _splitk_linear_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f), splits)](
+            _splitk_linear_kernel[(tiles, splits)](
                 partials,
-                a,
-                b,
+                tensor_map(a, block_t, block_k) if tma else a,
+                tensor_map(b, block_f, block_k) if tma else b,
                 a.stride(0),
                 b.stride(0),
                 rows,
@@ -111,12 +133,14 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
                 size,
                 _slice_length(size, splits),
                 GROUP=GROUP,
+                TMA=tma,
                 EVEN_K=size % block_k == 0,
                 BLOCK_T=block_t,
                 BLOCK_F=block_f,
                 BLOCK_K=block_k,
                 num_warps=warps,
                 num_stages=stages,
+                **chained(x, tiles * splits),
             )
     return partials
 

@@ -75,7 +75,7 @@ def test_operands_are_the_same_at_every_call():
 def test_a_provider_that_differs_is_not_timed(monkeypatch, capsys):
     bench = replace(BENCHES["norm"], providers={**BENCHES["norm"].providers, "vtk": lambda t, case: t["x"]})
     row = _runner.measure(bench, bench.checks[0], "vtk", CPU, None, quick=True)
-    assert row["passed"] is False and row["p50_us"] is None
+    assert row["passed"] is False and row["p50_us"] is None and row["timer"] is None
     assert _runner.main(bench, ["--smoke"]) == 1
     assert "differs from eager, not timed" in capsys.readouterr().out
 
@@ -87,6 +87,7 @@ def test_percent_is_the_larger_floor_over_the_time(monkeypatch):
     rows = [_runner.measure(BENCHES["linear_gelu"], case, "vtk", CPU, c) for c in (slow_memory, slow_units)]
     assert [row["percent"] for row in rows] == [50.0, 50.0]  # 1000 B at 1e8 B/s, 10000 FLOP at 1e9 FLOP/s: 10 µs each
     assert rows[0]["gb_s"] == 0.1 and rows[0]["p50_us"] == 20.0 and rows[0]["p80_us"] == 21.0
+    assert rows[0]["timer"] == "clock"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures here")

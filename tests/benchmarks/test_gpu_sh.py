@@ -44,7 +44,7 @@ def test_without_arguments_it_says_how_to_use_it():
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (("train", "--out", "x"), "`train` is no stage and no option; stages are correct, kernels, e2e"),
+    (("train", "--out", "x"), "`train` is no stage and no option; stages are correct, kernels, e2e, breakdown"),
     (("e2e",), "`--out DIR` is missing"),
     (("e2e", "--out"), "`--out` needs a value"),
     (("e2e=fast", "--out", "x"), "`fast` is no number of seconds"),
@@ -73,9 +73,10 @@ def test_stages_run_in_order_each_with_its_time(stub, tmp_path):
 ])  # fmt: skip
 def test_later_stages_run_whatever_earlier_ones_say(stub, tmp_path, codes, expected):
     python, log = stub(**codes)
-    found = run("correct", "kernels", "e2e", "--smoke", "--out", tmp_path / "out", python=python)
+    stages = ["correct", "kernels", "e2e", "breakdown"]
+    found = run(*stages, "--smoke", "--out", tmp_path / "out", python=python)
     assert found.returncode == expected
-    assert [line.split()[0] for line in log.read_text().splitlines()] == ["correct", "kernels", "e2e"]
+    assert [line.split()[0] for line in log.read_text().splitlines()] == stages
     assert all(line.endswith("--smoke") for line in log.read_text().splitlines())
 
 
@@ -89,7 +90,7 @@ def test_fresh_puts_old_results_aside(stub, tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_run_in_small(tmp_path):
-    found = run("correct", "kernels", "e2e", "--smoke", "--out", tmp_path)
+    found = run("correct", "kernels", "e2e", "breakdown", "--smoke", "--out", tmp_path)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
     names = {"gpu.log", "smoke_ceilings.csv", "smoke_correct.csv", "smoke_kernels.csv", "smoke_e2e.csv"}
     assert {path.name for path in tmp_path.iterdir()} == names
@@ -105,7 +106,7 @@ import sys
 for name in ("tyro", "accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
     sys.modules[name] = None
 sys.path.insert(0, {str(SCRIPT.parent)!r})
-import correct, e2e, roofline
+import breakdown, correct, e2e, roofline
 from vtk.fused import fuse
 from vtk.models.context_layers import add_context_broadcast
 correct.benches()

@@ -44,11 +44,12 @@ def test_numbers_of_the_page_are_those_of_the_files(tmp_path):
           e2e("S36x1", 1, "fused+graph", 0.9), e2e("S18x2", 256, "fused+graph", 20.0, bound=">= 16000 images/s"),
           e2e("S18x2", 1, "timm", 5.25), e2e("S18x2", 8, "fused", 1.5, median_ms="", images_s=""))  # fmt: skip
     page = performance.page(tmp_path)
-    assert "| 1 | 5.25 | – | 0.5 (0.61) | 0.043 (measured) | 2000 |" in page
-    assert "| 8 | – | wrong output | – | 0.043 (measured) | – |" in page
-    assert "| S18x2, 224 px, batch 1, fused+graph | <= 0.55 ms | 0.5 | 0.043 ms | yes |" in page
-    assert "| S18x2, 224 px, batch 256, fused+graph | >= 16000 images/s | 12800 | 0.043 ms | **no** |" in page
-    assert "| S18x2 | fused+graph | 1 | 1.80 |" in page
+    assert "| 1 | 5.25 | – | 0.5 (0.61) | 0.043 (measured) | 2000 | 23256 |" in page
+    assert "| 8 | – | wrong output | – | 0.043 (measured) | – | 186047 |" in page
+    assert "set for an H100; these are of Card A" in page and "**Card A**" in page
+    assert "| S18x2, 224 px, batch 1, fused+graph | <= 0.55 ms | 0.5 | 0.043 ms | met |" in page
+    assert "| S18x2, 224 px, batch 256, fused+graph | >= 16000 images/s | 12800 | 0.043 ms | **missed** |" in page
+    assert "| S18x2 against S36x1, 224 px, batch 1, fused+graph | >= 1.00 × | 1.80 | 0.043 ms | met |" in page
     assert "*Card A; threads 8; torch 2.11.0; triton 3.6.0; timm 1.0.31; driver 580.1; commit abc1234; 2026-" in page
 
 
@@ -62,15 +63,27 @@ def test_the_last_row_of_a_cell_counts_and_devices_are_apart(tmp_path):
 
 def test_kernels_and_comparisons_have_their_tables(tmp_path):
     row = {"op": "norm", "mode": "forward", "shape": "B=1", "dtype": "bf16", "percent": "55.5"}
-    cells = [row | {"provider": p, "p50_us": t} | RUN for p, t in (("eager", "4.5"), ("vtk", "2.5"))]
+    times = (("eager", "4.5", "launch"), ("vtk", "2.5", "graph"))
+    cells = [row | {"provider": p, "p50_us": t, "timer": by} | RUN for p, t, by in times]
     write(tmp_path, "gpu_kernels.csv", *cells)
     row = {"unit": "op norm", "dtype": "bf16", "torch_error": "2e-3", "note": ""} | RUN
     found = (("a", "1e-3", "True"), ("b", "3e-3", "True"), ("c", "", "False"))
     write(tmp_path, "gpu_correct.csv", *(row | {"case": c, "error": e, "passed": p} for c, e, p in found))
     page = performance.page(tmp_path)
     assert "| shape | mode | type | eager | vtk |" in page
-    assert "| B=1 | forward | bf16 | 4.5 (55.5 %) | 2.5 (55.5 %) |" in page
+    assert "| B=1 | forward | bf16 | 4.5 (55.5 %) *launch* | 2.5 (55.5 %) |" in page
     assert "| op norm | 2 of 3 | 3e-3 | 2e-3 |" in page
+
+
+def test_the_time_of_kernels_is_shown_by_group(tmp_path):
+    cell = {"model": "S18x2", "px": "224", "batch": "1", "calls": "1", "percent": "0"}
+    times = (("nvjet_sm90_splitK", "40"), ("_norm_kernel", "10"), ("_add_norm_kernel", "20"), ("gaps", "10"))
+    write(tmp_path, "gpu_breakdown.csv", *(cell | {"kernel": k, "us": us} | RUN for k, us in times))
+    page = performance.page(tmp_path)
+    head = (
+        "| model | px | batch | matrix products | attention | GELU | norms | patch embedding | other | gaps | sum, µs |"
+    )
+    assert head in page and "| S18x2 | 224 | 1 | 50.0 | 0.0 | 0.0 | 37.5 | 0.0 | 0.0 | 12.5 | 80 |" in page
 
 
 def test_cpu_rows_appear_with_their_bounds(tmp_path):

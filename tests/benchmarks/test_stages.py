@@ -158,6 +158,55 @@ def test_the_plan_of_whole_models_is_the_one_of_the_issue():
     assert set(e2e.BOUNDS) <= set(keys)
 
 
+def test_what_bounds_need_comes_first():
+    plan = e2e.cells(False, True)
+    first = [(c.model, c.px, c.batch) for c in plan[:24]]
+    assert first == [(model, 224, batch) for model in e2e.END_TO_END for batch in (1, 8, 64, 256)]
+    assert [(c.batch, c.providers[0]) for c in plan[24:29]] == [
+        (1, e2e.MAX_GRAPH), (64, e2e.MAX_GRAPH), (1, e2e.COMPILED), (8, e2e.COMPILED), (64, e2e.COMPILED),
+    ]  # fmt: skip
+    assert {(c.model, c.px) for c in plan[29:33]} == {("B/16", 384)}
+    assert {c.providers[0] for c in plan[33:39]} == {e2e.COMPILED}
+    assert {c.batch for c in plan[39:]} == {2, 4, 16, 32}
+
+
+def test_plain_timm_is_timed_more_briefly_at_large_batches():
+    found = [e2e.duration_of(*a, 0.3) for a in (("timm", 64), ("timm", 8), ("fused", 64))]
+    assert found == [0.2, 0.3, 0.3] and e2e.duration_of("timm", 64, 0.01) == 0.01
+
+
+class Replays:
+    """A fused model whose graphs return what they are told."""
+
+    def __init__(self, replay):
+        self.graphs, self.replay = False, replay
+
+    def __call__(self, x):
+        return self.replay(x) if self.graphs else 2 * x
+
+
+def test_replays_repeat_themselves_and_agree_with_the_plain_path():
+    torch.manual_seed(0)
+    images = torch.randn(8, 10).half()
+    exact = 2 * images.double()
+
+    def check(replay, plain=2 * images):
+        return correct._replay("model x", "fp16", Replays(replay), images, plain, exact)
+
+    same = check(lambda x: 2 * x)
+    assert (same["passed"], same["note"], same["case"]) == (True, "", "graph replay")
+    other = check(lambda x: (2.001 * x.float()).half())  # another algorithm in the capture
+    assert other["passed"] and "e-04 from the plain path" in other["note"] and "fp64" not in other["note"]
+    wrong = check(lambda x: 2.1 * x)
+    assert not wrong["passed"] and "5.0e-02 from the plain path, and too far from fp64" in wrong["note"]
+    assert check(lambda x: 2.1 * x, plain=2.1 * images)["passed"]  # as near to fp64 as plain torch
+    stale = images[:1]
+    assert not check(lambda x: 2 * (stale if len(x) == 1 else x))["passed"]
+    drift = iter(range(100))
+    unsteady = check(lambda x: 2 * x + 1e-3 * next(drift))
+    assert not unsteady["passed"] and "replays of the same input differ" in unsteady["note"]
+
+
 def test_choices_are_the_quickest_of_what_was_measured_completely(tmp_path, code):
     benches = correct.benches()
     bench = benches["linear_gelu"]
@@ -165,13 +214,13 @@ def test_choices_are_the_quickest_of_what_was_measured_completely(tmp_path, code
 
     def row(case, provider, us, **changes):
         named = {"op": bench.op, "mode": case.mode, "provider": provider, "shape": case.label, "dtype": "bf16"}
-        return {**named, "p50_us": str(us), "passed": "True", **code, **changes}
+        return {**named, "p50_us": str(us), "timer": "graph", "passed": "True", **code, **changes}
 
     half = row(second, "vtk", 5.0)
     found = _choices.entries(benches, [row(first, "eager", 9.0), row(first, "vtk", 7.5), half])
     assert [(e["rows"], e["n"], e["k"], e["choice"]) for e in found] == [(197, 3072, 384, "triton")]
-    wrong = row(first, "vtk", 7.5, passed="False")
-    assert _choices.entries(benches, [row(first, "eager", 9.0), wrong]) == []
+    for no in ({"passed": "False"}, {"timer": "launch"}):
+        assert _choices.entries(benches, [row(first, "eager", 9.0), row(first, "vtk", 7.5, **no)]) == []
     slower = [row(first, "eager", 9.0), row(first, "vtk", 9.5), row(first, "compile", 1.0)]
     assert [e["choice"] for e in _choices.entries(benches, slower)] == ["aten"]
     _choices.write(tmp_path / "choices.json", found)
@@ -182,7 +231,8 @@ def test_choices_are_the_quickest_of_what_was_measured_completely(tmp_path, code
 def test_numbers_of_slices_that_the_model_does_not_take_decide_nothing(code):
     benches = correct.benches()
     case = benches["splitk_linear"].cases[0]
-    named = {"op": "splitk_linear", "mode": "forward", "shape": case.label, "dtype": "bf16", "passed": "True", **code}
+    named = {"op": "splitk_linear", "mode": "forward", "shape": case.label, "dtype": "bf16", "timer": "graph", **code}
+    named["passed"] = "True"
     times = {"eager": 1.0, "aten": 5.0, "vtk": 6.0, "split4": 4.0}
     found = _choices.entries(benches, [{**named, "provider": p, "p50_us": str(t)} for p, t in times.items()])
     assert [(e["choice"], e["us"]) for e in found] == [("aten", {"aten": 5.0, "triton": 6.0})]

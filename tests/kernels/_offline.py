@@ -31,8 +31,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import vtk_kernels
+from vtk_kernels import _device
 
 if __name__ == "__main__":  # the cases beside this file are a module of a package for pytest only
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -54,23 +56,24 @@ class Call:
     label: str
     kernel: JITFunction
     arguments: dict[str, Any]
-    options: dict[str, int]
+    options: dict[str, Any]
 
 
 class _Recorder:
     """Stands in for a kernel: ``recorder[grid](...)`` notes the call."""
 
-    def __init__(self, kernel: JITFunction, calls: list[tuple[JITFunction, dict[str, Any], dict[str, int]]]) -> None:
+    def __init__(self, kernel: JITFunction, calls: list[tuple[JITFunction, dict[str, Any], dict[str, Any]]]) -> None:
         self.kernel, self.calls = kernel, calls
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         assert all(isinstance(n, int) and n > 0 for n in grid), f"grid {grid}"
 
-        def note(*args: Any, num_warps: int = 4, num_stages: int = 3, **named: Any) -> None:
+        def note(*args: Any, num_warps: int = 4, num_stages: int = 3, launch_pdl: bool = False, **named: Any) -> None:
             names = self.kernel.arg_names
             arguments = {**dict(zip(names, args, strict=False)), **named}
             assert set(arguments) == set(names), f"{self.kernel.__name__}: {set(arguments) ^ set(names)}"
-            self.calls.append((self.kernel, arguments, {"num_warps": num_warps, "num_stages": num_stages}))
+            options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
+            self.calls.append((self.kernel, arguments, options))
 
         return note
 
@@ -90,17 +93,29 @@ def _kernel_attributes() -> dict[tuple[str, str], tuple[Any, JITFunction]]:
     return found
 
 
-def record(case: Case) -> list[Call]:
-    """Run a launcher and return its launches; the second and later ones get a number after the label."""
+def record(case: Case, capability: int) -> list[Call]:
+    """Run a launcher as if on a card and return its launches; the second and later ones get a number after the label.
+
+    Tensor maps and chained launches are for Hopper and later.
+    """
     attributes = _kernel_attributes()
-    calls: list[tuple[JITFunction, dict[str, Any], dict[str, int]]] = []
+    calls: list[tuple[JITFunction, dict[str, Any], dict[str, Any]]] = []
+    modules = [
+        importlib.import_module(f"vtk_kernels.{info.name}") for info in pkgutil.iter_modules(vtk_kernels.__path__)
+    ]
+    asking = [module for module in modules if hasattr(module, "is_hopper")]
+    real = _device.is_hopper
     try:
+        for module in asking:
+            module.is_hopper = lambda _: capability >= 90  # type: ignore[attr-defined]
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, _Recorder(kernel, calls))
         case.launcher(*case.arguments)
     finally:
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, kernel)
+        for module in asking:
+            module.is_hopper = real  # type: ignore[attr-defined]
     return [Call(case.label if i == 0 else f"{case.label} #{i + 1}", *call) for i, call in enumerate(calls)]
 
 
@@ -118,6 +133,9 @@ def source(call: Call) -> ASTSource:
             constants[i,] = value
         elif isinstance(value, Tensor):
             signature[parameter.name] = TYPES[value.dtype]
+        elif isinstance(value, TensorDescriptor):
+            block = ",".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{TYPES[value.base.dtype].removeprefix('*')}[{block}]>"
         else:
             assert type(value) in (int, float), f"{parameter.name}: {type(value)}; launchers pass plain numbers"
             wide = isinstance(value, int) and not -(2**31) <= value < 2**31
@@ -157,17 +175,18 @@ def key(call: Call) -> str:
 
 def run(capabilities: Sequence[int], essential: bool) -> dict[str, Any]:
     """Compile the table and return rows by "label sm_NN", and the kernels that no case launches."""
-    calls = [call for case in cases() if case.essential or not essential for call in record(case)]
+    chosen = [case for case in cases() if case.essential or not essential]
     rows: dict[str, dict[str, Any]] = {}
     known: dict[tuple[str, int], dict[str, Any]] = {}
-    for call in calls:
-        for capability in capabilities:
+    launched = set()
+    for capability in capabilities:
+        for call in (call for case in chosen for call in record(case, capability)):
+            launched.add(call.kernel.__name__)
             same = key(call), capability
             if same not in known:
                 known[same] = measure(call, capability)
                 print(f"{call.label:<36} sm_{capability} {known[same]}", file=sys.stderr, flush=True)
             rows[f"{call.label} sm_{capability}"] = known[same]
-    launched = {call.kernel.__name__ for call in calls}
     return {"triton": triton.__version__, "rows": rows, "never launched": sorted(set(kernels()) - launched)}
 
 

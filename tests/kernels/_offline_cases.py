@@ -12,6 +12,7 @@ from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
+from vtk_kernels.patchify import _patchify_launch
 from vtk_kernels.splitk_linear import _splitk_linear_launch
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
@@ -32,6 +33,8 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield the table."""
+    for label, essential, launcher, *arguments in stems():
+        yield Case(label, launcher, tuple(arguments), essential)
     for size, (channels, heads) in SIZES.items():
         for made, essential in (
             *((row, size == "S") for row in row_wise(channels)),
@@ -62,10 +65,22 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
     yield "add_norm", True, _add_norm_launch, x, x, EPS
     yield "add_norm partials", False, _add_norm_launch, one, None, EPS, partials, vector
+    yield "add_norm table", False, _add_norm_launch, one, x, EPS
+    yield "add_norm table partials", False, _add_norm_launch, one, None, EPS, fp32(4, 8, 197, c), vector
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
     yield "context_broadcast segments", False, _broadcast_kernels.launch, packed, packed, None, offsets
+
+
+def stems() -> Iterator[tuple[Any, ...]]:
+    """Yield images cut into patches, which no width of a model changes: of one grid, padded, in another order."""
+    images = empty(8, 3, 224, 224)
+    yield "patchify 16", True, _patchify_launch, images, (16, 16), 1, 768
+    yield "patchify 14", False, _patchify_launch, images, (14, 14), 5, 592
+    yield "patchify 16 384px", False, _patchify_launch, empty(8, 3, 384, 384), (16, 16), 1, 768
+    nhwc = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    yield "patchify 16 channels_last", False, _patchify_launch, nhwc, (16, 16), 1, 768
 
 
 def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:

@@ -145,6 +145,31 @@ def test_strided_rows() -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("shape", [(4, 3, 40), (2, 1, 64), (3, 100), (0, 5, 48)], ids=str)
+def test_a_table_repeats_over_the_batch(shape: tuple[int, ...]) -> None:
+    table, r, partials, bias = draw(1, *shape[1:]), draw(*shape), draw(2, *shape), draw(shape[-1])
+    for x in (table, strided(table)):
+        for one, *parts in ((r,), (None, partials, bias)):
+            with nan_filled():
+                found = add_norm(x, one, EPS, *parts, use_triton=True)
+            added = like_r(partials, bias) if one is None else r
+            plain = add_norm(x, one, EPS, *parts, use_triton=False)
+            for actual, same, expected in zip(found, plain, formula(x, added), strict=True):
+                assert actual.is_contiguous()
+                assert_close(actual, expected, 5e-6)
+                assert_close(same, expected, 5e-6)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_a_table_in_half_precision_gives_the_bits_of_its_copies(dtype: torch.dtype) -> None:
+    table, r = draw(1, 9, 384, dtype=dtype), draw(3, 9, 384, dtype=dtype)
+    copies = add_norm(table.expand(3, -1, -1), r, EPS, use_triton=True)
+    for found, expected in zip(add_norm(table, r, EPS, use_triton=True), copies, strict=True):
+        assert torch.equal(found, expected)
+
+
+@needs_kernel
 @settings(max_examples=8, deadline=None)
 @given(rows=st.integers(0, 9), channels=st.integers(4, 300), splits=st.integers(0, 4))
 def test_any_shape(rows: int, channels: int, splits: int) -> None:
@@ -179,6 +204,10 @@ def test_gradients(run: object) -> None:
     bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, p, b: run(x, None, EPS, p, b), (x, partials, bias))
     assert not run(x, r, EPS)[2].requires_grad
+    table = torch.randn(1, 3, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, r: run(x, r, EPS), (table, r))
+    assert torch.autograd.gradcheck(lambda x, p, b: run(x, None, EPS, p, b), (table, partials, bias))
+    assert torch.autograd.gradcheck(lambda r: run(table.detach(), r, EPS), r)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +221,7 @@ def test_operators_keep_torchs_contract(dtype: torch.dtype, checks: str | tuple[
     torch.library.opcheck(
         op, (x.transpose(0, 1), None, EPS, torch.randn(2, 3, 2, 16), torch.randn(16, dtype=dtype)), test_utils=checks
     )
+    torch.library.opcheck(op, (x[:1].clone().requires_grad_(), x.clone().requires_grad_(), EPS), test_utils=checks)
     _, x_hat, rstd = add_norm(x, x, EPS)
     torch.library.opcheck(OPS.add_norm_backward.default, (x, strided(x), x_hat, rstd), test_utils=checks)
 
@@ -220,6 +250,9 @@ X, R, P, B = torch.ones(2, 3, 4), torch.ones(2, 3, 4), torch.ones(2, 2, 3, 4), t
         ((X, None, EPS), "give one of `r` and `partials`, not neither"),
         ((X, R, EPS, P), "give one of `r` and `partials`, not both"),
         ((X, R[:1], EPS), r"`r` is \(1, 3, 4\) torch.float32; it must be like `x`"),
+        ((X[:1, :2], R, EPS), r"`r` is \(2, 3, 4\) torch.float32; it must be like `x`, \(1, 2, 4\)"),
+        ((X[0, :1], R, EPS), r"it must be like `x`, \(1, 4\)"),
+        ((X[:, :1], None, EPS, P), r"must be \(S, \*\(2, 1, 4\)\)"),
         ((X, R.double(), EPS), r"torch.float64; it must be like `x`, \(2, 3, 4\) torch.float32"),
         ((X, None, EPS, P[:, :1]), r"`partials` is \(2, 1, 3, 4\).* must be \(S, \*\(2, 3, 4\)\) torch.float32"),
         ((X, None, EPS, P[:0]), "with S ≥ 1"),

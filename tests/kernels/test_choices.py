@@ -24,12 +24,12 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         path = tmp_path / "choices.json"
         path.write_text(json.dumps({"schema": 1, "measured": entries}))
         monkeypatch.setattr(choices, "_PATH", path)
-        choices._table.cache_clear()
+        choices._tables.cache_clear()
         choices._choose.cache_clear()
 
     monkeypatch.setattr(choices, "_minor", lambda module: "9.9" if module == "triton" else real(module))
     yield put
-    choices._table.cache_clear()
+    choices._tables.cache_clear()
     choices._choose.cache_clear()
 
 
@@ -64,9 +64,20 @@ def test_an_entry_holds_for_what_it_was_measured_on_and_nothing_else(table: Any)
     ):  # fmt: skip
         assert ask(**other) == "triton", other
     assert ask(op="grouped_linear") == "triton"
-    for field, value in (("torch", "1.0"), ("triton", "1.0")):
+
+
+def test_what_was_measured_on_a_related_card_or_version_holds_until_this_one_is(table: Any) -> None:
+    for field, value in (("torch", "1.0"), ("triton", "1.0"), ("device", "NVIDIA H200")):
         table({**ENTRY, field: value})
+        assert ask() == "aten", field
+        table({**ENTRY, field: value}, {**ENTRY, "choice": "triton"})
         assert ask() == "triton", field
+    old, new = {**ENTRY, "torch": "2.9", "choice": "triton"}, {**ENTRY, "torch": "2.10"}
+    for entries in ((old, new), (new, old)):
+        table(*entries)
+        assert ask(device="NVIDIA H200") == "aten"
+    table({**ENTRY, "device": "NVIDIA A100-SXM4-80GB"})
+    assert ask() == "triton"
 
 
 def test_the_nearest_measured_number_of_rows_decides_up_to_a_factor_of_two(table: Any) -> None:

@@ -13,13 +13,28 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from vtk.fused.checks import copied, is_identity
 from vtk.fused.fold import fold_input
 from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm, refusal
-from vtk.fused.stages import frozen
+from vtk.fused.patches import check_images, padded_matrix, takes_patches, token_table
+from vtk.fused.stages import Plan, frozen
+from vtk_kernels.add_norm import add_norm
+from vtk_kernels.patchify import patchify
 
 _BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 class Embedding(nn.Module):
-    """Stem, position table, prefix tokens and, where the model has one, the norm before the first block."""
+    """Stem, position table, prefix tokens and, where the model has one, the norm before the first block.
+
+    Attributes:
+        stem: of the model, on the CPU and for exporters run as it is.
+        prefix: (1, prefix, C), class and register tokens with their positions.
+        pos_embed: (1, N, C), of the patches.
+        table: (1, prefix + N, C), all that the CUDA plan adds to the product of patches, None for stems that are not
+            one. It and ``padded`` follow from the parameters: they are in no state dict and made anew when one loads.
+        padded: (C, width), the stem's weight with zero columns, None where it needs none and a view of it does.
+    """
+
+    table: Tensor | None
+    padded: Tensor | None
 
     def __init__(self, model: Any, like: Tensor) -> None:
         super().__init__()
@@ -40,10 +55,43 @@ class Embedding(nn.Module):
             # its output is the residual stream itself, so that there is no matrix to take the affine part
             self.pre, affine = read_norm(model.norm_pre, like, "norm_pre")
             self.pre_weight, self.pre_bias = frozen(affine.weight), frozen(affine.bias)
+        self.register_buffer("table", None, persistent=False)
+        self.register_buffer("padded", None, persistent=False)
+        self.by_patches = takes_patches(self.stem) and not self.dynamic
+        self._derive()
+        self.register_load_state_dict_post_hook(_derive_again)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, chans, height, width) to tokens (B, prefix + N, C)."""
-        x = self.stem(images)
+    def _derive(self) -> None:
+        if self.by_patches:
+            self.table = token_table(self.stem, self.prefix, self.pos_embed)
+            self.padded = padded_matrix(self.stem)
+
+    def forward(self, images: Tensor, norm: NormSpec, plan: Plan) -> tuple[Tensor, Tensor]:
+        """Map images to tokens and their form normalised for the first stage, both (B, prefix + N, C).
+
+        Args:
+            images: (B, chans, height, width), of the model's type.
+            norm: of the first stage.
+            plan: with kernels, a product of patches takes three of them.
+
+        Raises:
+            UsageError: images of a size that the stem does not take.
+        """
+        check_images(self.stem, images)
+        if plan.kernels and self.table is not None:
+            conv: Any = self.stem.proj
+            matrix = conv.weight.flatten(1) if self.padded is None else self.padded
+            prefix = 0 if self.prefix is None else self.prefix.shape[1]
+            added = F.linear(patchify(images, conv.kernel_size, prefix, matrix.shape[1]), matrix)
+            if self.pre is None and norm.kind == "layer":
+                return add_norm(self.table, added, norm.eps)[:2]
+            x = self._before_blocks(self.table + added)
+        else:
+            x = self._before_blocks(self._tokens(self.stem(images)))
+        return x, normalize(x, norm, plan.kernels)
+
+    def _tokens(self, x: Tensor) -> Tensor:
+        """Add to the stem's output what does not depend on the image."""
         if self.dynamic and self.full is not None:
             x = self._dynamic(x)
         elif x.ndim == 4:
@@ -52,6 +100,9 @@ class Embedding(nn.Module):
             x = x + self.pos_embed
         if self.prefix is not None:
             x = torch.cat((self.prefix.expand(x.shape[0], -1, -1), x), 1)
+        return x
+
+    def _before_blocks(self, x: Tensor) -> Tensor:
         if self.pre is not None and self.pre_weight is not None:
             if self.pre.kind == "rms":
                 return F.rms_norm(x, x.shape[-1:], self.pre_weight, self.pre.eps)
@@ -133,6 +184,10 @@ class Head(nn.Module):
         if self.pool == "avg":
             return h.mean(1)
         return h.amax(1) if self.pool == "max" else 0.5 * (h.amax(1) + h.mean(1))
+
+
+def _derive_again(embedding: Embedding, incompatible_keys: Any) -> None:
+    embedding._derive()
 
 
 def fold_batch_norms(module: nn.Module) -> nn.Module:

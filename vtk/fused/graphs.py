@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ON_DEMAND = 32
-"""Largest batch captured without being asked: above it launches hide behind the kernels, and a graph costs memory."""
+ON_DEMAND = 256
+"""Largest batch captured without being asked.
+
+On a host whose launches cost 100 µs a kernel a ViT-S of 36 blocks took 27 ms at batch 64 without a graph and 6.6 with
+one (H200); at 256 the kernels hide the launches, and a graph costs nothing but the memory of its input and output.
+"""
 
 
 @dataclass

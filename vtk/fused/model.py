@@ -29,7 +29,7 @@ class FusedViT(nn.Module):
     graphs are on. Elsewhere it is plain torch. It holds no gradient and has no training mode.
 
     Attributes:
-        graphs: whether batches of up to 32 images are captured and replayed (CUDA only).
+        graphs: whether batches of up to 256 images are captured and replayed (CUDA only).
         cache_bytes: the last-level cache the CPU's plan counts with.
     """
 
@@ -54,15 +54,15 @@ class FusedViT(nn.Module):
         if torch.is_autocast_enabled(images.device.type):  # the model's own type holds, for the residual stream too
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
-        x = self.embed(self._cast(images))
+        images = self._cast(images)
         if plan is None:
-            kernels = x.is_cuda and x.dtype in HALF and not torch.compiler.is_exporting()
+            kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
             # measured choices are of a card, and a fake tensor is on none
-            plan = Plan(kernels, device_name(x) if kernels and type(x) is Tensor else None)
+            plan = Plan(kernels, device_name(images) if kernels and type(images) is Tensor else None)
         stages: list[Any] = list(self.stages)
         norms = [stage.norm for stage in stages]
         following: list[NormSpec | None] = [*norms[1:], self.head.norm]
-        h = normalize(x, norms[0], plan.kernels)
+        x, h = self.embed(images, norms[0], plan)
         for i, (stage, norm) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
             if queries is not None:

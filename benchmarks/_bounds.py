@@ -1,0 +1,76 @@
+"""What the latencies of whole models must hold, read from the rows of `e2e`; without torch, since documents use it."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+Row = Mapping[str, str]
+
+CARD = "H100"
+"""The card that the bounds of `e2e` were written for; on another one they say how far it is from that."""
+
+FUSED = "fused+graph"
+TWINS = (("S18x2", "S36x1"), ("B18x2", "B36x1"))
+"""Parallel models and their sequential twins: the parallel one must not be slower at any batch."""
+
+COMPILED = "compile max-autotune (blocks)+graph"
+SPEEDUPS = {"1": 1.5, "64": 1.1}
+"""Batch to how many times quicker than `COMPILED` the fused model in a graph must be."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bound and what was measured.
+
+    Attributes:
+        what: model, size, batch and who ran it.
+        bound: a sign, a number and a unit.
+        value: in that unit.
+        floor_ms: of the model's latency there.
+        met: whether the bound holds.
+    """
+
+    what: str
+    bound: str
+    value: float
+    floor_ms: str
+    met: bool
+
+    def __str__(self) -> str:
+        value = f"{self.value:.2f}" if self.bound.endswith("×") else f"{self.value:g}"
+        return f"{self.what}: {self.bound}, measured {value}, floor {self.floor_ms} ms: {self.says}"
+
+    @property
+    def says(self) -> str:
+        """The outcome as a word."""
+        return "met" if self.met else "missed"
+
+
+def verdicts(rows: Iterable[Row]) -> Iterator[Verdict]:
+    """Yield a verdict for each bound that the rows of one device allow; later rows of a cell replace earlier ones."""
+    cells = {(r["model"], r["px"], r["batch"], r["provider"]): r for r in rows if r["median_ms"]}
+    for (model, px, batch, provider), row in cells.items():
+        if row["bound"]:
+            sign, limit, unit = row["bound"].split()
+            value = float(row["median_ms"] if unit == "ms" else row["images_s"])
+            met = value <= float(limit) if sign == "<=" else value >= float(limit)
+            what = f"{model}, {px} px, batch {batch}, {provider}"
+            yield Verdict(what, row["bound"], value, row["floor_ms"], met)
+    for parallel, twin in TWINS:
+        for (model, px, batch, provider), row in _by_batch(cells):
+            other = cells.get((twin, px, batch, provider))
+            if (model, provider) == (parallel, FUSED) and other:
+                yield _ratio(f"{parallel} against {twin}, {px} px, batch {batch}, {provider}", other, row, 1.0)
+    for (model, px, batch, provider), row in _by_batch(cells):
+        other = cells.get((model, px, batch, COMPILED))
+        if provider == FUSED and other and batch in SPEEDUPS:
+            what = f"{model}, {px} px, batch {batch}, {provider} against {COMPILED}"
+            yield _ratio(what, other, row, SPEEDUPS[batch])
+
+
+def _ratio(what: str, other: Row, mine: Row, limit: float) -> Verdict:
+    ratio = float(other["median_ms"]) / float(mine["median_ms"])
+    return Verdict(what, f">= {limit:.2f} ×", ratio, mine["floor_ms"], ratio >= limit)
+
+
+def _by_batch(cells: Mapping[tuple[str, str, str, str], Row]) -> list[tuple[tuple[str, str, str, str], Row]]:
+    return sorted(cells.items(), key=lambda item: (item[0][0], int(item[0][1]), int(item[0][2])))

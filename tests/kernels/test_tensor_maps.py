@@ -1,0 +1,93 @@
+"""The forms of the matrix products for Hopper, whose tiles the copy engine moves, run by the interpreter."""
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels._cases import DEVICE, assert_close, error, nan_filled, needs_kernel
+from vtk_kernels import _linear_kernel, _matmul
+from vtk_kernels import splitk_linear as splitk_module
+from vtk_kernels.linear_gelu import linear_gelu, linear_gelu_ref
+from vtk_kernels.splitk_linear import default_splits, splitk_linear, splitk_linear_ref
+
+pytestmark = needs_kernel
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Take the form for Hopper, and note the tiles of every tensor map."""
+    seen: list[tuple[int, ...]] = []
+    made = _matmul.tensor_map
+
+    def noted(matrix: Tensor, rows: int, columns: int) -> object:
+        seen.append((rows, columns))
+        return made(matrix, rows, columns)
+
+    modules: tuple[ModuleType, ...] = (_linear_kernel, splitk_module)
+    for module in modules:
+        monkeypatch.setattr(module, "is_hopper", lambda x: True)
+        monkeypatch.setattr(module, "tensor_map", noted)
+    return seen
+
+
+def half(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).to(DEVICE, torch.float16)
+
+
+@pytest.mark.parametrize(
+    "rows,k,f,tile",
+    [(1, 64, 72, 16), (30, 104, 64, 32), (70, 192, 200, 64), (197, 64, 3072, 64), (394, 64, 3072, 64),
+     (1100, 72, 2048, 128)],
+)  # fmt: skip
+def test_linear_gelu_takes_every_tile_once(rows: int, k: int, f: int, tile: int, hopper: list[tuple[int, ...]]) -> None:
+    x, w, b = half(rows, k), half(f, k, scale=k**-0.5), half(f)
+    with nan_filled():
+        y = linear_gelu(x, w, b, use_triton=True)
+    assert hopper[1][0] == tile and len(hopper) == 3  # of y, x and w
+    expected = linear_gelu_ref(x.double(), w.double(), b.double())
+    assert isinstance(expected, Tensor)
+    assert_close(y, expected, 1e-3)
+
+
+def test_linear_gelu_with_a_byte_and_a_row_scale(hopper: list[tuple[int, ...]]) -> None:
+    x, w, b, scale = half(70, 64), half(48, 64, scale=0.125), half(48), torch.rand(70, device=DEVICE) + 0.5
+    with nan_filled():
+        y, q = linear_gelu(x, w, b, True, scale, use_triton=True)
+    expected, wanted = linear_gelu_ref(x.double(), w.double(), b.double(), True, scale.double())
+    assert hopper and error(y, expected) <= 1e-3
+    assert (q.int() - wanted.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("why,rows,k,f", [("x and w", 40, 100, 64), ("y", 40, 64, 100)])
+def test_rows_that_start_anywhere_are_copied_by_threads(
+    why: str, rows: int, k: int, f: int, hopper: list[tuple[int, ...]]
+) -> None:
+    x, w = half(rows, k), half(f, k, scale=k**-0.5)
+    y = linear_gelu(x, w, None, use_triton=True)
+    assert not hopper, why
+    expected = linear_gelu_ref(x.double(), w.double(), None)
+    assert isinstance(expected, Tensor)
+    assert_close(y, expected, 1e-3)
+
+
+@pytest.mark.parametrize("rows,k,f", [(1, 128, 64), (70, 1000, 72), (197, 768, 384), (66, 384, 136)])
+def test_splitk_linear_sums_to_the_product(rows: int, k: int, f: int, hopper: list[tuple[int, ...]]) -> None:
+    x, w = half(rows, k), half(f, k, scale=k**-0.5)
+    for splits in {default_splits(rows, f, k), 3}:
+        with nan_filled():
+            partials = splitk_linear(x, w, splits, use_triton=True)
+        assert_close(partials, splitk_linear_ref(x.double(), w.double(), splits), 1e-5)
+    assert len(hopper) == 2 * len({default_splits(rows, f, k), 3})
+
+
+def test_default_splits_fill_a_card_and_leave_none_empty() -> None:
+    for rows, f, k, wanted in (
+        (197, 384, 3072, 4), (197, 384, 768, 3), (197, 384, 384, 3), (197, 768, 6144, 2), (788, 384, 3072, 3),
+        (1576, 384, 3072, 1), (12608, 384, 3072, 1), (1, 64, 64, 1), (0, 64, 1000, 8),
+    ):  # fmt: skip
+        splits = default_splits(rows, f, k)
+        assert splits == wanted, (rows, f, k)
+        if rows:
+            assert all(bool(part.any()) for part in splitk_linear_ref(torch.ones(1, k), torch.ones(1, k), splits))
