@@ -5,8 +5,9 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._matmul import aligned, product
+from vtk_kernels._matmul import aligned, has_tensor_map, mapped_product, product, tensor_map
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
@@ -15,8 +16,8 @@ from vtk_kernels._triton import tl, triton
 @no_type_check
 def _grouped_linear_kernel(
     y_ptr,  # out (T, F)
-    x_ptr,  # (T, K)
-    w_ptr,  # (G, F, K)
+    x_ptr,  # (T, K); with TMA the tensor map of its tiles
+    w_ptr,  # (G, F, K); with TMA that of (G · F, K)
     b_ptr,  # (G, F), or None
     row_scale_ptr,  # (T,), fp32; or None
     map_ptr,  # (3, tiles), int32: group, first row, row end
@@ -28,6 +29,7 @@ def _grouped_linear_kernel(
     T,
     F,
     K,
+    TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -35,30 +37,36 @@ def _grouped_linear_kernel(
 ):
     columns = tl.cdiv(F, BLOCK_F)
     tile = tl.program_id(0) // columns
-    out = tl.program_id(0) % columns * BLOCK_F + tl.arange(0, BLOCK_F)
+    first_out = tl.program_id(0) % columns * BLOCK_F
+    out = first_out + tl.arange(0, BLOCK_F)
     group = tl.load(map_ptr + tile).to(tl.int64)
     first = tl.load(map_ptr + tiles + tile)
     last = tl.load(map_ptr + 2 * tiles + tile)
     step = tl.arange(0, BLOCK_K)
     local = tl.arange(0, BLOCK_T)
     if group >= 0:
-        w_tile_ptr = w_ptr + group * stride_wg
-        w_tile_ptr += (out.to(tl.int64) * stride_wf)[None, :] + (step.to(tl.int64) * stride_wk)[:, None]
+        if not TMA:
+            w_tile_ptr = w_ptr + group * stride_wg
+            w_tile_ptr += (out.to(tl.int64) * stride_wf)[None, :] + (step.to(tl.int64) * stride_wk)[:, None]
         for start in range(first, last, BLOCK_T):  # once, unless the map's block is longer than BLOCK_T
             row = (start + local).to(tl.int64)
-            y = product(
-                x_ptr + (row * stride_xt)[:, None] + step[None, :],
-                w_tile_ptr,
-                (row < last)[:, None],
-                (out < F)[None, :],
-                K,
-                1,
-                stride_wk,
-                EVEN_K,
-                BLOCK_T,
-                BLOCK_F,
-                BLOCK_K,
-            )
+            if TMA:  # rows and columns of others may come along: they are not stored
+                w_row = (group * F).to(tl.int32) + first_out
+                y = mapped_product(x_ptr, w_ptr, start, w_row, 0, K, BLOCK_T, BLOCK_F, BLOCK_K)
+            else:
+                y = product(
+                    x_ptr + (row * stride_xt)[:, None] + step[None, :],
+                    w_tile_ptr,
+                    (row < last)[:, None],
+                    (out < F)[None, :],
+                    K,
+                    1,
+                    stride_wk,
+                    EVEN_K,
+                    BLOCK_T,
+                    BLOCK_F,
+                    BLOCK_K,
+                )
             if row_scale_ptr is not None:
                 y *= tl.load(row_scale_ptr + row, mask=row < last, other=0.0).to(tl.float32)[:, None]
             if b_ptr is not None:
@@ -160,13 +168,15 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
     y = torch.empty(rows, features, dtype=x.dtype, device=x.device)
     a = as_rows(x)
     weight = w if 1 in w.stride()[1:] else w.contiguous()
+    flat = weight.view(-1, size) if weight.is_contiguous() else None
+    tma = is_hopper(x) and flat is not None and has_tensor_map(a, flat)
     block_t, block_f, block_k, warps, stages = _config(rows, tiles, a, weight)
     if y.numel():
         with on_device(x):
             _grouped_linear_kernel[(tiles * triton.cdiv(features, block_f),)](
                 y,
-                a,
-                weight,
+                tensor_map(a, block_t, block_k) if tma else a,
+                tensor_map(flat, block_f, block_k) if tma and flat is not None else weight,
                 None if b is None else b.contiguous(),
                 None if row_scale is None else row_scale.contiguous(),
                 tile_map.contiguous(),
@@ -176,6 +186,7 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
                 rows,
                 features,
                 size,
+                TMA=tma,
                 EVEN_K=size % block_k == 0,
                 BLOCK_T=block_t,
                 BLOCK_F=block_f,

@@ -4,8 +4,8 @@
 
 GELU by the error function (Hendrycks, Gimpel, 2016). q is all that the backward through a frozen fc1 needs of u
 (`linear_gelu_backward`); its error is at most half a step, 0.0025, less than bf16 does to a gradient. row_scale is the
-rstd of a LayerNorm whose centring is folded into w. One program owns one tile of y and applies bias, GELU and q to its
-fp32 sums: u never reaches memory.
+rstd of a LayerNorm whose centring is folded into w. A program applies bias, GELU and q to the fp32 sums of a tile of y
+before it takes its next one: u never reaches memory.
 Elements moved: reads x and w once per column and row of tiles (cached), writes T · F, and for q T · F bytes.
 """
 

@@ -12,9 +12,10 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._gelu import LOW, STEP
-from vtk_kernels._matmul import GROUP, product, tile_config, tile_of
+from vtk_kernels._matmul import GROUP, has_tensor_map, product, tensor_map, tile_config, tile_of
 from vtk_kernels._rows import as_rows, check_channels
 from vtk_kernels._triton import tl, triton
 
@@ -31,8 +32,8 @@ def linear_gelu_backward_ref(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
 @no_type_check
 def _linear_gelu_backward_kernel(
     gu_ptr,  # out (T, F)
-    g_ptr,  # (T, C)
-    w2_ptr,  # (C, F)
+    g_ptr,  # (T, C); with TMA the tensor map of its tiles
+    w2_ptr,  # (C, F); likewise
     q_ptr,  # (T, F), uint8
     stride_gt,  # from a row of g to the next
     stride_wc,  # of w2
@@ -41,6 +42,7 @@ def _linear_gelu_backward_kernel(
     C,
     LOW: tl.constexpr,
     STEP: tl.constexpr,
+    TMA: tl.constexpr,
     EVEN_C: tl.constexpr,  # C is a multiple of BLOCK_C
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
@@ -50,20 +52,25 @@ def _linear_gelu_backward_kernel(
     tile_t, tile_f = tile_of(tl.program_id(0), T, F, BLOCK_T, BLOCK_F, GROUP)
     row = tile_t.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     out = tile_f * BLOCK_F + tl.arange(0, BLOCK_F)
-    step = tl.arange(0, BLOCK_C)
-    gu = product(
-        g_ptr + (row * stride_gt)[:, None] + step[None, :],
-        w2_ptr + (step.to(tl.int64) * stride_wc)[:, None] + out[None, :],
-        (row < T)[:, None],
-        (out < F)[None, :],
-        C,
-        1,
-        stride_wc,
-        EVEN_C,
-        BLOCK_T,
-        BLOCK_F,
-        BLOCK_C,
-    )
+    if TMA:
+        gu = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+        for start in range(0, C, BLOCK_C):
+            gu = tl.dot(g_ptr.load([tile_t * BLOCK_T, start]), w2_ptr.load([start, tile_f * BLOCK_F]), gu)
+    else:
+        step = tl.arange(0, BLOCK_C)
+        gu = product(
+            g_ptr + (row * stride_gt)[:, None] + step[None, :],
+            w2_ptr + (step.to(tl.int64) * stride_wc)[:, None] + out[None, :],
+            (row < T)[:, None],
+            (out < F)[None, :],
+            C,
+            1,
+            stride_wc,
+            EVEN_C,
+            BLOCK_T,
+            BLOCK_F,
+            BLOCK_C,
+        )
     mask = (row < T)[:, None] & (out < F)[None, :]
     at = (row * F)[:, None] + out[None, :]
     slope = tl.load(q_ptr + at, mask=mask, other=0).to(tl.float32) * STEP + LOW
@@ -74,13 +81,14 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
     gu = torch.empty(q.shape, dtype=g.dtype, device=g.device)
     grad, weight = as_rows(g), as_rows(w2)
     (rows, channels), features = grad.shape, weight.shape[1]
+    tma = is_hopper(g) and has_tensor_map(grad, weight)
     block_t, block_f, block_c, warps, stages = tile_config(rows, features, grad, weight)
     if gu.numel():
         with on_device(g):
             _linear_gelu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](
                 gu,
-                grad,
-                weight,
+                tensor_map(grad, block_t, block_c) if tma else grad,
+                tensor_map(weight, block_c, block_f) if tma else weight,
                 q.contiguous(),
                 grad.stride(0),
                 weight.stride(0),
@@ -89,6 +97,7 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
                 channels,
                 LOW=LOW,
                 STEP=STEP,
+                TMA=tma,
                 EVEN_C=channels % block_c == 0,
                 BLOCK_T=block_t,
                 BLOCK_F=block_f,

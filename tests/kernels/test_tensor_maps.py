@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels._cases import DEVICE, assert_close, error, nan_filled, needs_kernel
-from vtk_kernels import _linear_kernel, _matmul
+from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul
+from vtk_kernels import linear_gelu_backward as backward_module
 from vtk_kernels import splitk_linear as splitk_module
+from vtk_kernels.grouped_linear import grouped_linear, grouped_linear_ref, make_tile_map
 from vtk_kernels.linear_gelu import linear_gelu, linear_gelu_ref
+from vtk_kernels.linear_gelu_backward import linear_gelu_backward, linear_gelu_backward_ref
 from vtk_kernels.splitk_linear import default_splits, splitk_linear, splitk_linear_ref
 
 pytestmark = needs_kernel
@@ -25,7 +28,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         seen.append((rows, columns))
         return made(matrix, rows, columns)
 
-    modules: tuple[ModuleType, ...] = (_linear_kernel, splitk_module)
+    modules: tuple[ModuleType, ...] = (_grouped_kernels, _linear_kernel, backward_module, splitk_module)
     for module in modules:
         monkeypatch.setattr(module, "is_hopper", lambda x: True)
         monkeypatch.setattr(module, "tensor_map", noted)
@@ -80,6 +83,31 @@ def test_splitk_linear_sums_to_the_product(rows: int, k: int, f: int, hopper: li
             partials = splitk_linear(x, w, splits, use_triton=True)
         assert_close(partials, splitk_linear_ref(x.double(), w.double(), splits), 1e-5)
     assert len(hopper) == 2 * len({default_splits(rows, f, k), 3})
+
+
+@pytest.mark.parametrize("rows,c,f", [(5, 64, 72), (70, 104, 200), (140, 64, 136)])
+def test_linear_gelu_backward(rows: int, c: int, f: int, hopper: list[tuple[int, ...]]) -> None:
+    g, w2 = half(rows, c), half(c, f, scale=c**-0.5)
+    q = torch.randint(0, 256, (rows, f), dtype=torch.uint8, device=DEVICE)
+    with nan_filled():
+        gu = linear_gelu_backward(g, w2, q, use_triton=True)
+    assert len(hopper) == 2
+    assert_close(gu, linear_gelu_backward_ref(g.double(), w2.double(), q), 1e-3)
+
+
+@pytest.mark.parametrize("block", [16, 64, 128])
+def test_grouped_linear_keeps_groups_apart(block: int, hopper: list[tuple[int, ...]]) -> None:
+    lengths, f, k = (17, 0, 130, 1), 72, 104  # 72 columns: a tile reaches into the next group's weights
+    offsets = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32)
+    tiles = make_tile_map(offsets, block, 20)
+    x, w, b = half(155, k), half(4, f, k, scale=k**-0.5), half(4, f)
+    with nan_filled():
+        y = grouped_linear(x, w, b, tiles, use_triton=True)
+    assert len(hopper) == 2
+    assert_close(y, grouped_linear_ref(x.double(), w.double(), b.double(), tiles), 1e-3)
+    assert not y[148:].any()
+    grouped_linear(x, w.transpose(1, 2).contiguous().transpose(1, 2), b, tiles, use_triton=True)
+    assert len(hopper) == 2  # weights that lie the other way round are read by threads
 
 
 def test_default_splits_fill_a_card_and_leave_none_empty() -> None:
