@@ -71,7 +71,7 @@ class FusedViT(nn.Module):
         return self.head(h, plan.kernels)
 
     def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
-        """Record a CUDA graph for each of these batch sizes, also above 32, unless there is one already.
+        """Record a CUDA graph for each of these batch sizes, also above 256, unless there is one already.
 
         Args:
             batch_sizes: images per call.
