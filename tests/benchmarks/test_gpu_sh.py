@@ -44,7 +44,7 @@ def test_without_arguments_it_says_how_to_use_it():
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (("train", "--out", "x"), "`train` is no stage and no option; stages are correct, kernels, e2e, breakdown"),
+    (("bank", "--out", "x"), "`bank` is no stage and no option; stages are correct, kernels, e2e, breakdown, train"),
     (("e2e",), "`--out DIR` is missing"),
     (("e2e", "--out"), "`--out` needs a value"),
     (("e2e=fast", "--out", "x"), "`fast` is no number of seconds"),
@@ -73,7 +73,7 @@ def test_stages_run_in_order_each_with_its_time(stub, tmp_path):
 ])  # fmt: skip
 def test_later_stages_run_whatever_earlier_ones_say(stub, tmp_path, codes, expected):
     python, log = stub(**codes)
-    stages = ["correct", "kernels", "e2e", "breakdown"]
+    stages = ["correct", "kernels", "e2e", "breakdown", "train"]
     found = run(*stages, "--smoke", "--out", tmp_path / "out", python=python)
     assert found.returncode == expected
     assert [line.split()[0] for line in log.read_text().splitlines()] == stages
@@ -106,7 +106,7 @@ import sys
 for name in ("tyro", "accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
     sys.modules[name] = None
 sys.path.insert(0, {str(SCRIPT.parent)!r})
-import breakdown, correct, e2e, roofline
+import breakdown, correct, e2e, roofline, train
 from vtk.fused import fuse
 from vtk.models.context_layers import add_context_broadcast
 correct.benches()

@@ -7,6 +7,7 @@ from vtk.training.config import FinetuneConfig
 _EXAMPLES = (
     "vtk finetune data/pets --attn-only",
     "vtk finetune data/pets --attn-only --model vit_small_patch14_dinov2 --img-size 224 --epochs 10",
+    "vtk finetune data/pets --attn-only --img-size 384 --dry-run",
     "vtk finetune data/pets --train full --lr 3e-5 --out runs/pets-full",
     "torchrun --standalone --nproc_per_node 4 -m vtk finetune data/pets --batch-size 256",
 )
@@ -17,7 +18,12 @@ def main(argv: list[str]) -> int:
     config = _cli.parse(
         FinetuneConfig, argv, prog="vtk finetune", description=__doc__ or "", positional=("data",), examples=_EXAMPLES
     )
-    from vtk.training.finetune import finetune
+    from vtk.training.finetune import finetune, memory_report
 
-    console.emit_json(finetune(config).to_dict())
+    if config.dry_run:
+        report = memory_report(config)
+        report.print()
+        console.emit_json(report.to_dict())
+    else:
+        console.emit_json(finetune(config).to_dict())
     return 0

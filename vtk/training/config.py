@@ -9,6 +9,9 @@ from vtk.card import Transform
 from vtk.errors import UsageError
 
 PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm"]
+MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
+MODES: tuple[MemoryMode, ...] = ("plain", "gelu8", "recompute", "minimal")
+"""Fastest first; each keeps less than the one before."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,10 @@ class FinetuneConfig:
     train: PolicyName = field(default="attn", metadata={"help": "which weights to train"})
     attn_only: bool = field(default=False, metadata={"help": "short for --train attn"})
     epochs: int = field(default=5, metadata={"help": "passes over the training images"})
-    batch_size: int = field(default=32, metadata={"help": "images per forward pass, all processes together"})
+    batch_size: int | Literal["auto"] = field(
+        default=32,
+        metadata={"help": "images per forward pass, all processes together; auto is the largest that memory allows"},
+    )
     accumulate: int = field(default=1, metadata={"help": "forward passes per optimiser step"})
     optimizer: Literal["adamw", "sgd"] = field(default="adamw", metadata={"help": "sgd has Nesterov momentum"})
     lr: float = field(default=1e-4, metadata={"help": "highest learning rate (AdamW; sgd wants about 100 times more)"})
@@ -133,6 +139,14 @@ class FinetuneConfig:
     reprob: float = field(default=0.0, metadata={"help": "probability of erasing a random rectangle"})
     drop_path: float = field(default=0.0, metadata={"help": "highest stochastic depth rate, rising over the blocks"})
     grad_checkpointing: bool = field(default=False, metadata={"help": "compute each block twice and keep less memory"})
+    memory: Literal["auto", "plain", "gelu8", "recompute", "minimal"] = field(
+        default="auto",
+        metadata={
+            "help": "what blocks with frozen norms and FFN keep for backward, fastest first and leanest last: plain, "
+            "gelu8 (GELU's derivative in a byte), recompute (fc1 again), minimal (qkv again, too); auto is the fastest "
+            "that fits the device's free memory"
+        },
+    )
     precision: Literal["auto", "fp32", "bf16"] = field(
         default="auto",
         metadata={"help": "auto is bf16 on CUDA and fp32 elsewhere"},
@@ -153,6 +167,7 @@ class FinetuneConfig:
         default=None,
         metadata={"help": "stop after this many epochs of the plan; --resume goes on from there"},
     )
+    dry_run: bool = field(default=False, metadata={"help": "show the memory that each mode takes; train nothing"})
     resume: bool = field(default=False, metadata={"help": "continue the run in --out after its last whole epoch"})
     overwrite: bool = field(default=False, metadata={"help": "replace the results of an earlier run in --out"})
 
@@ -175,7 +190,10 @@ class FinetuneConfig:
         _require(0 <= self.seed < 1 << 32, "seed", self.seed, "from 0 to 4294967295")
         _require(self.color_jitter is None or 0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "0 to 1")
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            value = getattr(self, name)
+            if not (name == "batch_size" and value == "auto"):
+                _require(isinstance(value, int) and value >= 1, name, value, "at least 1")
+        _require(self.memory in ("auto", *MODES), "memory", self.memory, f"auto, {', '.join(MODES)}")
         for name in ("lr", "head_lr_mult"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in ("weight_decay", "clip_grad", "mixup", "cutmix"):

@@ -28,6 +28,7 @@ from vtk.training import checkpoint, outputs, policy
 from vtk.training.census import Census, take_census
 from vtk.training.config import FinetuneConfig
 from vtk.training.engine import DivergedError, fit
+from vtk.training.memory import MemoryChoice, choose_memory
 from vtk.training.objective import Classification
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
@@ -50,6 +51,8 @@ class FinetuneResult:
         census: trained and frozen weights.
         images_per_second: of training, without evaluation; NaN when nothing was left to train.
         precision: ``fp32`` or ``bf16``.
+        memory: the memory mode that was taken.
+        batch_size: images per forward pass.
     """
 
     out: Path
@@ -61,6 +64,8 @@ class FinetuneResult:
     census: Census
     images_per_second: float
     precision: str
+    memory: str
+    batch_size: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -77,6 +82,8 @@ class FinetuneResult:
             "total": self.census.total,
             "images_per_second": self.images_per_second,
             "precision": self.precision,
+            "memory": self.memory,
+            "batch_size": self.batch_size,
         }
 
 
@@ -89,11 +96,29 @@ def finetune(config: FinetuneConfig) -> FinetuneResult:
         UnavailableError: the device is not here.
         DivergedError: the loss became infinite or not a number; the best pack so far is kept.
     """
+    if config.dry_run:
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.memory_report for its numbers")
+    return _open_run(config).go()
+
+
+def memory_report(config: FinetuneConfig) -> MemoryChoice:
+    """Return the memory that a run of ``config`` would take in each mode; nothing is trained and nothing written.
+
+    Raises:
+        UsageError: flags that are wrong or contradict each other.
+        DataError: the folder or the weights cannot be used.
+        UnavailableError: the device is not here.
+    """
+    run = _open_run(config)
+    run.build(run.load())
+    return run.memory
+
+
+def _open_run(config: FinetuneConfig) -> "_Run":
     if config.data is None:
         raise UsageError("no data: give a folder with train/ and val/, or with one folder per class")
     ranks = open_ranks(config.device)
-    run = _Run(config, config.out or Path("runs") / config.data.resolve().name, ranks)
-    return run.go()
+    return _Run(config, config.out or Path("runs") / config.data.resolve().name, ranks)
 
 
 class _Run:
@@ -106,40 +131,13 @@ class _Run:
         self.rows: list[dict[str, float]] = []
 
     def go(self) -> FinetuneResult:
-        config, out, ranks = self.config, self.out, self.ranks
-        kwargs = parse_model_kwargs(config.model_kwargs)
-        # a size that cannot be is refused before any image is read
-        spec = input_spec(
-            config.model, kwargs, config.img_size, mean=config.mean, std=config.std, interpolation=config.interpolation,
-            crop_pct=config.crop_pct, resize_mode=config.resize_mode,
-        )  # fmt: skip
-        transforms = config.transforms()
-        check_transforms(config.model, transforms, kwargs)
-        low, high = config.crop_scale
-        self.augment = train_transform(
-            spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
-            color_jitter=config.color_jitter, reprob=config.reprob,
-        )  # fmt: skip
-        saved = checkpoint.load_state(out / outputs.LAST) if config.resume else None
+        out, ranks = self.out, self.ranks
+        saved = self.load()
         if ranks.main:
-            outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-        self.audit = self._scan()
-        self.created = create_model(
-            config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
-            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=kwargs, input=spec,
-            transforms=transforms,
-        )  # fmt: skip
-        self.model = self.created.model
-        made: frozenset[str] = frozenset()
-        if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
-            made = policy.created_names(self.created.key_map, self.model)
-        trained = policy.select(self.model, config.train, made)
-        policy.apply(self.model, trained)
-        self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
-        self.census = take_census(self.model, trained, config.train)
-        self.precision = make_precision(config.precision, ranks.device)
+            outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
+        self.build(saved)
         self.identity = checkpoint.identity(
-            config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
+            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
             precision=self.precision.name, world=ranks.world,
         )  # fmt: skip
         if saved is not None:
@@ -155,8 +153,50 @@ class _Run:
         ranks.wait()
         return FinetuneResult(
             out, out / outputs.TASK, out / outputs.TASK_LAST, self._best_metrics(), self.best["epoch"], result.rows,
-            self.census, result.images_per_second, self.precision.name,
+            self.census, result.images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
         )  # fmt: skip
+
+    def load(self) -> checkpoint.Saved | None:
+        """Check what can be checked before an image is read, and return the state of the run that is resumed."""
+        config = self.config
+        self.kwargs = parse_model_kwargs(config.model_kwargs)
+        # a size that cannot be is refused before any image is read
+        self.spec = input_spec(
+            config.model, self.kwargs, config.img_size, mean=config.mean, std=config.std,
+            interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
+        )  # fmt: skip
+        check_transforms(config.model, config.transforms(), self.kwargs)
+        low, high = config.crop_scale
+        self.augment = train_transform(
+            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter, reprob=config.reprob,
+        )  # fmt: skip
+        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+
+    def build(self, saved: checkpoint.Saved | None) -> None:
+        """Read the data, make the model, and settle what is trained, in which numbers and memory mode."""
+        config, ranks = self.config, self.ranks
+        self.audit = self._scan()
+        self.created = create_model(
+            config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
+            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
+            input=self.spec, transforms=config.transforms(),
+        )  # fmt: skip
+        self.model = self.created.model
+        made: frozenset[str] = frozenset()
+        if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
+            made = policy.created_names(self.created.key_map, self.model)
+        trained = policy.select(self.model, config.train, made)
+        policy.apply(self.model, trained)
+        self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
+        self.census = take_census(self.model, trained, config.train)
+        self.precision = make_precision(config.precision, ranks.device)
+        image = self.created.input
+        self.memory = choose_memory(
+            self.model, config, self.precision.name, ranks, size=(image.in_chans, image.height, image.width),
+            images=len(self.audit.train), saved=saved.identity["flags"] if saved else None, count_all=config.dry_run,
+        )  # fmt: skip
+        self.config = dataclasses.replace(config, memory=self.memory.mode, batch_size=self.memory.batch)
 
     def _scan(self) -> DataAudit:
         config, ranks = self.config, self.ranks
@@ -181,6 +221,7 @@ class _Run:
         for note in self.created.notes:
             console.say(note)
         self.census.print()
+        console.say(self.memory.line)
         out = self.out
         store_base(self.created.base)
         if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
@@ -193,7 +234,7 @@ class _Run:
         config, ranks, spec = self.config, self.ranks, self.created.input
         workers = default_workers(config.workers, ranks.world)
         stream = ImageStream(
-            self.audit.train, self.augment, batch_size=config.batch_size, seed=config.seed, workers=workers, ranks=ranks
+            self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers, ranks=ranks
         )
         self.val_loader = make_loader(
             self.audit.val, eval_transform(spec), batch_size=config.eval_batch_size, shuffle=False, seed=config.seed,

@@ -65,7 +65,7 @@ def _folders(out: Path) -> list[Path]:
 def config_text(config: FinetuneConfig) -> str:
     """Return the effective config as YAML that ``--config`` reads back; what belongs to one call is left out."""
     values = dataclasses.asdict(config)
-    for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only"):
+    for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only", "dry_run"):
         values.pop(name)
     plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
     head = f"# {command_line(config)}\n# vtk finetune --config THIS-FILE DATA repeats the run\n"
@@ -77,7 +77,9 @@ def command_line(config: FinetuneConfig) -> str:
     words = ["vtk", "finetune", str(config.data)]
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers") or value == f.default:
+        if f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run") or value == f.default:
+            continue
+        if f.name == "memory" and value != "gelu8":  # the other modes change no result
             continue
         flag = f.name.replace("_", "-")
         if isinstance(value, bool):

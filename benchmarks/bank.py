@@ -1,0 +1,156 @@
+"""Stage ``bank``: many tasks of one base in one call, against a fused model in a CUDA graph for each task.
+
+All tasks are ViT-B/16 at 224 px with classifiers of different sizes, their weights random. Logits are compared first;
+then all sides run in turns, round by round. The separate models start their graphs one after the other.
+
+    python benchmarks/bank.py --out DIR --seconds 220
+"""
+
+import argparse
+import copy
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import _rows
+import torch
+from _store import Deadline, Store, finish
+from torch import Tensor, nn
+
+KEY = ("model", "px", "tasks", "images", "provider")
+BANK, PAGED, PLAIN, GRAPHED = "bank", "bank, half of it paged in", "timm", "fused+graph"
+CASES = ((16, 1, 3.0), (64, 1, 4.0), (8, 8, None))
+"""Tasks, images of each, and how many times quicker than `GRAPHED` the bank must be."""
+
+TOLERANCE = 6e-2
+"""Largest difference of logits in bf16, relative to the largest."""
+
+
+def make_tasks(folder: Path, smoke: bool) -> list[object]:
+    """Write two packs of one random base and return them loaded."""
+    from vtk.card import Card
+    from vtk.models import create_model
+    from vtk.tasks import load_task, save_task, store_base
+
+    name = "vit_tiny_patch16_224" if smoke else "vit_base_patch16_224"
+    kwargs = {"depth": 2, "embed_dim": 64, "num_heads": 2} if smoke else {}
+    tasks, base = [], None
+    for i, classes in enumerate((37, 196)):
+        created = create_model(
+            name, num_classes=classes, img_size=32 if smoke else 224, pretrained=False, kwargs=kwargs, base=base
+        )
+        base = created.base
+        state = {k: v.clone() for k, v in created.model.state_dict().items()}
+        trained = [k for k in state if ".attn." in k or k.startswith("head.")]
+        torch.manual_seed(i)
+        for key in trained:
+            state[key] += 0.02 * torch.randn_like(state[key])
+        card = Card(created.spec, created.input, tuple(map(str, range(classes))))
+        save_task(folder / str(i), state=state, created=created, card=card, trained=trained)
+        file = store_base(base)
+        tasks.append(load_task(folder / str(i), base=file))
+    return tasks
+
+
+def sides(tasks: list, count: int, each: int, device: torch.device) -> tuple[dict[str, Callable[[], object]], dict]:
+    """Return the calls to time and the bytes of weights that each side holds; the outputs agree."""
+    from vtk.fused import fuse
+    from vtk.serving import TaskBank
+
+    cuda = device.type == "cuda"
+    bank = TaskBank(device=device)
+    models: dict[str, nn.Module] = {}
+    for i in range(count):
+        task = tasks[i % len(tasks)]
+        bank.add(str(i), dataclasses.replace(task, model=copy.deepcopy(task.model)))
+        models[str(i)] = copy.deepcopy(task.model).to(device, bank.dtype)
+    whole = bank.memory().device_bytes
+    paged = TaskBank(device=device, max_gpu_bytes=whole)  # all fit; half is let go before each call
+    for i in range(count):
+        task = tasks[i % len(tasks)]
+        paged.add(str(i), dataclasses.replace(task, model=copy.deepcopy(task.model)))
+    size = tasks[0].card.input.size
+    images = {n: torch.randn(each, 3, *size, device=device).to(bank.dtype) for n in models}
+    fused = {n: fuse(m, keep_source=False) for n, m in models.items()}
+    if cuda:
+        for model in fused.values():
+            model.capture([each])
+
+    def apart(which: dict[str, nn.Module]) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {n: which[n](x) for n, x in images.items()}
+
+    def half_paged() -> dict[str, Tensor]:
+        with paged._store.turn():
+            for number in paged._store.residency.shrink(count // 2):
+                getattr(paged._store, "_slots", {}).pop(number, None)
+        return paged(images)
+
+    calls: dict[str, Callable[[], object]] = {
+        BANK: partial(bank, images), PAGED: half_paged, PLAIN: partial(apart, models), GRAPHED: partial(apart, fused),
+    }  # fmt: skip
+    wanted = apart({n: copy.deepcopy(m).float() for n, m in models.items()}) if not cuda else apart(models)
+    for name, call in calls.items():
+        for task, logits in call().items():  # type: ignore[attr-defined]
+            error = float((logits.float() - wanted[task].float()).abs().max() / wanted[task].float().abs().max())
+            if not error <= TOLERANCE:
+                raise SystemExit(f"bank.py: {name} differs from timm by {error:.2g} for task {task}; nothing was timed")
+    separate = sum(t.numel() * t.element_size() for m in models.values() for t in m.state_dict().values())
+    return calls, {BANK: whole, PAGED: whole, PLAIN: separate, GRAPHED: separate}
+
+
+def measure(store: Store, tasks: list, case: tuple, device: torch.device, smoke: bool, rounds: int) -> str | None:
+    """Time all sides of a case, append their rows, and return what failed."""
+    from vtk.serving.bench import in_turns
+
+    count, each, bound = case
+    calls, held = sides(tasks, count, each, device)
+    times = in_turns(calls, torch.cuda.synchronize if device.type == "cuda" else lambda: None, rounds)
+    times = {name: sorted(found) for name, found in times.items()}
+    ratio = statistics.median(times[GRAPHED]) / statistics.median(times[BANK])
+    for name, found in times.items():
+        ms = statistics.median(found)
+        store.add({
+            "model": "tiny" if smoke else "B/16", "px": 32 if smoke else 224, "tasks": count, "images": each,
+            "provider": name, "ms": round(ms, 4), "p90_ms": round(found[int(0.9 * len(found))], 4),
+            "images_per_s": round(1e3 * count * each / ms, 1), "weights_bytes": held[name], "rounds": len(found),
+        })  # fmt: skip
+        print(f"{count} tasks × {each}: {name:<26} {ms:9.3f} ms  {held[name] / 1e6:8.1f} MB", flush=True)
+    print(f"{count} tasks × {each}: bank {ratio:.2f}× as fast as {GRAPHED}, bound {bound or 'none'}", flush=True)
+    missed = bound is not None and not smoke and "H100" in _rows.context(device.type)["device"] and ratio < bound
+    return f"{count} tasks × {each}: {ratio:.2f}×, wanted {bound}×" if missed else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the stage."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=220)
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args(argv)
+    cuda = torch.cuda.is_available()
+    if not cuda and not args.smoke:
+        print("bank.py: there is no CUDA device; --smoke runs in small on a CPU")
+        return 1
+    device = torch.device("cuda" if cuda else "cpu")
+    deadline, failed = Deadline(args.seconds), []
+    args.out.mkdir(parents=True, exist_ok=True)
+    name = "smoke_bank.csv" if args.smoke else "gpu_bank.csv"
+    store = Store(args.out / name, KEY, partial(_rows.kernel_context, device.type))
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = make_tasks(Path(folder), args.smoke)
+        for case in ((3, 1, None),) if args.smoke else CASES:
+            key = {"model": "tiny" if args.smoke else "B/16", "px": 32 if args.smoke else 224, "tasks": case[0],
+                   "images": case[1]}  # fmt: skip
+            if all(store.has(**key, provider=p) for p in (BANK, PAGED, PLAIN, GRAPHED)):
+                continue
+            if deadline.allows(10 + 0.8 * case[0], f"{case[0]} tasks × {case[1]}"):
+                failed.append(measure(store, tasks, case, device, args.smoke, 7 if args.smoke else 50))
+    return finish("bank", deadline, [f for f in failed if f])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

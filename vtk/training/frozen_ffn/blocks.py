@@ -1,0 +1,223 @@
+"""The training forward pass of a block whose norms and FFN are frozen, and the switch that gives it to a model.
+
+A block gets a subclass of its class, so that parameters, their names and ``isinstance`` stay. Outside of training, and
+wherever something is asked that the engine does not do (a mask, a norm that is trained after all), the block's own
+forward pass runs. Modules that draw random numbers are called in timm's order: the same seed drops the same paths.
+"""
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vtk.models.context_broadcast import ContextBroadcast, find_context_broadcast
+from vtk.training.config import MemoryMode
+from vtk.training.frozen_ffn import rules
+from vtk.training.frozen_ffn._bodies import affine
+from vtk.training.frozen_ffn.attention import HeadNorm, kept_attention
+from vtk.training.frozen_ffn.ffn import frozen_ffn
+from vtk.training.frozen_ffn.norm import affine_linear, normalise
+from vtk.training.frozen_ffn.rules import BlockModes, Branch
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What `apply_memory_mode` did.
+
+    Attributes:
+        mode: that was asked for.
+        changed: blocks that train by the engine.
+        blocks: blocks of a class it knows.
+        reasons: why other blocks, or parts of blocks, keep what torch's autograd keeps.
+    """
+
+    mode: MemoryMode
+    changed: int
+    blocks: int
+    reasons: tuple[str, ...]
+
+    @property
+    def note(self) -> str | None:
+        """One line on what of the mode is not done; None when all of it is."""
+        if not self.reasons:
+            return None
+        what = "is done in part" if self.effective else "changes nothing"
+        return f"--memory {self.mode} {what}: {'; '.join(self.reasons)}; what is left keeps what torch's autograd keeps"
+
+    @property
+    def effective(self) -> bool:
+        """Whether any block trains by the engine."""
+        return self.changed > 0
+
+
+def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
+    """Choose what the blocks of ``model`` keep for backward while they train, in place; `remove_memory_mode` undoes it.
+
+    Args:
+        model: a timm model; which parameters are trained must be settled.
+        mode: ``plain`` keeps what torch's autograd needs, less what only a weight gradient of frozen layers would need;
+            ``gelu8`` keeps GELU′ in a byte in place of the FFN's hidden layer; ``recompute`` computes that layer again;
+            ``minimal`` computes queries, keys and values again, too. All but ``gelu8`` give exact gradients.
+
+    Returns:
+        How many blocks follow the mode, and why others do not.
+    """
+    remove_memory_mode(model)
+    blocks = [m for m in model.modules() if rules.is_block(m)]
+    reasons: Counter[str] = Counter()
+    changed = 0
+    for block in blocks:
+        modes, notes = rules.choose(block, mode)
+        reasons.update(notes)
+        if modes is not None:
+            kind: Any = type(block)
+            block.__class__ = _subclass(kind)
+            block.memory_modes = modes  # type: ignore[assignment]
+            changed += modes.ffn != "plain" or modes.qkv_again or mode == "plain"
+    if not blocks:
+        reasons[f"{type(model).__name__} has no block the engine knows"] += 1
+    elif not _differentiated(model):
+        remove_memory_mode(model)
+        changed, reasons = 0, Counter(["no weight at or before the blocks is trained, so nothing is kept for them"])
+    return MemoryPlan(mode, changed, len(blocks), tuple(reasons))
+
+
+def remove_memory_mode(model: nn.Module) -> None:
+    """Give every block its own forward pass back."""
+    for module in model.modules():
+        if "memory_modes" in module.__dict__:
+            module.__class__ = type(module).__bases__[0]
+            del module.__dict__["memory_modes"]
+
+
+def _differentiated(model: nn.Module) -> bool:
+    """Tell whether gradients flow through any block: something in it, or before it, is trained."""
+    behind = tuple(f"{name}." for name in ("norm", "fc_norm", "head", "head_dist", "attn_pool"))
+    return any(p.requires_grad for n, p in model.named_parameters() if not n.startswith(behind))
+
+
+@functools.cache
+def _subclass(kind: Any) -> type[nn.Module]:
+    """Return a subclass of a block class whose forward pass, while training, is the engine's."""
+
+    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        plain = attn_mask is None and not is_causal
+        if plain and self.training and torch.is_grad_enabled() and _unchanged(self):
+            return _forward(self, x)
+        y: Tensor = kind.forward(self, x) if plain else kind.forward(self, x, attn_mask=attn_mask, is_causal=is_causal)
+        return y
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        # the class has no name in this module by which copy and pickle could find it
+        return _blank, (kind,), self.__getstate__()
+
+    methods = {"forward": forward, "__reduce_ex__": reduce, "__module__": __name__}
+    return type(f"FrozenFfn{kind.__name__}", (kind,), methods)
+
+
+def _blank(kind: Any) -> nn.Module:
+    cls = _subclass(kind)
+    made: nn.Module = cls.__new__(cls)
+    return made
+
+
+def _unchanged(block: Any) -> bool:
+    engine = block.memory_modes.ffn != "plain"
+    return all(rules.still_frozen(b, False) for b in rules.attention_branches(block)) and all(
+        rules.still_frozen(b, engine) for b in rules.ffn_branches(block)
+    )
+
+
+def _forward(block: Any, x: Tensor) -> Tensor:
+    modes: BlockModes = block.memory_modes
+    parallel = hasattr(block, "attns")
+    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    sums = getattr(block, "cb_msa", None), getattr(block, "cb", None)
+    for branches, context in zip((rules.attention_branches(block), rules.ffn_branches(block)), sums, strict=True):
+        normed: dict[float, Tensor] = {}  # branches share it, so that it is kept once
+        outs = []
+        for branch in branches:
+            eps = branch.norm.eps
+            if eps not in normed:
+                normed[eps] = normalise(x, eps, dtype)
+            module = branch.module
+            y = _attend(module, branch.norm, normed[eps], modes.qkv_again) if hasattr(module, "qkv") else (
+                _feed(branch, normed[eps], modes)
+            )  # fmt: skip
+            outs.append(branch.drop_path(branch.scale(y)))
+        total = torch.stack(outs).sum(dim=0) if parallel else outs[0]
+        x = x + (total if context is None else context(total))
+    return x
+
+
+def _attend(attn: Any, norm: Any, x_hat: Tensor, qkv_again: bool) -> Tensor:
+    context, placement = _context(attn)
+    source, gamma, beta = _input(norm, x_hat, context if placement == "front" else None)
+    linear = functools.partial(_linear_of, source, gamma, beta)
+    gate = linear(attn.gate).sigmoid() if getattr(attn, "gate", None) is not None else None
+    if qkv_again:
+        q_norm, k_norm = _head_norm(attn.q_norm, source), _head_norm(attn.k_norm, source)
+        o = kept_attention(source, gamma, beta, *_weights(attn.qkv, source), attn.num_heads, q_norm, k_norm)
+    else:
+        o = _plain_attention(attn, linear(attn.qkv))
+    o = attn.norm(o) if hasattr(attn, "norm") else o
+    y: Tensor = attn.proj_drop(attn.proj(o if gate is None else o * gate))
+    return context(y) if context is not None and placement == "end" else y
+
+
+def _plain_attention(attn: Any, qkv: Tensor) -> Tensor:
+    """Continue as timm's attention does behind qkv (B, N, 3 H D); return (B, N, H D)."""
+    q, k, v = qkv.unflatten(-1, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    if attn.fused_attn:
+        o = F.scaled_dot_product_attention(q, k, v, dropout_p=attn.attn_drop.p if attn.training else 0.0)
+    else:
+        o = attn.attn_drop(((q * attn.scale) @ k.transpose(-2, -1)).softmax(dim=-1)) @ v
+    return o.transpose(1, 2).flatten(2)
+
+
+def _feed(branch: Branch, x_hat: Tensor, modes: BlockModes) -> Tensor:
+    mlp, norm = branch.module, branch.norm
+    if modes.ffn == "plain":
+        y: Tensor = mlp(affine(x_hat, norm.weight, norm.bias))
+        return y
+    context, placement = _context(mlp)
+    source, gamma, beta = _input(norm, x_hat, context if placement == "front" else None)
+    (w1, b1), (w2, b2) = _weights(mlp.fc1, source), _weights(mlp.fc2, source)
+    if placement == "mid":  # between GELU and fc2, which therefore is a layer of its own
+        hidden = frozen_ffn(source, gamma, beta, w1, b1, None, None, modes.ffn == "gelu8")
+        assert context is not None
+        return F.linear(context(hidden), w2, b2)
+    y = frozen_ffn(source, gamma, beta, w1, b1, w2, b2, modes.ffn == "gelu8")
+    return context(y) if context is not None and placement == "end" else y
+
+
+def _context(module: Any) -> tuple[ContextBroadcast | None, str | None]:
+    return find_context_broadcast(module), getattr(module, "cb_placement", None)
+
+
+def _input(norm: Any, x_hat: Tensor, context: ContextBroadcast | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return what a module is given as (tokens, γ, β); with Context Broadcasting before it γ and β are applied."""
+    if context is None:
+        return x_hat, norm.weight, norm.bias
+    return context(affine(x_hat, norm.weight, norm.bias)).to(x_hat.dtype), None, None
+
+
+def _linear_of(source: Tensor, gamma: Tensor | None, beta: Tensor | None, layer: Any) -> Tensor:
+    return affine_linear(source, gamma, beta, *_weights(layer, source))
+
+
+def _weights(layer: Any, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias in the type of the tokens: under autocast theirs is another."""
+    return layer.weight.to(like.dtype), None if layer.bias is None else layer.bias.to(like.dtype)
+
+
+def _head_norm(norm: Any, like: Tensor) -> HeadNorm | None:
+    if not isinstance(norm, nn.LayerNorm):
+        return None
+    weight, bias = (None if p is None else p.to(like.dtype) for p in (norm.weight, norm.bias))
+    return HeadNorm(weight, bias, norm.eps)

@@ -1,0 +1,164 @@
+"""How many bytes a training step needs: what its forward pass keeps, counted on a copy of the model without contents.
+
+torch's fake tensors have shapes and storages but no numbers, so the whole model runs in a moment and autograd's hook
+counts exactly what a real pass would keep. Kept bytes are a constant and a multiple of the images; two runs tell both.
+What is there while the backward of one block runs (`working`) is estimated from its widths.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vtk.training.config import MODES, MemoryMode
+from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
+from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
+from vtk.training.policy import train_mode
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a training step.
+
+    Attributes:
+        mode: memory mode.
+        image: kept for backward per image.
+        constant: kept whatever the number of images.
+        units: kept per token and block, in C elements; None for a model without blocks of tokens.
+        working: besides, per image, while one block runs backward (an estimate).
+        weights: parameters, buffers, and in bf16 the casts of trained masters.
+        gradients: of trained parameters.
+        optimizer: state of the optimiser.
+    """
+
+    mode: MemoryMode
+    image: int
+    constant: int
+    units: float | None
+    working: int
+    weights: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that do not depend on the batch."""
+        return self.constant + self.weights + self.gradients + self.optimizer
+
+    def activations(self, batch: int) -> int:
+        """Bytes of a forward pass over ``batch`` images, and what their backward pass works with."""
+        return batch * (self.image + self.working)
+
+    def total(self, batch: int) -> int:
+        """Bytes of a training step on ``batch`` images."""
+        return self.fixed + self.activations(batch)
+
+    def to_dict(self, batch: int) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = {f"{k}_bytes": v for k, v in asdict(self).items() if k not in ("mode", "units")}
+        total = {"activations_bytes": self.activations(batch), "total_bytes": self.total(batch)}
+        return {"mode": self.mode, "units": self.units, **values, **total}
+
+
+def footprints(
+    model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16"], optimizer: str = "adamw",
+    modes: Sequence[MemoryMode] = MODES,
+) -> list[Footprint]:  # fmt: skip
+    """Count every mode for ``model``, which is not changed, and run on the CPU whatever device it is for.
+
+    Args:
+        model: on the CPU or elsewhere, in fp32; its trained parameters require gradients.
+        size: (channels, height, width) of an image.
+        precision: number format of the run.
+        optimizer: ``adamw`` (two fp32 moments per trained weight) or ``sgd`` (one).
+        modes: those to count.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    numbers = _numbers(model, dtype, 2 if optimizer == "adamw" else 1)
+    with FakeTensorMode() as fake, torch.random.fork_rng(devices=[]):
+        twin = _twin(model, dtype, fake)
+        empty = _without_blocks(twin)
+        rest = None if empty is None else _per_image(empty, size, dtype)[0]
+        return [_count(twin, mode, size, dtype, rest, numbers) for mode in modes]
+
+
+def _count(
+    twin: nn.Module, mode: MemoryMode, size: Sequence[int], dtype: torch.dtype, rest: int | None,
+    numbers: dict[str, int],
+) -> Footprint:  # fmt: skip
+    apply_memory_mode(twin, mode)
+    image, constant = _per_image(twin, size, dtype)
+    tokens, width, working = _widths(twin, size, dtype)
+    units = None
+    if rest is not None and tokens:
+        units = (image - rest) / (tokens * width * len(twin.blocks) * dtype.itemsize)  # type: ignore[arg-type]
+    return Footprint(mode, image, constant, units, working, **numbers)
+
+
+def _numbers(model: nn.Module, dtype: torch.dtype, moments: int) -> dict[str, int]:
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    buffers = sum(b.numel() * b.element_size() for b in model.buffers())
+    casts = trained * dtype.itemsize if dtype != torch.float32 else 0
+    weights = 4 * trained + casts + frozen * dtype.itemsize + buffers
+    return {"weights": weights, "gradients": 4 * trained, "optimizer": 4 * moments * trained}
+
+
+def _twin(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Module:
+    """Return a copy whose tensors have no contents: parameters and buffers are replaced while it is copied."""
+    memo: dict[int, Any] = {}
+    for tensor in tensors_of(model):
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        blank = torch.empty(tensor.shape, dtype=kind, device="cpu")
+        memo[id(tensor)] = nn.Parameter(blank, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else blank
+    for module in model.modules():  # casts of an earlier step, which a copy could not take
+        memo.update({id(v): None for v in module.__dict__.values() if isinstance(v, Tensor)})
+    twin: nn.Module = copy.deepcopy(model, memo)
+    for module in twin.modules():
+        module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
+    train_mode(twin)
+    remove_memory_mode(twin)
+    return twin
+
+
+def _without_blocks(twin: nn.Module) -> nn.Module | None:
+    if not isinstance(getattr(twin, "blocks", None), nn.Sequential):
+        return None
+    empty = copy.copy(twin)
+    empty._modules = {**twin._modules, "blocks": nn.Sequential()}
+    return empty
+
+
+def _per_image(model: nn.Module, size: Sequence[int], dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes kept per image and the bytes kept once."""
+    owned = tensors_of(model)
+    one, two = (
+        kept_bytes(lambda b=batch: model(torch.empty(b, *size, dtype=dtype)), owned)  # type: ignore[misc]
+        for batch in (2, 3)
+    )
+    return two - one, max(0, one - 2 * (two - one))
+
+
+def _widths(model: nn.Module, size: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
+    """Return tokens, C, and the bytes per image that the backward of the widest layer works with."""
+    seen: list[Tensor] = []
+    widest = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            widest = max(widest, module.out_features, module.in_features)
+    blocks = getattr(model, "blocks", None)
+    if isinstance(blocks, nn.Sequential) and len(blocks):
+        hook = blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        with torch.no_grad():
+            model(torch.empty(2, *size, dtype=dtype))
+        hook.remove()
+    if not seen or seen[0].ndim != 3:
+        return 0, 0, 0
+    tokens, width = seen[0].shape[1:]
+    # the hidden layer, its gradient and that of GELU's output; the residual's gradient and the input computed again
+    return tokens, width, tokens * (3 * widest + 2 * width) * dtype.itemsize

@@ -1,0 +1,199 @@
+"""Which memory mode and batch a run takes: the fastest mode, or the largest batch, that the device has room for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtk import console
+from vtk.errors import UsageError
+from vtk.training.config import MODES, FinetuneConfig, MemoryMode
+from vtk.training.frozen_ffn.blocks import apply_memory_mode
+from vtk.training.frozen_ffn.estimate import Footprint, footprints
+from vtk.training.parallel import Ranks
+from vtk.training.precision import PrecisionName
+
+HEAD_ROOM = 0.1
+"""Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""
+
+
+@dataclass(frozen=True)
+class MemoryChoice:
+    """What a run does about memory.
+
+    Attributes:
+        mode: taken; ``plain`` where a mode changes nothing.
+        batch: images per forward pass, all processes together.
+        world: processes.
+        free: bytes on the device (the fullest, with several processes) for this run; its model counts as free.
+        counted: bytes of each mode that was looked at; none where flags left nothing to choose.
+        note: why blocks keep more than the mode says; None where none does.
+    """
+
+    mode: MemoryMode
+    batch: int
+    world: int
+    free: int
+    counted: tuple[Footprint, ...]
+    note: str | None
+
+    @property
+    def each(self) -> int:
+        """Images per process."""
+        return math.ceil(self.batch / self.world)
+
+    @property
+    def line(self) -> str:
+        """One line for people."""
+        found = next((f for f in self.counted if f.mode == self.mode), None)
+        if found is None:
+            return f"memory mode {self.mode}, batch {self.batch}"
+        needs, free = console.size(found.total(self.each)), console.size(self.free)
+        return f"memory mode {self.mode}, batch {self.batch}: a step takes about {needs} of {free} free"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        modes = [
+            {**f.to_dict(self.each), "headroom_bytes": self.free - f.total(self.each)} for f in self.counted
+        ]  # fmt: skip
+        taken = {"memory": self.mode, "batch_size": self.batch, "processes": self.world, "free_bytes": self.free}
+        return {**taken, "note": self.note, "modes": modes}
+
+    def print(self) -> None:
+        """Print the table of what each mode takes."""
+        rows = []
+        for f in self.counted:
+            taken = "→ " if f.mode == self.mode else ""
+            sizes = (f.activations(self.each), f.weights, f.gradients, f.optimizer, f.total(self.each))
+            room = self.free - f.total(self.each)
+            units = "–" if f.units is None else f"{f.units:.1f}"
+            rows.append((taken + f.mode, _mb(f.image), units, *map(_mb, sizes), _mb(room)))
+        title = f"Memory of a training step in MB (10⁶ bytes), batch {self.each}, {console.size(self.free)} free"
+        columns = ("mode", "image", "units", "activ.", "weights", "grads", "optim.", "total", "room")
+        console.table(title, columns, rows)
+        console.say("image: kept for backward per image; units: per token and block, of C elements")
+        console.say(self.line)
+
+
+def choose_memory(
+    model: nn.Module, config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, *, size: Sequence[int],
+    images: int, saved: dict[str, Any] | None = None, count_all: bool = False,
+) -> MemoryChoice:  # fmt: skip
+    """Choose and apply a memory mode, and choose the batch where that is asked for.
+
+    Args:
+        model: still in fp32; its trained parameters require gradients. Changed in place.
+        config: ``memory`` and ``batch_size`` may be ``auto``.
+        precision: number format of the run.
+        ranks: all processes choose the same.
+        size: (channels, height, width) of an image.
+        images: in the training set, which a batch does not exceed.
+        saved: flags of the run that is resumed; they settle what is ``auto`` now.
+        count_all: count every mode, for the table.
+    """
+    saved = saved or {}
+    asked = config.memory
+    if asked == "auto" and saved:
+        asked = saved.get("memory", "plain")
+    elif asked == "auto" and config.grad_checkpointing:
+        asked = "plain"  # nothing inside a block is kept anyway
+    batch: int | str = config.batch_size
+    if batch == "auto" and saved:
+        batch = int(saved["batch_size"])
+    plan = apply_memory_mode(model, "minimal" if asked == "auto" else asked)
+    counted: list[Footprint] = []
+    free = 0
+    mode: MemoryMode = "plain" if asked == "auto" or not plan.effective else asked
+    if count_all or batch == "auto" or (asked == "auto" and plan.effective):
+        try:
+            counted, free = _count(model, config, precision, ranks, size, MODES if plan.effective else MODES[:1])
+        except Exception as error:  # a forward pass that torch cannot run on tensors without contents
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
+            if count_all or batch == "auto":
+                raise UsageError(
+                    f"the memory of {type(model).__name__} cannot be counted ({why}); give --batch-size and --memory"
+                ) from error
+            console.warn(f"the memory of {type(model).__name__} cannot be counted ({why}); --memory is plain")
+    if batch == "auto":
+        batch = _largest_batch(_leanest(counted, asked), free, images, ranks.world)
+    each = math.ceil(int(batch) / ranks.world)
+    if asked == "auto" and counted:
+        mode = _fastest(counted, each, free)
+        if not any(_fits(f, each, free) for f in counted) and ranks.main:
+            console.warn(
+                f"a step on {batch} images takes about {console.size(counted[-1].total(each))} in mode {mode}, "
+                f"{console.size(free)} are free; give a smaller --batch-size, or --batch-size auto"
+            )
+    if plan.note is not None and ranks.main:
+        if asked not in ("auto", "plain"):
+            console.warn(plan.note)
+        elif asked == "auto" and config.train == "attn":
+            console.warn(f"memory modes: {'; '.join(plan.reasons)}; there torch's autograd keeps what it always does")
+    own = apply_memory_mode(model, mode)
+    return MemoryChoice(
+        mode, int(batch), ranks.world, free, tuple(counted), own.note if asked == "auto" else plan.note
+    )  # fmt: skip
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that ``device`` has to give: free ones, and those torch holds without using them."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Return what ``--batch-size auto`` tries, smallest first: 1, 2, 4, then powers of two and their halves more."""
+    sizes = [n for power in range(3, 17) for n in (2**power, 3 * 2 ** (power - 1))]
+    return [n for n in (1, 2, 4, *(n for n in sorted(sizes) if n % 8 == 0)) if n <= max(1, most)]
+
+
+def _count(
+    model: nn.Module, config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, size: Sequence[int],
+    modes: Sequence[MemoryMode],
+) -> tuple[list[Footprint], int]:  # fmt: skip
+    free = free_bytes(ranks.device)
+    if ranks.device.type == "cpu":
+        free //= ranks.world
+    present = sum(t.numel() * t.element_size() for t in model.state_dict().values() if t.device == ranks.device)
+    free = min(ranks.gather(free + present))
+    return footprints(model, size, precision, config.optimizer, modes), free
+
+
+def _fits(found: Footprint, batch: int, free: int) -> bool:
+    return found.total(batch) <= (1 - HEAD_ROOM) * free
+
+
+def _fastest(counted: Sequence[Footprint], batch: int, free: int) -> MemoryMode:
+    return next((f.mode for f in counted if _fits(f, batch, free)), counted[-1].mode)
+
+
+def _leanest(counted: Sequence[Footprint], asked: str) -> Footprint:
+    return next((f for f in counted if f.mode == asked), counted[-1])
+
+
+def _largest_batch(found: Footprint, free: int, images: int, world: int) -> int:
+    """Return the largest batch of all processes that fits.
+
+    Raises:
+        UsageError: not even one image per process does.
+    """
+    fitting = [n for n in batch_sizes(images // world) if _fits(found, n, free)]
+    if not fitting:
+        raise UsageError(
+            f"`--batch-size auto`: one image takes about {console.size(found.total(1))} in mode {found.mode}, "
+            f"{console.size(free)} are free; use a smaller model or --img-size, or another --device"
+        )
+    return fitting[-1] * world
+
+
+def _mb(n_bytes: float) -> str:
+    """Format bytes in millions, in at most seven characters."""
+    value = n_bytes / 1e6
+    return f"{value:.1f}" if abs(value) < 10 else f"{value:.0f}"
