@@ -12,6 +12,7 @@ Stages, run in the order given:
   kernels   ceilings, launch gap, each kernel against plain torch and torch.compile; choices.json
   e2e       whole models: timm, timm in a graph, fused, fused in a graph, torch.compile
   breakdown time of each kernel of the fused models, inside their graphs
+  bank      many tasks through one bank, against a model for each
   train     a training step of ViT-B/16 at 384 px: full, attention only, and each `--memory` mode
 
   --out DIR      results: gpu_*.csv, choices.json, gpu.log; rows that are there are not measured again
@@ -39,15 +40,15 @@ while (($#)); do
             shift ;;
         --fresh) fresh=yes ;;
         --smoke) smoke=--smoke ;;
-        correct | kernels | e2e | breakdown | train | correct=* | kernels=* | e2e=* | breakdown=* | train=*) stages+=("$1") ;;
-        *) echo "gpu.sh: \`$1\` is no stage and no option; stages are correct, kernels, e2e, breakdown, train" >&2; exit 2 ;;
+        correct | kernels | e2e | breakdown | train | bank | correct=* | kernels=* | e2e=* | breakdown=* | train=* | bank=*) stages+=("$1") ;;
+        *) echo "gpu.sh: \`$1\` is no stage and no option; stages are correct, kernels, e2e, breakdown, train, bank" >&2; exit 2 ;;
     esac
     shift
 done
 if ((${#stages[@]} == 0)); then usage; exit 2; fi
 if [[ -z $out ]]; then echo "gpu.sh: \`--out DIR\` is missing: where the results go" >&2; exit 2; fi
 for stage in "${stages[@]/#*=/}" "$seconds"; do
-    if [[ $stage =~ ^(correct|kernels|e2e|breakdown|train)$ ]]; then continue; fi
+    if [[ $stage =~ ^(correct|kernels|e2e|breakdown|train|bank)$ ]]; then continue; fi
     if ! [[ $stage =~ ^[1-9][0-9]*$ ]]; then echo "gpu.sh: \`$stage\` is no number of seconds" >&2; exit 2; fi
 done
 

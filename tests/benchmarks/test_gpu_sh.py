@@ -44,7 +44,10 @@ def test_without_arguments_it_says_how_to_use_it():
 
 
 @pytest.mark.parametrize(("args", "message"), [
-    (("bank", "--out", "x"), "`bank` is no stage and no option; stages are correct, kernels, e2e, breakdown, train"),
+    (
+        ("serve", "--out", "x"),
+        "`serve` is no stage and no option; stages are correct, kernels, e2e, breakdown, train, bank",
+    ),
     (("e2e",), "`--out DIR` is missing"),
     (("e2e", "--out"), "`--out` needs a value"),
     (("e2e=fast", "--out", "x"), "`fast` is no number of seconds"),
@@ -73,7 +76,7 @@ def test_stages_run_in_order_each_with_its_time(stub, tmp_path):
 ])  # fmt: skip
 def test_later_stages_run_whatever_earlier_ones_say(stub, tmp_path, codes, expected):
     python, log = stub(**codes)
-    stages = ["correct", "kernels", "e2e", "breakdown", "train"]
+    stages = ["correct", "kernels", "e2e", "breakdown", "train", "bank"]
     found = run(*stages, "--smoke", "--out", tmp_path / "out", python=python)
     assert found.returncode == expected
     assert [line.split()[0] for line in log.read_text().splitlines()] == stages

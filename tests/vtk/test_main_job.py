@@ -145,7 +145,12 @@ def test_profile_of_the_exported_file(job: Job) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--pack-dtype", "bf16"], ["--precision", "bf16"], ["--precision", "bf16", "--pack-dtype", "bf16"]],
+    [
+        ["--pack-dtype", "bf16"],
+        ["--pack-dtype", "int8"],
+        ["--precision", "bf16"],
+        ["--precision", "bf16", "--pack-dtype", "bf16"],
+    ],
     ids=" ".join,
 )
 def test_flat_folders_and_rounded_packs_repeat_their_metric_too(job: Job, tmp_path: Path, flags: list[str]) -> None:

@@ -5,26 +5,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk import console
-from vtk.commands import _cli
+from vtk.commands import _cli, _peft_tasks
 from vtk.errors import DataError, UsageError
 
 _HELP = {
     "list": "packs under folders: model, size, classes, accuracy, base, bytes",
     "diff": "what a pack changed against its base, or against another pack",
     "merge": "base and pack in one checkpoint, which plain timm loads",
+    "bench": "several packs on one base against as many separate models",
+    **_peft_tasks.HELP,
 }
-_NOT_YET = ("bundle", "bench", "to-peft", "from-peft", "push", "pull")
+_NOT_YET = ("push", "pull")
 
 
 def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: vtk tasks COMMAND [OPTIONS]\n\nWork on task packs.\n")
-        print("\n".join(f"  {name:<6} {text}" for name, text in _HELP.items()))
+        print("\n".join(f"  {name:<9} {text}" for name, text in _HELP.items()))
         return 0
     if argv[0] not in _HELP:
         state = "is not in this version" if argv[0] in _NOT_YET else "is unknown"
         raise UsageError(f"`vtk tasks {argv[0]}` {state}; choose one of: {', '.join(_HELP)}")
+    if argv[0] in _peft_tasks.HELP:
+        return _peft_tasks.run(argv[0], argv[1:])
     return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])
 
 
@@ -144,3 +148,10 @@ def run_merge(argv: list[str]) -> int:
         "path": str(config.out), "file_bytes": size, "classes": list(task.card.classes), "timm_code": code,
     })  # fmt: skip
     return 0
+
+
+def run_bench(argv: list[str]) -> int:
+    """Measure a bank of tasks against separate models."""
+    from vtk.commands import _bench_tasks
+
+    return _bench_tasks.run(argv, _HELP["bench"])

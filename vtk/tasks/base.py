@@ -1,15 +1,23 @@
 """Finding the base of a pack, and keeping a copy of it: ``$VTK_HOME/bases/<id>.safetensors``."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from vtk import files
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
-from vtk.models.base import Base
-from vtk.models.weights import GRID, hub_base, read_base
+from vtk.models.base import Base, tensor_hash
+from vtk.models.inputs import blank_model
+from vtk.models.transforms import apply_transforms
+from vtk.models.weights import GRID, hub_base, read_base, read_safetensors
+
+BUNDLED = "base.safetensors"
+"""In a bundle: the tensors of the base that its pack needs, beside the files of the pack."""
 
 Read = Callable[[], Base]
 
@@ -34,6 +42,52 @@ def store_base(base: Base) -> Path:
         with files.replace_file(path) as tmp:
             save_file(tensors, tmp, metadata=metadata)
     return path
+
+
+def base_keys(card: Card, where: str | Path) -> Callable[[str], str | None]:
+    """Return the map from a tensor's name in the model to its name in the base; None where the base has none.
+
+    Raises:
+        DataError: the card's transforms do not fit its model; ``where`` names the card.
+    """
+    if not card.transforms:
+        return lambda key: key
+    try:
+        model = copy.deepcopy(blank_model(card.model.name, card.model.kwargs))
+        with torch.device("meta"):
+            return apply_transforms(model, card.transforms, {key: key for key in model.state_dict()}).get
+    except UsageError as error:
+        raise DataError(f"the card of {where} fits no model: {error}") from error
+
+
+def base_start(base: Base, keys: Callable[[str], str | None]) -> Callable[[str], Tensor | None]:
+    """Return what gives the base's tensor under a name of the model.
+
+    Position tables and classifiers are the task's, and no hash of the base vouches for them: None.
+    """
+
+    def start(name: str) -> Tensor | None:
+        key = keys(name)
+        return base.tensors.get(key) if key is not None and key in base.hashes else None
+
+    return start
+
+
+def bundled_base(folder: Path, card: Card, hashes: Mapping[str, str], needed: frozenset[str]) -> Base:
+    """Read the base tensors that a bundle brings along.
+
+    Raises:
+        BaseError: one is absent or has other values than the pack was trained on.
+        DataError: the file is damaged.
+    """
+    assert card.base is not None
+    path = folder / BUNDLED
+    tensors, _ = read_safetensors(path)
+    for key in sorted(needed):
+        if key not in tensors or tensor_hash(tensors[key]) != hashes.get(key):
+            what = "differs from the recorded base" if key in tensors else "is absent"
+            raise BaseError(f"{path}: `{key}` {what}; bundle the pack again (`vtk tasks bundle`), or give --base FILE")
+    return Base(card.base, {k: v for k, v in tensors.items() if k in needed}, dict(hashes), file=path)
 
 
 def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], given: Path | None = None) -> Base:

@@ -45,12 +45,17 @@ def diff_task(a: Path, b: Path | None = None, *, base: Path | None = None) -> Di
     """Compare pack ``a`` with pack ``b``, or with its own base.
 
     Raises:
-        UsageError: the packs are of different models.
+        UsageError: the packs are of different models, or ``a`` is a bundle and there is nothing else to compare with.
         DataError: a pack is damaged or its base is not found.
     """
     first = load_task(a, base=base)
     if b is None:
         assert first.base is not None
+        if first.bundled:
+            raise UsageError(
+                f"{a} is a bundle, which holds only what its pack needs of the base; compare it with another pack, or "
+                "give --base FILE"
+            )
         return diff_tensors(first.model.state_dict(), first.base.tensors)
     second = load_task(b, base=base)
     _check_same(first, second)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from vtk.files import existing_dir, read_json
 from vtk.models.base import Base, base_id
 from vtk.models.create import Created, create_model
 from vtk.models.weights import read_safetensors
-from vtk.tasks.base import find_base
+from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
+from vtk.tasks.int8 import differences, expand
 from vtk.tasks.pack import CARD, TENSORS, read_hashes
 
 
@@ -30,6 +32,8 @@ class Task:
         path: the pack or checkpoint it was read from.
         base: the shared weights; None for a merged checkpoint.
         carried: names of the tensors that the pack held itself.
+        needed: names of the base tensors that the pack cannot do without.
+        bundled: the base came with the pack, and is only what is needed of it.
     """
 
     model: nn.Module
@@ -37,6 +41,8 @@ class Task:
     path: Path
     base: Base | None = None
     carried: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    bundled: bool = False
 
 
 def is_pack(path: Path) -> bool:
@@ -69,7 +75,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     """Load a pack onto its base.
 
     Args:
-        path: the pack's folder.
+        path: the folder of a pack, or of a bundle, which brings its base.
         base: file with the base weights; by default they are looked up.
 
     Raises:
@@ -84,9 +90,15 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     hashes = read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:
         raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
-    tensors, _ = read_safetensors(folder / TENSORS)
-    needed = frozenset(hashes) - frozenset(tensors)
-    found = find_base(card, hashes, needed, None if base is None else Path(base))
+    stored, _ = read_safetensors(folder / TENSORS)
+    keys = base_keys(card, folder)
+    needed = needed_names(stored, hashes, keys)
+    bundled = base is None and (folder / BUNDLED).is_file()
+    if bundled:
+        found = bundled_base(folder, card, hashes, needed)
+    else:
+        found = find_base(card, hashes, needed, None if base is None else Path(base))
+    tensors = expand(stored, base_start(found, keys), folder)
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
@@ -96,7 +108,21 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
         raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
-    return Task(created.model.eval(), card, folder, found, frozenset(tensors))
+    return Task(created.model.eval(), card, folder, found, frozenset(tensors), needed, bundled)
+
+
+def needed_names(
+    stored: Mapping[str, Tensor], hashes: Mapping[str, str], keys: Callable[[str], str | None]
+) -> frozenset[str]:
+    """Return the base tensors that a pack cannot do without: what it lacks, and what it holds the difference from.
+
+    Args:
+        stored: tensors of the pack's file.
+        hashes: of every tensor of the base.
+        keys: names in the model to names in the base.
+    """
+    own = stored.keys() | {keys(name) for name in stored}
+    return frozenset(hashes) - (own - {keys(name) for name in differences(stored)})
 
 
 def load_checkpoint(path: str | Path) -> Task:

@@ -2,26 +2,27 @@
 
 ``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
 at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per
-tensor of the base, so that any file with the same values fits.
+tensor of the base, so that any file with the same values fits. `vtk.tasks.int8` says how eight bits are stored.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from vtk.card import Card, from_plain
+from vtk.card import Card, InputSpec, from_plain
 from vtk.errors import VtkError
 from vtk.files import existing_dir, read_json, replace_dir, write_json
-from vtk.models.create import Created
+from vtk.models.create import Created, create_model
 from vtk.models.parts import head_names, position_names
+from vtk.tasks import int8
 
 TENSORS, CARD, HASHES = "task.safetensors", "task.json", "base_tensors.json"
-PackDtype = Literal["fp32", "bf16"]
+PackDtype = Literal["fp32", "bf16", "int8"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -47,7 +48,8 @@ def save_task(
         created: what the model was made from.
         card: its ``model``, ``input``, ``base`` and ``transforms`` are taken from ``created``.
         trained: keys that training changed on purpose, buffers of trained modules included.
-        dtype: of the floating-point tensors in the file.
+        dtype: of the floating-point tensors in the file; with ``int8`` what rounding cost is measured and put on the
+            card, under ``pack``.
 
     Returns:
         The card as written.
@@ -57,26 +59,70 @@ def save_task(
         DataError: the folder cannot be written.
     """
     tensors, changed = carried(state, created, trained)
-    tensors = {k: _stored(v, dtype) for k, v in tensors.items()}
-    n_bytes = sum(v.numel() * v.element_size() for v in tensors.values())
+
+    def model() -> nn.Module:
+        return _rebuild(created, state, len(card.classes))
+
+    def start(name: str) -> Tensor | None:
+        key = created.key_map.get(name)
+        return created.base.tensors[key] if key is not None and key in created.base.hashes else None
+
+    stored, told = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
     card = dataclasses.replace(
         card,
         model=created.spec,
         input=created.input,
         base=created.base.ref,
         transforms=created.transforms,
-        pack={"dtype": dtype, "trained": sorted(trained), "tensors_bytes": n_bytes},
+        pack=told,
     )
     with replace_dir(path) as tmp:
-        save_file(tensors, tmp / TENSORS, metadata={"format": "pt"})
-        write_json(tmp / HASHES, dict(sorted(created.base.hashes.items())))
-        write_json(tmp / CARD, card.to_dict())
+        write_pack(tmp, stored, created.base.hashes, card)
     if changed:
         raise FrozenTensorChanged(
             f"{len(changed)} frozen tensors changed while training, first `{changed[0]}`; {path} carries them, so it "
             "is right but larger; please report this with the command you ran"
         )
     return card
+
+
+def store(
+    tensors: Mapping[str, Tensor],
+    dtype: PackDtype,
+    *,
+    trained: Collection[str],
+    start: Callable[[str], Tensor | None],
+    model: Callable[[], nn.Module],
+    spec: InputSpec,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Round a pack's tensors to how they are stored.
+
+    Args:
+        tensors: what the pack holds, at full precision.
+        dtype: how to store them.
+        trained: keys that training changed on purpose.
+        start: gives the base's tensor under a name of the model, None where it has none.
+        model: gives the whole model, for measuring what eight bits cost.
+        spec: the model's input.
+
+    Returns:
+        The tensors of the file, and the card's ``pack``.
+    """
+    told: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained)}
+    if dtype == "int8":
+        stored = int8.quantise(tensors, trained, start)
+        told["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
+    else:
+        stored = {k: _stored(v, _DTYPES[dtype]) for k, v in tensors.items()}
+    told["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
+    return stored, told
+
+
+def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
+    """Write the three files of a pack into an empty folder."""
+    save_file(dict(stored), folder / TENSORS, metadata={"format": "pt"})
+    write_json(folder / HASHES, dict(sorted(hashes.items())))
+    write_json(folder / CARD, card.to_dict())
 
 
 def carried(
@@ -133,8 +179,24 @@ def _same(value: Tensor, start: Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _stored(tensor: Tensor, dtype: PackDtype) -> Tensor:
+def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) -> nn.Module:
+    """Make the plain model again: the one that was trained may be on a device, rounded or changed for training."""
+    model = create_model(
+        created.spec.name,
+        num_classes=num_classes,
+        img_size=created.input.size,
+        in_chans=created.input.in_chans,
+        transforms=created.transforms,
+        kwargs=created.spec.kwargs,
+        base=created.base,
+        input=created.input,
+    ).model
+    model.load_state_dict({k: _stored(v, torch.float32) for k, v in state.items()}, strict=True)
+    return model.eval()
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     value = tensor.detach().cpu()
     if value.is_floating_point():
-        value = value.to(_DTYPES[dtype])
+        value = value.to(dtype)
     return value.clone(memory_format=torch.contiguous_format)

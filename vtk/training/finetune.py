@@ -317,7 +317,7 @@ class _Run:
             self._best_metrics(), top1=row["val_top1"], top5=row["val_top5"], loss=row["val_loss"]
         )
         self._save_pack(out / outputs.TASK_LAST, state, int(row["epoch"]), last)
-        if config.pack_dtype == "bf16":
+        if config.pack_dtype != "fp32":
             self.best = self._measure_stored(out / outputs.TASK)
             self._measure_stored(out / outputs.TASK_LAST)
         self._draw()

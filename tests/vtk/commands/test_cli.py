@@ -76,7 +76,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
     [
         (["finetun"], 2, "did you mean `vtk finetune`?"),
         (["train"], 2, "`train` is not in this version"),
-        (["tasks", "bundle"], 2, "not in this version"),
+        (["tasks", "push"], 2, "not in this version"),
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "not in this version"),
         (["tasks", "list", "/nowhere"], 3, "no such folder"),

@@ -1,0 +1,69 @@
+"""``vtk tasks bench``: flags, table and JSON."""
+
+from typing import TYPE_CHECKING
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.serving.config import BenchConfig
+
+if TYPE_CHECKING:
+    from vtk.serving.bench import BenchResult
+
+
+def run(argv: list[str], description: str) -> int:
+    """Measure and print."""
+    config = _cli.parse(
+        BenchConfig,
+        _gathered(argv),
+        prog="vtk tasks bench",
+        description=description,
+        examples=(
+            "vtk tasks bench --pack runs/pets/task --pack runs/cars/task --images-per-task 4",
+            "vtk tasks bench --pack runs/pets/task --copies 16 --batch 16,64",
+        ),
+    )
+    from vtk.serving.bench import bench
+
+    result = bench(config)
+    print_result(result)
+    console.emit_json(result.to_dict())
+    return 0
+
+
+def print_result(result: "BenchResult") -> None:
+    """Print what was measured, in 80 columns."""
+    rows = []
+    for cell in result.cells:
+        for name, side, ratio in (
+            ("bank", cell.bank, None), ("separate models", cell.separate, cell.speedup),
+            ("as one task", cell.single, cell.of_single),
+        ):  # fmt: skip
+            first = cell.images if name == "bank" else ""
+            times = "" if ratio is None else f"{ratio:.2f}×"
+            rows.append((first, name, f"{side.latency_ms:.2f}", f"{side.images_per_s:.1f}", times))
+    title = f"{result.tasks} tasks on {result.device}, {result.dtype}, median of {result.rounds}"
+    console.table(title, ("images", "side", "ms", "images/s", "bank is"), rows, left=(1,))
+    console.say(
+        f"weights: bank {console.size(result.bank_bytes)}"
+        + (f" and {console.size(result.bank_host_bytes)} on the host" if result.bank_host_bytes else "")
+        + f", separate models {console.size(result.separate_bytes)}"
+    )
+    worst = max(cell.max_difference for cell in result.cells)
+    console.say(f"logits of both agree within {worst:.1e} of the largest")
+
+
+def _gathered(argv: list[str]) -> list[str]:
+    """Join the values of a repeated ``--pack``: of a flag given twice the parser would take the last."""
+    packs: list[str] = []
+    rest: list[str] = []
+    reading = False
+    for arg in argv:
+        if arg.startswith("-"):
+            reading = arg == "--pack"
+            if arg.startswith("--pack="):
+                packs.append(arg.removeprefix("--pack="))
+            elif not reading:
+                rest.append(arg)
+        else:
+            (packs if reading else rest).append(arg)
+    return [*rest, "--pack", *packs] if packs else rest

@@ -1,0 +1,193 @@
+"""``vtk tasks bundle``, ``convert``, ``to-peft`` and ``from-peft``: packs in other forms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.errors import DataError
+
+HELP = {
+    "bundle": "a pack and the base tensors it needs in one folder, for a machine without the base",
+    "convert": "a pack again, its tensors as fp32, bf16 or int8; says what rounding cost",
+    "to-peft": "an adapter that timm and PEFT load without this toolkit",
+    "from-peft": "an adapter of PEFT (LoRA, LN_TUNING, …) as a pack",
+}
+_BASE = {"help": "file with the base weights; by default looked up"}
+_OVERWRITE = {"help": "replace what an earlier call wrote there"}
+
+
+@dataclass(frozen=True)
+class BundleConfig:
+    """Flags of ``vtk tasks bundle``."""
+
+    pack: Path = field(metadata={"help": "a pack"})
+    out: Path = field(metadata={"help": "folder to write, such as pets.vtkbundle"})
+    base: Path | None = field(default=None, metadata=_BASE)
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
+
+
+@dataclass(frozen=True)
+class ConvertConfig:
+    """Flags of ``vtk tasks convert``."""
+
+    pack: Path = field(metadata={"help": "a pack or a bundle"})
+    pack_dtype: Literal["fp32", "bf16", "int8"] = field(metadata={"help": "how to store the tensors"})
+    out: Path = field(metadata={"help": "folder to write"})
+    base: Path | None = field(default=None, metadata=_BASE)
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
+
+
+@dataclass(frozen=True)
+class ToPeftConfig:
+    """Flags of ``vtk tasks to-peft``."""
+
+    pack: Path = field(metadata={"help": "a pack or a bundle"})
+    out: Path = field(metadata={"help": "folder to write"})
+    base: Path | None = field(default=None, metadata=_BASE)
+    adapter_only: bool = field(
+        default=False, metadata={"help": "without base.safetensors; refused where an adapter cannot hold all changes"}
+    )
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
+
+
+@dataclass(frozen=True)
+class FromPeftConfig:
+    """Flags of ``vtk tasks from-peft``."""
+
+    adapter: Path = field(metadata={"help": "folder with adapter_config.json and adapter_model.safetensors"})
+    out: Path = field(metadata={"help": "folder of the pack to write"})
+    base: Path | None = field(
+        default=None, metadata={"help": "weights it was trained on; by default base.safetensors in its folder"}
+    )
+    card: Path | None = field(
+        default=None, metadata={"help": "a pack or merged checkpoint of the same model, size and classes"}
+    )
+    model: str | None = field(default=None, metadata={"help": "name of a timm model, in place of --card"})
+    model_kwargs: tuple[str, ...] = field(
+        default=(), metadata={"help": "arguments for timm's model as key=value, such as depth=6"}
+    )
+    img_size: int | tuple[int, int] | None = field(
+        default=None, metadata={"help": "pixels, one side or height width; default the model's own"}
+    )
+    classes: tuple[str, ...] = field(
+        default=(), metadata={"help": "class names in index order, or a .txt with one a line"}
+    )
+    overwrite: bool = field(default=False, metadata=_OVERWRITE)
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Run one of the commands of `HELP`."""
+    commands = {"bundle": _bundle, "convert": _convert, "to-peft": _to_peft, "from-peft": _from_peft}
+    return commands[name](argv)
+
+
+def _bundle(argv: list[str]) -> int:
+    config = _cli.parse(
+        BundleConfig, argv, prog="vtk tasks bundle", description=HELP["bundle"], positional=("pack",),
+        examples=("vtk tasks bundle runs/pets/task --out pets.vtkbundle",),
+    )  # fmt: skip
+    from vtk.tasks.base import BUNDLED
+    from vtk.tasks.bundle import bundle_task
+    from vtk.tasks.pack import pack_bytes
+
+    task = bundle_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
+    size, base = pack_bytes(config.out), (config.out / BUNDLED).stat().st_size
+    console.say(
+        f"wrote {config.out} ({console.size(size)}, of these {console.size(base)} base tensors: {len(task.needed)}); "
+        "every command takes it as a pack, without --base"
+    )
+    console.emit_json({
+        "path": str(config.out), "bundle_bytes": size, "base_bytes": base, "base_tensors": len(task.needed),
+    })  # fmt: skip
+    return 0
+
+
+def _convert(argv: list[str]) -> int:
+    config = _cli.parse(
+        ConvertConfig, argv, prog="vtk tasks convert", description=HELP["convert"], positional=("pack",),
+        examples=("vtk tasks convert runs/pets/task --pack-dtype int8 --out pets-int8",),
+    )  # fmt: skip
+    from vtk.tasks.bundle import convert_task
+    from vtk.tasks.pack import pack_bytes
+
+    card = convert_task(config.pack, config.out, config.pack_dtype, base=config.base, overwrite=config.overwrite)
+    size = pack_bytes(config.out)
+    console.say(f"wrote {config.out} ({console.size(size)}, before {console.size(pack_bytes(config.pack))})")
+    drift: dict[str, Any] = card.pack.get("drift", {})
+    if drift:
+        worst = sorted(drift["max_relative"].items(), key=lambda item: -item[1])
+        rows = [(name, f"{value:.2e}") for name, value in worst[:5]]
+        console.table("the tensors that rounding moved most", ("tensor", "largest error / largest value"), rows)
+        console.say(
+            f"logits of random images: cosine ≥ {drift['logits_cosine']:.7f}, largest error "
+            f"{drift['logits_relative']:.1e} of the largest logit; the card's metrics are those from before: `vtk eval`"
+        )
+    console.emit_json({"path": str(config.out), "pack_bytes": size, "pack_dtype": config.pack_dtype, "drift": drift})
+    return 0
+
+
+def _to_peft(argv: list[str]) -> int:
+    config = _cli.parse(
+        ToPeftConfig, argv, prog="vtk tasks to-peft", description=HELP["to-peft"], positional=("pack",),
+        examples=("vtk tasks to-peft runs/pets/task --out pets-peft",),
+    )  # fmt: skip
+    from vtk.tasks.peft import to_peft
+
+    made = to_peft(
+        config.pack, config.out, base=config.base, adapter_only=config.adapter_only, overwrite=config.overwrite
+    )  # fmt: skip
+    console.say(
+        f"wrote {config.out}: adapter {console.size(made.adapter_bytes)} for {len(made.modules)} modules"
+        + (f", base.safetensors {console.size(made.base_bytes)}" if made.base_bytes else "")
+        + f"; its logits differ from the pack's by at most {made.max_difference:.0e}"
+    )
+    if made.in_base:
+        console.say(f"beyond any adapter, so in base.safetensors: {', '.join(made.in_base)}")
+    console.say(f"in that folder, timm and PEFT load it with\n{made.code}")
+    console.emit_json({
+        "path": str(config.out), "modules": list(made.modules), "in_base": list(made.in_base),
+        "adapter_bytes": made.adapter_bytes, "base_bytes": made.base_bytes, "max_difference": made.max_difference,
+        "code": made.code,
+    })  # fmt: skip
+    return 0
+
+
+def _from_peft(argv: list[str]) -> int:
+    config = _cli.parse(
+        FromPeftConfig, argv, prog="vtk tasks from-peft", description=HELP["from-peft"], positional=("adapter",),
+        examples=(
+            "vtk tasks from-peft pets-peft --out pets",
+            "vtk tasks from-peft lora --base vit.safetensors --model vit_small_patch16_224 --classes cat dog --out p",
+        ),
+    )  # fmt: skip
+    from vtk.models.arguments import parse_model_kwargs
+    from vtk.tasks.from_peft import Described, from_peft
+    from vtk.tasks.pack import pack_bytes
+
+    told = Described(
+        config.card, config.model, parse_model_kwargs(config.model_kwargs), _classes(config.classes), config.img_size
+    )  # fmt: skip
+    card = from_peft(config.adapter, config.out, base=config.base, described=told, overwrite=config.overwrite)
+    size = pack_bytes(config.out)
+    console.say(
+        f"wrote {config.out} ({console.size(size)}, {len(card.classes)} classes, {len(card.pack['trained'])} tensors); "
+        "it has no metrics yet: `vtk eval`"
+    )
+    console.emit_json({
+        "path": str(config.out), "pack_bytes": size, "classes": list(card.classes), "trained": card.pack["trained"],
+    })  # fmt: skip
+    return 0
+
+
+def _classes(words: Sequence[str]) -> tuple[str, ...]:
+    """Return class names given as words, or as one text file with a name per line."""
+    if len(words) != 1 or not words[0].endswith(".txt"):
+        return tuple(words)
+    try:
+        lines = Path(words[0]).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise DataError(f"`--classes` {words[0]} cannot be read: {error}; give one name per line") from error
+    return tuple(line.strip() for line in lines if line.strip())

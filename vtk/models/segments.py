@@ -1,0 +1,56 @@
+"""Which rows of a packed matrix belong together: images of many sizes and tasks, one after the other."""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which rows belong to which image, and each image to which task.
+
+    Attributes:
+        cu_seqlens: (S + 1,) int32 on the device of the rows: 0, and the end row of each segment.
+        task: of each segment: its place in the stacks, ascending.
+        sizes: of each segment: its tokens, prefix tokens included; the same numbers as ``cu_seqlens``, on the host.
+    """
+
+    cu_seqlens: Tensor
+    task: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, images: Iterable[tuple[int, int, int]], device: torch.device | str = "cpu") -> "Segments":
+        """Make segments from (task, number of images, tokens of an image), the tasks ascending."""
+        task, sizes = [], []
+        for which, count, tokens in images:
+            task += [which] * count
+            sizes += [tokens] * count
+        bounds = list(itertools.accumulate(sizes, initial=0))
+        cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+        if torch.device(device).type == "cuda":
+            cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)
+        return cls(cu_seqlens, tuple(task), tuple(sizes))
+
+    @property
+    def rows(self) -> int:
+        """Rows of all segments; a matrix may have more, as padding."""
+        return sum(self.sizes)
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (task, first row, row end) for each task that has rows."""
+        row = 0
+        for task, group in itertools.groupby(zip(self.task, self.sizes, strict=True), key=lambda pair: pair[0]):
+            first, row = row, row + sum(size for _, size in group)
+            yield task, first, row
+
+    def equal_runs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (first row, number of segments, tokens of each) for each run of segments of one length."""
+        row = 0
+        for size, group in itertools.groupby(self.sizes):
+            count = len(list(group))
+            yield row, count, size
+            row += count * size

@@ -1,0 +1,97 @@
+"""A task in a bank: its own ends of the model, and its attention weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.card import Card
+from vtk.errors import UsageError
+from vtk.models.packed import attention_modules, own_parameters
+from vtk.serving.shared import NUMBERS, Shared, replace_tensors
+from vtk.tasks.load import Task
+
+Weights = tuple[dict[str, Tensor], ...]
+"""Attention weights of one task, one mapping for each attention module of the model."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task as one version of its pack.
+
+    Attributes:
+        name: under which it is called.
+        card: of the pack.
+        path: of the pack.
+        number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
+        end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's.
+        end_bytes: of the tensors that only this task has, without attention.
+    """
+
+    name: str
+    card: Card
+    path: Path
+    number: int
+    end: Any
+    end_bytes: int
+
+    def check(self, images: Any) -> None:
+        """Refuse what is not a batch of this task's images.
+
+        Raises:
+            UsageError: no tensor, another shape, or no floating type.
+        """
+        spec = self.card.input
+        wanted = f"(B, {spec.in_chans}, {spec.height}, {spec.width})"
+        if not isinstance(images, Tensor):
+            raise UsageError(f"images of `{self.name}` are a {type(images).__name__}; give a tensor {wanted}")
+        if images.ndim != 4 or images.shape[1:] != (spec.in_chans, *spec.size):
+            raise UsageError(f"images of `{self.name}` are {tuple(images.shape)}; it takes {wanted}: resize them")
+        if not images.is_floating_point():
+            raise UsageError(f"images of `{self.name}` are {images.dtype}; give normalised images of a floating type")
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Map images to the tokens (B, N, C) that the first block reads."""
+        x = self.end._pos_embed(self.end.patch_embed(images))
+        tokens: Tensor = self.end.norm_pre(self.end.patch_drop(x))
+        return tokens
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map the last block's tokens (B, N, C), normalised, to logits (B, classes)."""
+        logits: Tensor = self.end.forward_head(x)
+        return logits
+
+
+def make_entry(
+    name: str, task: Task, shared: Shared, device: torch.device, dtype: torch.dtype
+) -> tuple[Entry, Weights]:
+    """Take a loaded task apart; its model is used up.
+
+    Returns:
+        The entry, and its attention weights on the CPU in ``dtype``.
+    """
+    model: Any = task.model
+    modules = attention_modules(model.blocks)
+    parts = [{key: p.detach().to(dtype) for key, p in own_parameters(attn).items()} for _, attn in modules]
+    trained = any(f"{name}.{key}" in task.carried for name, attn in modules for key in own_parameters(attn))
+    model.blocks = nn.Sequential()
+    common = shared.tensors()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
+    replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
+    model.eval()
+    number = next(NUMBERS) if trained else shared.number
+    return Entry(name, task.card, task.path, number, model, n_bytes(list(own.values()))), tuple(parts)
+
+
+def n_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def weights_bytes(weights: Weights) -> int:
+    """Return the bytes of attention weights."""
+    return sum(n_bytes(list(part.values())) for part in weights)

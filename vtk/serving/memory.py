@@ -1,0 +1,46 @@
+"""What a bank tells of its tasks and its memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What a caller must know of a task: class names in index order, and the size of its images."""
+
+    classes: tuple[str, ...]
+    height: int
+    width: int
+    in_chans: int
+
+
+@dataclass(frozen=True)
+class TaskMemory:
+    """Bytes of what only this task has, and whether its attention weights are on the bank's device now."""
+
+    bytes: int
+    on_device: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a bank holds.
+
+    Attributes:
+        device: of the bank.
+        base_bytes: what is there once, whatever the number of tasks.
+        tasks: by name; tasks that trained no attention share the base's, which counts with the base.
+        device_bytes: all weights on the device, free slots included.
+        host_bytes: copies for paging, in pinned host memory.
+    """
+
+    device: str
+    base_bytes: int
+    tasks: Mapping[str, TaskMemory]
+    device_bytes: int
+    host_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.device_bytes + self.host_bytes

@@ -1,0 +1,65 @@
+"""Which tasks are on the device: least recently used first, and none goes that the call needs."""
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from vtk.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a call needs moved: ``leave`` the device, then ``enter`` it."""
+
+    leave: tuple[int, ...]
+    enter: tuple[int, ...]
+
+
+class Residency:
+    """The attention weights on the device, by number, in the order of their last use."""
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._used
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def admit(self, numbers: Collection[int], limit: int | None) -> Change:
+        """Make room for a call, and count it as the latest use.
+
+        Args:
+            numbers: distinct, all needed at once.
+            limit: how many fit; None for any number.
+
+        Raises:
+            UsageError: more are needed than fit; nothing has changed then.
+        """
+        if limit is not None and len(numbers) > limit:
+            raise UsageError(
+                f"this call needs the weights of {len(numbers)} tasks at once and `max_gpu_bytes` leaves room for "
+                f"{limit}; split the call, or raise `max_gpu_bytes`"
+            )
+        enter = tuple(n for n in numbers if n not in self._used)
+        spare = [n for n in self._used if n not in numbers]
+        excess = 0 if limit is None else max(0, len(self._used) + len(enter) - limit)
+        leave = tuple(spare[:excess])
+        for number in leave:
+            del self._used[number]
+        for number in numbers:
+            self._used[number] = None
+            self._used.move_to_end(number)
+        return Change(leave, enter)
+
+    def shrink(self, limit: int) -> Sequence[int]:
+        """Let the least recently used go until ``limit`` are left; return them."""
+        leave = list(self._used)[: max(0, len(self._used) - limit)]
+        for number in leave:
+            del self._used[number]
+        return leave
+
+    def forget(self, number: int) -> None:
+        """Drop what is no longer in the bank."""
+        self._used.pop(number, None)
