@@ -33,12 +33,14 @@ class MemoryPlan:
         changed: blocks that train by the engine.
         blocks: blocks of a class it knows.
         reasons: why other blocks, or parts of blocks, keep what torch's autograd keeps.
+        idle: whether nothing would be kept for any block, whatever the mode.
     """
 
     mode: MemoryMode
     changed: int
     blocks: int
     reasons: tuple[str, ...]
+    idle: bool = False
 
     @property
     def note(self) -> str | None:
@@ -46,7 +48,8 @@ class MemoryPlan:
         if not self.reasons:
             return None
         what = "is done in part" if self.effective else "changes nothing"
-        return f"--memory {self.mode} {what}: {'; '.join(self.reasons)}; what is left keeps what torch's autograd keeps"
+        rest = "" if self.idle else "; what is left keeps what torch's autograd keeps"
+        return f"--memory {self.mode} {what}: {'; '.join(self.reasons)}{rest}"
 
     @property
     def effective(self) -> bool:
@@ -77,12 +80,14 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
             kind: Any = type(block)
             block.__class__ = _subclass(kind)
             block.memory_modes = modes  # type: ignore[assignment]
+            block.memory_parts = rules.fingerprint(block)  # type: ignore[assignment]
             changed += modes.ffn != "plain" or modes.qkv_again or mode == "plain"
     if not blocks:
         reasons[f"{type(model).__name__} has no block the engine knows"] += 1
     elif not _differentiated(model):
         remove_memory_mode(model)
-        changed, reasons = 0, Counter(["no weight at or before the blocks is trained, so nothing is kept for them"])
+        why = "no weight at or before the blocks is trained, so nothing is kept for them"
+        return MemoryPlan(mode, 0, len(blocks), (why,), idle=True)
     return MemoryPlan(mode, changed, len(blocks), tuple(reasons))
 
 
@@ -91,7 +96,7 @@ def remove_memory_mode(model: nn.Module) -> None:
     for module in model.modules():
         if "memory_modes" in module.__dict__:
             module.__class__ = type(module).__bases__[0]
-            del module.__dict__["memory_modes"]
+            del module.__dict__["memory_modes"], module.__dict__["memory_parts"]
 
 
 def _differentiated(model: nn.Module) -> bool:
@@ -106,7 +111,7 @@ def _subclass(kind: Any) -> type[nn.Module]:
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         plain = attn_mask is None and not is_causal
-        if plain and self.training and torch.is_grad_enabled() and _unchanged(self):
+        if plain and self.training and torch.is_grad_enabled() and not _forward_mode() and _unchanged(self):
             return _forward(self, x)
         y: Tensor = kind.forward(self, x) if plain else kind.forward(self, x, attn_mask=attn_mask, is_causal=is_causal)
         return y
@@ -126,16 +131,30 @@ def _blank(kind: Any) -> nn.Module:
 
 
 def _unchanged(block: Any) -> bool:
+    # a compiler guards on the modules it saw
+    if not torch.compiler.is_compiling() and not rules.is_as_chosen(block, block.memory_parts):
+        return False
     engine = block.memory_modes.ffn != "plain"
     return all(rules.still_frozen(b, False) for b in rules.attention_branches(block)) and all(
         rules.still_frozen(b, engine) for b in rules.ffn_branches(block)
     )
 
 
+def _forward_mode() -> bool:
+    """Tell whether tangents are asked for: the engine's operators would drop them without a word."""
+    if torch.compiler.is_compiling():
+        return False
+    layer = torch._C._functorch.peek_interpreter_stack()
+    dual = torch.autograd.forward_ad._current_level >= 0
+    return dual or (layer is not None and layer.key() == torch._C._functorch.TransformType.Jvp)
+
+
 def _forward(block: Any, x: Tensor) -> Tensor:
     modes: BlockModes = block.memory_modes
     parallel = hasattr(block, "attns")
-    dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+    # autocast leaves fp64 alone
+    cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
     sums = getattr(block, "cb_msa", None), getattr(block, "cb", None)
     for branches, context in zip((rules.attention_branches(block), rules.ffn_branches(block)), sums, strict=True):
         normed: dict[float, Tensor] = {}  # branches share it, so that it is kept once

@@ -4,6 +4,7 @@ A block is known by its class, exactly: a subclass may compute something else. T
 must be frozen (the norm before attention, the norm before the FFN, the FFN), free of hooks, and of known classes.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,6 +74,11 @@ def choose(block: nn.Module, mode: MemoryMode) -> tuple[BlockModes | None, list[
     attns, ffns = attention_branches(block), ffn_branches(block)
     reason = next(_first([*(_refuse_norm(b) for b in attns + ffns), *map(_refuse_attention, attns)]), None)
     reason = reason or next(_first(map(_refuse_ffn, ffns)), None)
+    if reason is None:
+        # an FFN that stays as it is is called as a module; of attention's parts not all are
+        fed = {m for b in ffns for m in b.module.modules()}
+        if _watched(*(m for m in block.modules() if m is not block and m not in fed)):
+            reason = "blocks have hooks inside"
     if reason is not None:
         return None, [reason]
     notes = []
@@ -96,6 +102,29 @@ def still_frozen(branch: Branch, ffn: bool) -> bool:
         mlp = branch.module
         parameters += [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
     return not any(p is not None and p.requires_grad for p in parameters)
+
+
+def fingerprint(block: nn.Module) -> tuple[tuple[Any, ...], ...]:
+    """Return what `choose` looked at in a block, so that `is_as_chosen` can tell whether it has changed since.
+
+    An adapter put in place of a layer, a hook, or dropout that is switched on would otherwise go unseen.
+    """
+    return tuple(
+        (m, type(m).__qualname__, _watched(m), *(_number(m, name) for name in ("p", "scale", "fused_attn")))
+        for m in block.modules()
+        if m is not block
+    )
+
+
+def is_as_chosen(block: nn.Module, before: tuple[tuple[Any, ...], ...]) -> bool:
+    """Tell whether a block still has the parts of an earlier `fingerprint`."""
+    now = fingerprint(block)
+    return len(now) == len(before) and all(a[0] is b[0] and a[1:] == b[1:] for a, b in zip(now, before, strict=True))
+
+
+def _number(module: nn.Module, name: str) -> float | None:
+    value = module.__dict__.get(name)
+    return float(value) if isinstance(value, (bool, int, float)) else None
 
 
 def _first(reasons: Iterable[str | None]) -> Iterator[str]:
@@ -137,6 +166,8 @@ def _refuse_attention(branch: Branch) -> str | None:
         return f"attention is {type(attn).__name__}"
     if type(attn.qkv) is not nn.Linear:
         return f"qkv is {type(attn.qkv).__name__}"
+    if type(getattr(attn, "gate", None)) not in (nn.Linear, type(None)):
+        return f"attention's gate is {type(attn.gate).__name__}"
     return "attention has hooks" if _watched(attn, attn.qkv) else None
 
 
@@ -168,4 +199,6 @@ def _plain_attention(branch: Branch) -> str | None:
             return f"norms of queries and keys are {type(norm).__name__}"
         if _watched(norm):
             return "norms of queries and keys have hooks"
+    if not attn.fused_attn and not math.isclose(attn.scale, attn.head_dim**-0.5):
+        return f"attention is scaled by {attn.scale:.4g}, not by 1/√D"
     return "attention has dropout" if attn.attn_drop.p > 0 else None
