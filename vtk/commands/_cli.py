@@ -196,6 +196,9 @@ def _one_line(box: str) -> str:
     sections = [" ".join(part.split()) for part in re.split(r"\n─+\n", "\n".join(lines))]
     kept = [part for part in sections if part and not part.startswith("For full helptext")]
     text = "; ".join(part.removeprefix("Argument helptext:").strip() for part in kept) or "the flags cannot be read"
+    # of a flag with several types tyro tells what each of them said; what all of them allow is in the first half
+    several = r"no type matching (\S+) could be instantiated from \['([^;]*?)'\]\. Got errors: [^;]*"
+    text = re.sub(several, r"'\2' is not \1", text)
     text = re.sub(r"invalid literal for int\(\) with base 10: ('[^']*')", r"\1 is not a whole number", text)
     return re.sub(r"could not convert string to float: ('[^']*')", r"\1 is not a number", text)
 
