@@ -191,9 +191,13 @@ def _switch_spec() -> Any:
 
 
 def _one_line(box: str) -> str:
-    """Return the sense of tyro's framed message: what was wrong, then the flag's own help or a near flag."""
+    """Return the sense of tyro's framed message: what was wrong, then the flag's own help or a near flag.
+
+    Where the terminal is said to take ASCII only, the frame is dashes and its title a section of its own.
+    """
     lines = [line.strip(" │") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = [" ".join(part.split()) for part in re.split(r"\n─+\n", "\n".join(lines))]
+    sections = [" ".join(part.split()) for part in re.split(r"\n(?:─+|-{10,})\n", "\n".join(lines))]
+    sections = sections if "╭" in box else sections[1:]
     kept = [part for part in sections if part and not part.startswith("For full helptext")]
     text = "; ".join(part.removeprefix("Argument helptext:").strip() for part in kept) or "the flags cannot be read"
     # of a flag with several types tyro tells what each of them said; what all of them allow is in the first half
