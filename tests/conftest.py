@@ -11,6 +11,8 @@ if not torch.cuda.is_available():
 
 import pytest
 
+from vtk import console
+
 REPO = Path(__file__).resolve().parents[1]
 ASSETS = Path(os.environ.get("VTK_ASSETS") or REPO.parent / "shared" / "assets")
 
@@ -30,9 +32,11 @@ def assets() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _seeded_and_single_threaded() -> None:
+def _seeded_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    # a command that is called without `vtk.__main__` leaves its --json behind
+    monkeypatch.setattr(console, "_json_mode", False)
 
 
 @pytest.fixture(autouse=True)
