@@ -155,7 +155,7 @@ def launch(
         block_t, block_f, block_k, warps, stages = mapped_tile_config(rows, features)
     else:
         block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, weight)
-    halves = block_t * block_f >= 128 * 128
+    halves = save_grad or block_t * block_f >= 128 * 128
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
         programs = min(tiles, 2 * multiprocessors(x)) if tma else tiles
