@@ -9,15 +9,16 @@ decided by it. *clock*: a CPU's.
 
 import contextlib
 import functools
-import gc
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from vtk.fused.graphs import no_collection
 
 Times = tuple[float, float, float]
 """Median, 20th and 80th percentile in microseconds."""
@@ -139,7 +140,7 @@ def _record(calls: Sequence[Callable[[], object]], pool: tuple[int, int]) -> tor
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     try:
         # thread_local: a backward runs in a thread of its own
-        with _no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             for call in calls:
                 call()
     except Exception:
@@ -162,15 +163,3 @@ def _replays(graph: torch.cuda.CUDAGraph, count: int) -> list[float]:
         mark.record()
     torch.cuda.synchronize()
     return [1e3 * a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away: freeing another graph in the middle would break a capture."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -6,7 +6,6 @@ then all sides run in turns, round by round. The separate models start their gra
     python benchmarks/bank.py --out DIR --seconds 220
 """
 
-import argparse
 import copy
 import dataclasses
 import statistics
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import _rows
+import _stage
 import torch
 from _store import Deadline, Store, finish
 from torch import Tensor, nn
@@ -126,16 +126,8 @@ def measure(store: Store, tasks: list, case: tuple, device: torch.device, smoke:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the stage."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=220)
-    parser.add_argument("--smoke", action="store_true")
-    args = parser.parse_args(argv)
-    cuda = torch.cuda.is_available()
-    if not cuda and not args.smoke:
-        print("bank.py: there is no CUDA device; --smoke runs in small on a CPU")
-        return 1
-    device = torch.device("cuda" if cuda else "cpu")
+    args = _stage.parser(__doc__, "tiny models, also on a CPU").parse_args(argv)
+    device = _stage.device(args.smoke)
     deadline, failed = Deadline(args.seconds), []
     args.out.mkdir(parents=True, exist_ok=True)
     name = "smoke_bank.csv" if args.smoke else "gpu_bank.csv"

@@ -7,15 +7,14 @@ shares and not sums are what to read here; `e2e` has the latencies.
     benchmarks/gpu.sh breakdown --out DIR
 """
 
-import argparse
 import gc
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import _rows
+import _stage
 import torch
 from _groups import COLUMNS, GAPS, by_group
 from _store import Deadline, Store, finish
@@ -89,11 +88,7 @@ def summary(times: Times) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--smoke", action="store_true", help="a tiny model; nothing on a CPU, which has no such clock")
-    args = parser.parse_args(argv)
+    args = _stage.parser(__doc__, "a tiny model; nothing on a CPU, which has no such clock", 60).parse_args(argv)
     if not torch.cuda.is_available():
         if args.smoke:
             print("breakdown: left out, it reads a CUDA device's own clock")

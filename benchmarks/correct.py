@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import _rows
+import _stage
 import torch
 from _models import CHECKED
 from _runner import DTYPES, Bench, Case, Inputs, as_tuple, relative_error
@@ -189,11 +190,8 @@ def run_unit(unit: str, device: torch.device, smoke: bool) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=220)
+    parser = _stage.parser(__doc__, "tiny models and shapes, in this process, also on a CPU")
     parser.add_argument("--workers", type=int, default=8, help="processes side by side")
-    parser.add_argument("--smoke", action="store_true", help="tiny models and shapes, in this process, also on a CPU")
     parser.add_argument("--only", nargs="*", help="units, by a part of their names")
     parser.add_argument("--unit", help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)

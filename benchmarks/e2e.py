@@ -8,7 +8,6 @@ block at a time (regional: all blocks share one compilation) and is measured as 
     benchmarks/gpu.sh e2e --out DIR
 """
 
-import argparse
 import gc
 import math
 import random
@@ -16,10 +15,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import _ceilings
 import _rows
+import _stage
 import torch
 from _bounds import verdicts
 from _models import END_TO_END
@@ -147,17 +146,11 @@ def run_cell(subject: Subject, cell: Cell, store: Store, deadline: Deadline, dur
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=220)
+    parser = _stage.parser(__doc__, "a tiny model, also on a CPU")
     parser.add_argument("--duration", type=float, default=0.3, help="seconds of timed runs per provider and cell")
-    parser.add_argument("--smoke", action="store_true", help="a tiny model, also on a CPU")
     args = parser.parse_args(argv)
     deadline = Deadline(args.seconds)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not args.smoke:
-        sys.exit("this stage measures a CUDA device and none is here; --smoke tries it on the CPU")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = _stage.device(args.smoke)
     name = "smoke_e2e.csv" if args.smoke else "gpu_e2e.csv"
     store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
     ceilings_file = args.out / "gpu_ceilings.csv"

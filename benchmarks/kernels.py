@@ -7,7 +7,6 @@ our kernel and torch's, and goes to ``kernels/vtk_kernels/choices.json`` once so
     benchmarks/gpu.sh kernels --out DIR
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 import _ceilings
 import _choices
 import _rows
+import _stage
 import correct
 import torch
 from _runner import KEY, Bench, Case, Ceilings, measure, show
@@ -56,16 +56,10 @@ def ceilings_of(out: Path, device: torch.device, smoke: bool) -> Ceilings | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=220)
-    parser.add_argument("--smoke", action="store_true", help="one tiny shape each, also on a CPU")
+    parser = _stage.parser(__doc__, "one tiny shape each, also on a CPU")
     args = parser.parse_args(argv)
     deadline = Deadline(args.seconds)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not args.smoke:
-        sys.exit("this stage measures a CUDA device and none is here; --smoke tries it on the CPU")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    device = _stage.device(args.smoke)
     store = Store(
         args.out / ("smoke_kernels.csv" if args.smoke else "gpu_kernels.csv"), KEY,
         lambda: _rows.kernel_context(device.type),

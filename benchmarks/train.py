@@ -8,16 +8,15 @@ number format before anything is timed.
     benchmarks/gpu.sh train --out DIR
 """
 
-import argparse
 import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import _rows
+import _stage
 import timm
 import torch
 import torch.nn.functional as F
@@ -167,18 +166,13 @@ def show(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=220)
+    parser = _stage.parser(__doc__, "a tiny model, also on a CPU")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--configs", nargs="+", choices=CONFIGS, default=list(CONFIGS))
-    parser.add_argument("--smoke", action="store_true", help="a tiny model, also on a CPU")
     args = parser.parse_args(argv)
     deadline = Deadline(args.seconds)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not args.smoke:
-        sys.exit("this stage measures a CUDA device and none is here; --smoke tries it on the CPU")
+    device = _stage.device(args.smoke)
     name = "smoke_train.csv" if args.smoke else "gpu_train.csv"
     store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
     px, batch = (32, 4) if args.smoke else (384, args.batch_size)

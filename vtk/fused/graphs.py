@@ -123,7 +123,7 @@ class GraphCache:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         gc.collect()
-        with _no_collection():
+        with no_collection():
             # thread_local: another thread may allocate meanwhile
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 static_out = function(static_in)
@@ -132,8 +132,8 @@ class GraphCache:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector away: freeing a tensor of another stream in the middle would break a capture."""
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector away: freeing another graph, or a tensor of another stream, would break a capture."""
     collecting = gc.isenabled()
     gc.disable()
     try:
