@@ -173,7 +173,8 @@ def _from_peft(argv: list[str]) -> int:
     card = from_peft(config.adapter, config.out, base=config.base, described=told, overwrite=config.overwrite)
     size = pack_bytes(config.out)
     console.say(
-        f"wrote {config.out} ({console.size(size)}, {len(card.classes)} classes, {len(card.pack['trained'])} tensors); "
+        f"wrote {config.out} ({console.size(size)}, {len(card.classes)} classes, {len(card.pack['trained'])} tensors "
+        "other than the base's); "
         "it has no metrics yet: `vtk eval`"
     )
     console.emit_json({

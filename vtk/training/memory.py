@@ -19,6 +19,9 @@ from vtk.training.precision import PrecisionName
 HEAD_ROOM = 0.1
 """Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""
 
+_FEW_STEPS = 10
+"""Steps an epoch below which a batch that was chosen for memory is pointed out."""
+
 
 @dataclass(frozen=True)
 class MemoryChoice:
@@ -119,6 +122,12 @@ def choose_memory(
             console.warn(f"the memory of {type(model).__name__} cannot be counted ({why}); --memory is plain")
     if batch == "auto":
         batch = _largest_batch(_leanest(counted, asked), free, images, ranks.world)
+        steps = math.ceil(images / (batch * config.accumulate))
+        if steps < _FEW_STEPS and ranks.main:
+            console.warn(
+                f"`--batch-size auto` takes {batch} of {images} training images, so that an epoch has {steps} "
+                f"step{'s' * (steps > 1)}; a smaller --batch-size learns more from small data"
+            )
     each = math.ceil(int(batch) / ranks.world)
     if asked == "auto" and counted:
         mode = _fastest(counted, each, free)

@@ -47,6 +47,15 @@ def test_auto_writes_down_and_says_what_it_took(config, monkeypatch, capsys):
     assert "memory mode plain, batch 8: a step takes about" in capsys.readouterr().out
 
 
+def test_a_batch_that_leaves_few_steps_is_pointed_out(config, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "_largest_batch", lambda *args: 16)
+    finetune(config(batch_size="auto", epochs=1))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "`--batch-size auto` takes 16 of" in said and "a smaller --batch-size learns more from small data" in said
+    finetune(config(batch_size=16, epochs=1, overwrite=True))
+    assert "takes 16 of" not in capsys.readouterr().err
+
+
 def test_a_resumed_run_keeps_its_mode_and_batch(config, monkeypatch, tmp_path):
     room = [10**5]
     monkeypatch.setattr(memory, "free_bytes", lambda device: room[0])
