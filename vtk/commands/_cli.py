@@ -63,6 +63,7 @@ def parse(
     default: Any = None
     if defaults:
         values = {f.name: defaults.get(f.name, _default(f)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        values |= dict.fromkeys(_repeated(kind), ())  # tyro would add what flags give to the file's
         default = flags(**values, **{f.name: f.default for f in dataclasses.fields(_Common)})
     text = description.replace("``", "`").strip()
     if examples:
@@ -76,7 +77,14 @@ def parse(
             raise
         raise UsageError(f"{_one_line(complaint.getvalue())}; see `{prog} --help`") from None
     console.set_json(parsed.json)
-    return kind(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(flags) if f.name not in common_names})
+    found = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(flags) if f.name not in common_names}
+    found |= {name: defaults[name] for name in _repeated(kind) if not found[name] and name in defaults}
+    return kind(**found)
+
+
+def _repeated(kind: Any) -> list[str]:
+    """Return the fields whose flag is given once for each value: their metadata has the ``flag``'s name."""
+    return [f.name for f in dataclasses.fields(kind) if "flag" in f.metadata]
 
 
 def _flags_class(kind: type, positional: Sequence[str]) -> Any:
@@ -94,7 +102,12 @@ def _flags_class(kind: type, positional: Sequence[str]) -> Any:
             markers = [tyro.conf.arg(help=f.metadata.get("help", ""), metavar=f.name.upper()), tyro.conf.Positional]
         elif f.name not in own:
             markers.append(tyro.conf.FlagCreatePairsOff)
-        if (element := _list_element(hint)) is not None:
+        if "flag" in f.metadata:
+            named = tyro.conf.arg(
+                name=f.metadata["flag"], help=f.metadata["help"], metavar=f.metadata["metavar"], help_behavior_hint=""
+            )
+            markers = [named, tyro.conf.UseAppendAction]
+        elif (element := _list_element(hint)) is not None:
             markers.append(_list_spec(element))
         elif hint == _SIZE:
             markers.append(_size_spec())

@@ -16,7 +16,8 @@ from vtk.tasks.diff import Diff, diff_task
 from vtk.tasks.merge import merge_task
 from vtk.tasks.pack import pack_bytes
 from vtk.training.config import FinetuneConfig
-from vtk.training.finetune import FinetuneResult, finetune
+from vtk.training.finetune import finetune
+from vtk.training.result import FinetuneResult
 from vtk_export.config import OnnxConfig
 from vtk_export.onnx import export_onnx
 

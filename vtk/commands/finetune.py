@@ -9,6 +9,7 @@ _EXAMPLES = (
     "vtk finetune data/pets --attn-only --model vit_small_patch14_dinov2 --img-size 224 --epochs 10",
     "vtk finetune data/pets --attn-only --img-size 384 --dry-run",
     "vtk finetune data/pets --train full --lr 3e-5 --out runs/pets-full",
+    "vtk finetune --attn-only --task pets=data/pets --task cars=data/cars@384",
     "torchrun --standalone --nproc_per_node 4 -m vtk finetune data/pets --batch-size 256",
 )
 
@@ -18,12 +19,12 @@ def main(argv: list[str]) -> int:
     config = _cli.parse(
         FinetuneConfig, argv, prog="vtk finetune", description=__doc__ or "", positional=("data",), examples=_EXAMPLES
     )
-    from vtk.training.finetune import finetune, memory_report
+    from vtk.training.finetune import finetune, finetune_tasks, memory_report
 
     if config.dry_run:
         report = memory_report(config)
         report.print()
         console.emit_json(report.to_dict())
     else:
-        console.emit_json(finetune(config).to_dict())
+        console.emit_json((finetune_tasks if config.tasks else finetune)(config).to_dict())
     return 0

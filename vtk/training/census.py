@@ -11,6 +11,7 @@ from vtk.training.policy import GROUPS, Group, group_names
 
 _TITLES: dict[Group, str] = {
     "attention": "attention",
+    "lora": "LoRA factors",
     "head": "head",
     "position": "position table",
     "stem": "stem",

@@ -29,9 +29,7 @@ SCHEMA = 1
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
 
 # flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
-_FREE = frozenset(
-    {"data", "out", "weights", "workers", "stop_after", "resume", "overwrite", "attn_only", "device", "dry_run"}
-)
+_FREE = frozenset("data out weights workers stop_after resume overwrite attn_only device dry_run init_from".split())
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,10 @@ def save_state(path: Path, saved: Saved) -> None:
         DataError: the folder cannot be written.
     """
     confusion = saved.best.get("confusion")
-    state = {"optimizer": saved.fit.optimizer, "schedule": saved.fit.schedule, "confusion": confusion}
+    state = {
+        "optimizer": saved.fit.optimizer, "schedule": saved.fit.schedule, "scaler": saved.fit.scaler,
+        "confusion": confusion,
+    }  # fmt: skip
     info = {
         "schema": SCHEMA,
         "epoch": saved.fit.epoch,
@@ -119,7 +120,8 @@ def load_state(path: Path) -> Saved:
         known = from_plain(_Info, info, str(folder / INFO))
         if not len(known.rows) == known.epoch <= known.flags["epochs"]:
             raise ValueError(f"{INFO} has {len(known.rows)} rows for {known.epoch} epochs")
-        fit = FitState(known.epoch, state["optimizer"], state["schedule"], list(known.rows))
+        scaler = state.get("scaler", {})
+        fit = FitState(known.epoch, state["optimizer"], state["schedule"], list(known.rows), scaler)
         best = {**known.best, "confusion": state["confusion"]}
         ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
     except DataError as error:
@@ -143,7 +145,9 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         UsageError: names each flag with both values.
         DataError: the base or the images are others.
     """
-    before, after = {"memory": "plain", **saved["flags"]}, now["flags"]
+    # a run of an older version does not have the newer flags; it did what their defaults do
+    defaults = {f.name: _plain(f.default) for f in dataclasses.fields(FinetuneConfig) if f.name in now["flags"]}
+    before, after = {**defaults, "memory": "plain", **saved["flags"]}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     if "gelu8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
         changed = [k for k in changed if k != "memory"]

@@ -7,8 +7,9 @@ from typing import Literal
 
 from vtk.card import Transform
 from vtk.errors import UsageError
+from vtk.training.spec import parse_starts, parse_tasks
 
-PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm"]
+PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm", "lora"]
 MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
 MODES: tuple[MemoryMode, ...] = ("plain", "gelu8", "recompute", "minimal")
 """Fastest first; each keeps less than the one before."""
@@ -28,6 +29,31 @@ class FinetuneConfig:
     data: Path | None = field(
         default=None,
         metadata={"help": "folder with train/ and val/ holding one folder per class, or with class folders"},
+    )
+    tasks: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "in place of DATA, once for each task: NAME=FOLDER or NAME=FOLDER@SIZE; all of them are trained "
+            "together over one set of frozen weights",
+            "flag": "task",
+            "metavar": "NAME=FOLDER[@SIZE]",
+        },
+    )
+    sampling: float = field(
+        default=1.0,
+        metadata={
+            "help": "of several tasks: temperature of how often each is drawn; 1 shows every image once an epoch, more "
+            "shows small tasks more often, up to equally often"
+        },
+    )
+    init_from: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "start from a trained pack in place of the base, also at another size; with --task give NAME=PACK, "
+            "once for each",
+            "flag": "init-from",
+            "metavar": "PACK",
+        },
     )
     out: Path | None = field(default=None, metadata={"help": "folder for the results; default runs/NAME-OF-DATA"})
     model: str = field(default="vit_small_patch16_224", metadata={"help": "name of a timm model"})
@@ -90,6 +116,15 @@ class FinetuneConfig:
 
     train: PolicyName = field(default="attn", metadata={"help": "which weights to train"})
     attn_only: bool = field(default=False, metadata={"help": "short for --train attn"})
+    lora_rank: int = field(default=8, metadata={"help": "of --train lora: rank of each layer's update"})
+    lora_alpha: float = field(default=16.0, metadata={"help": "of --train lora: updates count alpha / rank times"})
+    lora_dropout: float = field(default=0.0, metadata={"help": "of --train lora: of the input of the factors"})
+    lora_targets: tuple[str, ...] = field(
+        default=("qkv", "proj"),
+        metadata={
+            "help": "of --train lora: names of the linear layers, with fc1 and fc2 the FFN is no longer the base's"
+        },
+    )
     epochs: int = field(default=5, metadata={"help": "passes over the training images"})
     batch_size: int | Literal["auto"] = field(
         default=32,
@@ -147,9 +182,9 @@ class FinetuneConfig:
             "that fits the device's free memory"
         },
     )
-    precision: Literal["auto", "fp32", "bf16"] = field(
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = field(
         default="auto",
-        metadata={"help": "auto is bf16 on CUDA and fp32 elsewhere"},
+        metadata={"help": "auto is bf16 on CUDA and fp32 elsewhere; fp16 scales the loss and needs CUDA"},
     )
 
     eval_batch_size: int = field(default=64, metadata={"help": "images per forward pass of the evaluation"})
@@ -175,9 +210,8 @@ class FinetuneConfig:
         if self.attn_only and self.train != "attn":
             raise UsageError(f"`--attn-only` is short for --train attn, but --train is {self.train}; give one of them")
         precision: str = self.precision
-        if precision not in ("auto", "fp32", "bf16"):
-            reason = " needs a loss scaler, which this version does not have" if precision == "fp16" else ""
-            raise UsageError(f"`--precision` {precision}{reason}; choose auto, fp32 or bf16")
+        if precision not in ("auto", "fp32", "bf16", "fp16"):
+            raise UsageError(f"`--precision` {precision} is not known; choose auto, fp32, bf16 or fp16")
         if self.resume and self.overwrite:
             raise UsageError("`--resume` continues a run and `--overwrite` replaces it; give one of them")
         if self.weights is not None and not self.pretrained:
@@ -187,21 +221,24 @@ class FinetuneConfig:
             _require(not isinstance(value, float) or isfinite(value), f.name, value, "a finite number")
         _require(self.branches >= 1, "branches", self.branches, "at least 1")
         self.transforms()
+        self._check_tasks()
+        self._check_lora()
         _require(0 <= self.seed < 1 << 32, "seed", self.seed, "from 0 to 4294967295")
         _require(self.color_jitter is None or 0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "0 to 1")
-        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
+        for name in ("epochs", "batch_size", "accumulate", "eval_batch_size", "lora_rank"):
             value = getattr(self, name)
             if not (name == "batch_size" and value == "auto"):
                 _require(isinstance(value, int) and value >= 1, name, value, "at least 1")
         _require(self.memory in ("auto", *MODES), "memory", self.memory, f"auto, {', '.join(MODES)}")
-        for name in ("lr", "head_lr_mult"):
+        for name in ("lr", "head_lr_mult", "lora_alpha"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
         for name in ("weight_decay", "clip_grad", "mixup", "cutmix"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
-        for name in ("warmup", "smoothing", "drop_path", "momentum"):
+        for name in ("warmup", "smoothing", "drop_path", "momentum", "lora_dropout"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "from 0 to below 1")
         for name in ("hflip", "reprob", "mix_prob", "min_lr"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
+        _require(self.sampling >= 1, "sampling", self.sampling, "1 or above")
         _require(0 < self.val_split < 1, "val_split", self.val_split, "between 0 and 1")
         _require(self.crop_pct is None or 0.05 <= self.crop_pct <= 1, "crop_pct", self.crop_pct, "from 0.05 to 1")
         _require(self.stop_after is None or self.stop_after >= 1, "stop_after", self.stop_after, "at least 1")
@@ -209,6 +246,43 @@ class FinetuneConfig:
         scale = self.crop_scale
         fits = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
         _require(fits, "crop_scale", scale, "two areas, 0 < smallest ≤ largest ≤ 1")
+
+    def _check_tasks(self) -> None:
+        specs = parse_tasks(self.tasks)
+        parse_starts(self.init_from, [spec.name for spec in specs])
+        if specs and self.data is not None:
+            raise UsageError(f"{self.data} and `--task` {self.tasks[0]}: give one folder, or tasks, not both")
+        if self.init_from and self.train == "lora":
+            raise UsageError("`--init-from` trains a pack's weights on; adapters start from the base: leave one out")
+        if len(specs) == 1:
+            raise UsageError(f"`--task` {self.tasks[0]} is alone; give another, or its folder without --task")
+        if not specs:
+            if self.sampling != 1.0:
+                raise UsageError("`--sampling` says how often each of several tasks is drawn; give --task")
+            return
+        if self.train not in ("attn", "head"):
+            raise UsageError(
+                f"`--train` {self.train}: tasks of one run share the frozen FFN, norms and stem; choose attn or head"
+            )
+        if self.cb_scale:
+            raise UsageError(
+                "`--cb-scale` trains Λ inside what the tasks of one run share; use --cb, or one run for each task"
+            )
+        if self.grad_checkpointing:
+            raise UsageError("`--grad-checkpointing` is for runs of one task; use --memory minimal")
+
+    def _check_lora(self) -> None:
+        if self.train == "lora":
+            _require(bool(self.lora_targets), "lora_targets", "empty", "names of layers such as qkv,proj")
+            if self.cb or self.cb_scale:
+                raise UsageError(
+                    f"`--{'cb' if self.cb else 'cb-scale'}`: timm has no Context Broadcasting, so stock PEFT could not "
+                    "use the adapter that --train lora writes; use --train attn"
+                )
+            return
+        for f in fields(self):
+            if f.name.startswith("lora_") and getattr(self, f.name) != f.default:
+                raise UsageError(f"`--{f.name.replace('_', '-')}` is of --train lora, but --train is {self.train}")
 
     def transforms(self) -> tuple[Transform, ...]:
         """Return the changes of the architecture that the flags ask for, in order.

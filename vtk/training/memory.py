@@ -11,8 +11,8 @@ from torch import nn
 from vtk import console
 from vtk.errors import UsageError
 from vtk.training.config import MODES, FinetuneConfig, MemoryMode
-from vtk.training.frozen_ffn.blocks import apply_memory_mode
-from vtk.training.frozen_ffn.estimate import Footprint, footprints
+from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
+from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
 from vtk.training.parallel import Ranks
 from vtk.training.precision import PrecisionName
 
@@ -24,12 +24,25 @@ _FEW_STEPS = 10
 
 
 @dataclass(frozen=True)
+class Subject:
+    """A model that a run trains.
+
+    Attributes:
+        model: still in fp32; its trained parameters require gradients.
+        size: (channels, height, width) of its images.
+    """
+
+    model: nn.Module
+    size: Sequence[int]
+
+
+@dataclass(frozen=True)
 class MemoryChoice:
     """What a run does about memory.
 
     Attributes:
         mode: taken; ``plain`` where a mode changes nothing.
-        batch: images per forward pass, all processes together.
+        batch: images per forward pass, all processes together; with several tasks, of each.
         world: processes.
         free: bytes on the device (the fullest, with several processes) for this run; its model counts as free.
         counted: bytes of each mode that was looked at; none where flags left nothing to choose.
@@ -82,22 +95,22 @@ class MemoryChoice:
 
 
 def choose_memory(
-    model: nn.Module, config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, *, size: Sequence[int],
-    images: int, saved: dict[str, Any] | None = None, count_all: bool = False,
+    subjects: Sequence[Subject], config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, *, images: int,
+    saved: dict[str, Any] | None = None, count_all: bool = False,
 ) -> MemoryChoice:  # fmt: skip
     """Choose and apply a memory mode, and choose the batch where that is asked for.
 
     Args:
-        model: still in fp32; its trained parameters require gradients. Changed in place.
+        subjects: a model, or those of several tasks that share frozen parameters. Changed in place.
         config: ``memory`` and ``batch_size`` may be ``auto``.
         precision: number format of the run.
         ranks: all processes choose the same.
-        size: (channels, height, width) of an image.
-        images: in the training set, which a batch does not exceed.
+        images: in the (largest) training set, which a batch does not exceed.
         saved: flags of the run that is resumed; they settle what is ``auto`` now.
         count_all: count every mode, for the table.
     """
     saved = saved or {}
+    model = subjects[0].model
     asked = config.memory
     if asked == "auto" and saved:
         asked = saved.get("memory", "plain")
@@ -106,13 +119,13 @@ def choose_memory(
     batch: int | str = config.batch_size
     if batch == "auto" and saved:
         batch = int(saved["batch_size"])
-    plan = apply_memory_mode(model, "minimal" if asked == "auto" else asked)
+    plan = _apply(subjects, "minimal" if asked == "auto" else asked)
     counted: list[Footprint] = []
     free = 0
     mode: MemoryMode = "plain" if asked == "auto" or not plan.effective else asked
     if count_all or batch == "auto" or (asked == "auto" and plan.effective):
         try:
-            counted, free = _count(model, config, precision, ranks, size, MODES if plan.effective else MODES[:1])
+            counted, free = _count(subjects, config, precision, ranks, MODES if plan.effective else MODES[:1])
         except Exception as error:  # a forward pass that torch cannot run on tensors without contents
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:90]}"
             if count_all or batch == "auto":
@@ -141,7 +154,9 @@ def choose_memory(
             console.warn(plan.note)
         elif asked == "auto" and config.train == "attn":
             console.warn(f"memory modes: {'; '.join(plan.reasons)}; there torch's autograd keeps what it always does")
-    own = apply_memory_mode(model, mode)
+    own = _apply(subjects, mode)
+    if asked == "auto" and config.train == "lora" and own.note is not None and ranks.main:
+        console.warn(own.note)  # of the mode taken: minimal never does all it says for layers with factors
     return MemoryChoice(
         mode, int(batch), ranks.world, free, tuple(counted), own.note if asked == "auto" else plan.note
     )  # fmt: skip
@@ -163,16 +178,26 @@ def batch_sizes(most: int) -> list[int]:
     return [n for n in (1, 2, 4, *(n for n in sorted(sizes) if n % 8 == 0)) if n <= max(1, most)]
 
 
+def _apply(subjects: Sequence[Subject], mode: MemoryMode) -> MemoryPlan:
+    """Apply a mode to the models of all tasks, which are of one architecture."""
+    plan, *_ = [apply_memory_mode(subject.model, mode) for subject in subjects]
+    return plan
+
+
 def _count(
-    model: nn.Module, config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, size: Sequence[int],
+    subjects: Sequence[Subject], config: FinetuneConfig, precision: PrecisionName, ranks: Ranks,
     modes: Sequence[MemoryMode],
 ) -> tuple[list[Footprint], int]:  # fmt: skip
     free = free_bytes(ranks.device)
     if ranks.device.type == "cpu":
         free //= ranks.world
-    present = sum(t.numel() * t.element_size() for t in model.state_dict().values() if t.device == ranks.device)
-    free = min(ranks.gather(free + present))
-    return footprints(model, size, precision, config.optimizer, modes), free
+    tensors = {id(t): t for s in subjects for t in (*s.model.parameters(), *s.model.buffers())}
+    free = min(ranks.gather(free + sum(t.nbytes for t in tensors.values() if t.device == ranks.device)))
+    each = [footprints(s.model, s.size, precision, config.optimizer, modes) for s in subjects]
+    wide = 4 if precision == "fp32" else 2
+    first = {id(p) for p in subjects[0].model.parameters()}
+    again = [wide * sum(p.numel() for p in s.model.parameters() if id(p) in first) for s in subjects]
+    return [join_footprints(found, again) for found in zip(*each, strict=True)], free
 
 
 def _fits(found: Footprint, batch: int, free: int) -> bool:

@@ -1,6 +1,6 @@
 """What is minimised: an objective prepares a batch once and gives its loss, as often as the step rule asks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,9 +94,44 @@ class Classification:
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the cross-entropy in fp32; soft labels already hold their smoothing."""
-        logits = model(batch.images).float()
+        return self.criterion(model(batch.images), batch), {}
+
+    def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of logits (B, classes), in fp32 or wider."""
         smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
-        return F.cross_entropy(logits, batch.labels, label_smoothing=smoothing), {}
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.to(wide), batch.labels, label_smoothing=smoothing)
+
+
+class JointObjective:
+    """The objectives of several tasks whose images go through one model together; stream i is task i's.
+
+    Args:
+        parts: what each task minimises.
+    """
+
+    def __init__(self, parts: Sequence[Classification]) -> None:
+        self.parts = parts
+
+    def start_epoch(self, seed: int) -> None:
+        """Seed every task alike: each draws what it would in a run of its own."""
+        for part in self.parts:
+            part.start_epoch(seed)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Prepare a batch as its task does."""
+        return self.parts[batch.stream].prepare(batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean loss of one task's batch."""
+        return self.losses(model, [batch])[0]
+
+    def losses(self, model: nn.Module, batches: Sequence[Batch]) -> list[tuple[Tensor, Mapping[str, Tensor | float]]]:
+        """Return the mean loss of each batch, from one forward pass; no two batches are of one task."""
+        logits = model(*(batch.images for batch in batches), tasks=tuple(batch.stream for batch in batches))
+        return [
+            (self.parts[batch.stream].criterion(found, batch), {}) for found, batch in zip(logits, batches, strict=True)
+        ]
 
 
 def smooth(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:

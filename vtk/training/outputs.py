@@ -22,7 +22,7 @@ from vtk.training.config import FinetuneConfig
 if TYPE_CHECKING:
     from vtk.evaluation.metrics import Metrics
 
-TASK, TASK_LAST, LAST = "task", "task-last", "last"
+TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
 FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
     "census.json",
@@ -31,6 +31,7 @@ _INSIDE = {
     TASK: {"task.json", "task.safetensors", "base_tensors.json"},
     TASK_LAST: {"task.json", "task.safetensors", "base_tensors.json"},
     LAST: {"model.safetensors", "state.pt", "state.json"},
+    ADAPTER: {"adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"},
 }
 
 
@@ -68,13 +69,14 @@ def config_text(config: FinetuneConfig) -> str:
     for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only", "dry_run"):
         values.pop(name)
     plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
-    head = f"# {command_line(config)}\n# vtk finetune --config THIS-FILE DATA repeats the run\n"
+    data = "" if config.tasks else " DATA"
+    head = f"# {command_line(config)}\n# vtk finetune --config THIS-FILE{data} repeats the run\n"
     return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def command_line(config: FinetuneConfig) -> str:
     """Return the command of this run: data, and each flag whose value is not the default; ``--out`` is left out."""
-    words = ["vtk", "finetune", str(config.data)]
+    words = ["vtk", "finetune", *([] if config.data is None else [str(config.data)])]
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run") or value == f.default:
@@ -82,7 +84,9 @@ def command_line(config: FinetuneConfig) -> str:
         if f.name == "memory" and value != "gelu8":  # the other modes change no result
             continue
         flag = f.name.replace("_", "-")
-        if isinstance(value, bool):
+        if "flag" in f.metadata:  # once for each
+            words += [word for each in value for word in (f"--{f.metadata['flag']}", each)]
+        elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
             words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,9 @@ class Ranks:
     def sum(self, value: Tensor) -> Tensor:
         """Return the sum over all processes."""
         return value
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors over all processes, in place; every process gives the same shapes."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value, in order of rank."""
@@ -87,6 +90,15 @@ class AccelerateRanks(Ranks):
         """Return the sum over all processes."""
         total: Tensor = self.accelerator.reduce(value, reduction="sum")
         return total
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors over all processes, in place: in one message for each type, small tensors would wait for each."""
+        for dtype in {t.dtype: None for t in tensors}:
+            same = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.flatten() for t in same])
+            torch.distributed.all_reduce(flat)
+            for tensor, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value, in order of rank."""

@@ -11,13 +11,14 @@ from vtk.models.parts import head_names, position_names
 from vtk.training import kinds
 from vtk.training.config import PolicyName
 
-Group = Literal["attention", "head", "position", "stem", "ffn", "norm", "context", "other"]
-GROUPS: tuple[Group, ...] = ("attention", "head", "position", "stem", "ffn", "norm", "context", "other")
+Group = Literal["attention", "lora", "head", "position", "stem", "ffn", "norm", "context", "other"]
+GROUPS: tuple[Group, ...] = ("attention", "lora", "head", "position", "stem", "ffn", "norm", "context", "other")
 
 _TRAINS: dict[str, tuple[Group, ...]] = {
     "attn": ("attention", "head", "position", "context"),
     "attn+norm": ("attention", "norm", "head", "position", "context"),
     "ffn": ("ffn", "head", "context"),
+    "lora": ("lora", "head", "context"),
     "head": ("head", "context"),
     "full": GROUPS,
 }
@@ -33,7 +34,8 @@ def group_names(model: nn.Module) -> dict[str, Group]:
 
     Inside an attention module everything is attention (qkv, proj, q and k norm, relative positions), with one
     exception: the latent attention pool carries a norm and an FFN of its own behind its projection, which stay what
-    they are, so that "attention only" never trains an FFN. Context Broadcasting is a group of its own wherever it is.
+    they are, so that "attention only" never trains an FFN. Context Broadcasting is a group of its own wherever it is,
+    and so are the factors that PEFT's LoRA puts beside a layer.
     """
     attention, ffn, norm, stem = kinds.attention_types(), kinds.ffn_types(), kinds.norm_types(), kinds.stem_types()
     pools = tuple(t for t in attention if t.__name__ in ("AttentionPoolLatent", "AttentionPoolPrr"))
@@ -65,6 +67,9 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     for name in head_names(model):
         if name in result:
             result[name] = "head"
+    for name in result:
+        if ".lora_A." in name or ".lora_B." in name:
+            result[name] = "lora"
     return result
 
 
@@ -80,7 +85,8 @@ def select(model: nn.Module, policy: PolicyName, created: Collection[str] = ()) 
     Args:
         model: a timm model.
         policy: ``attn`` (every parameter of attention modules, the heads and the absolute position table),
-            ``attn+norm``, ``ffn``, ``head`` or ``full``; the head and the Λ of Context Broadcasting are always trained.
+            ``attn+norm``, ``ffn``, ``head``, ``full``, or ``lora`` (the factors in a model that has them); the head and
+            the Λ of Context Broadcasting are always trained.
         created: names of tensors that a transform made, which every policy trains.
 
     Raises:
@@ -94,11 +100,12 @@ def select(model: nn.Module, policy: PolicyName, created: Collection[str] = ()) 
         kinds.refuse_mixed(model)
     groups = group_names(model)
     parameters = dict(model.named_parameters())
-    wanted: Group | None = {"attn": "attention", "attn+norm": "attention", "ffn": "ffn"}.get(policy)  # type: ignore[assignment]
+    needs: dict[str, Group] = {"attn": "attention", "attn+norm": "attention", "ffn": "ffn", "lora": "lora"}
+    wanted = needs.get(policy)
     if wanted == "attention":
         kinds.refuse_unknown(model, kinds.attention_types())
     if wanted and not any(groups[name] == wanted for name in parameters):
-        what = "attention" if wanted == "attention" else "FFN"
+        what = {"attention": "attention", "lora": "LoRA"}.get(wanted, "FFN")
         raise UsageError(
             f"`--train` {policy}: {kind} has no {what} weights (squeeze-and-excitation and the like do not count); "
             "use a Vision Transformer, or --train full or head"

@@ -1,9 +1,13 @@
-"""What the engine hands out: the end of an epoch, the state to resume from, the numbers of a run."""
+"""What the engine hands out (an epoch, the state to resume from, the numbers of a run), and what a run left behind."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from vtk.evaluation.metrics import Metrics
+from vtk.training.census import Census
 
 
 @dataclass(frozen=True)
@@ -15,12 +19,14 @@ class FitState:
         optimizer: its state dict.
         schedule: its state dict.
         rows: one dict of numbers per epoch done.
+        scaler: state dict of the loss scaler; empty without one.
     """
 
     epoch: int
     optimizer: dict[str, Any]
     schedule: dict[str, Any]
     rows: list[dict[str, float]]
+    scaler: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class EpochEnd:
     Attributes:
         epoch: epochs done, from 1.
         row: ``epoch``, ``loss`` (mean over images), ``lr`` (of the last step), ``seconds``, ``images_per_second`` and
-            what the objective logs.
+            what the objective logs; with a loss scaler also ``skipped_steps``.
         state: builds the resume state; ``extra`` numbers are added to its last row.
     """
 
@@ -52,3 +58,56 @@ class FitResult:
     def images_per_second(self) -> float:
         """Training images per second, over this call's epochs."""
         return self.images / self.seconds if self.seconds else math.nan
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a run left behind.
+
+    Attributes:
+        out: folder of the run.
+        task: the best pack.
+        task_last: the pack of the last epoch.
+        metrics: of the best pack on the held-out images.
+        best_epoch: from 1.
+        rows: numbers of every epoch.
+        census: trained and frozen weights.
+        images_per_second: of training, without evaluation; NaN when nothing was left to train.
+        precision: ``fp32``, ``bf16`` or ``fp16``.
+        memory: the memory mode that was taken.
+        batch_size: images per forward pass.
+        adapter: the best pack's LoRA factors as PEFT reads them; None under other policies.
+    """
+
+    out: Path
+    task: Path
+    task_last: Path
+    metrics: Metrics
+    best_epoch: int
+    rows: list[dict[str, float]]
+    census: Census
+    images_per_second: float
+    precision: str
+    memory: str
+    batch_size: int
+    adapter: Path | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "out": str(self.out),
+            "task": str(self.task),
+            "task_last": str(self.task_last),
+            "top1": self.metrics.top1,
+            "top5": self.metrics.top5,
+            "loss": self.metrics.loss,
+            "best_epoch": self.best_epoch,
+            "epochs": len(self.rows),
+            "trained": self.census.trained,
+            "total": self.census.total,
+            "images_per_second": self.images_per_second,
+            "precision": self.precision,
+            "memory": self.memory,
+            "batch_size": self.batch_size,
+            **({} if self.adapter is None else {"adapter": str(self.adapter)}),
+        }

@@ -29,7 +29,7 @@ def evaluate_ranks(
 
     def predict(images: Tensor) -> Tensor:
         images = images.to(ranks.device, non_blocking=True)
-        logits: Tensor = model(images.to(dtype) if dtype == torch.bfloat16 else images)
+        logits: Tensor = model(images.to(dtype) if dtype in (torch.bfloat16, torch.float16) else images)
         return logits
 
     if ranks.world == 1:

@@ -1,5 +1,6 @@
 """Where batches come from: a stream gives the same batches for the same epoch, cut among the processes."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -75,6 +76,50 @@ class ImageStream:
         set_epoch(self._loader, index)
         for (images, labels), _ in zip(self._loader, self._sizes, strict=False):
             yield Batch(images, labels)
+
+
+class SampledStream:
+    """A stream whose epochs hold a given number of batches: several passes over few images, or a part of one over many.
+
+    Every epoch begins with a pass of its own; a pass's last batch, where it is not full, is left out.
+
+    Args:
+        stream: of one pass over the images.
+        batches: in an epoch.
+    """
+
+    def __init__(self, stream: Stream, batches: int) -> None:
+        sizes = stream.sizes
+        self._stream, self._each = stream, sum(size == sizes[0] for size in sizes)
+        self._sizes = [sizes[0]] * batches
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Images in each batch of an epoch, all processes together."""
+        return self._sizes
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+        left = len(self._sizes)
+        first = index * -(-left // self._each)
+        for number in itertools.count(first):
+            yield from itertools.islice(self._stream.epoch(number), min(left, self._each))
+            left -= self._each
+            if left <= 0:
+                return
+
+
+def batch_counts(sizes: Sequence[Sequence[int]], temperature: float) -> list[int | None]:
+    """Return how many batches each stream has in an epoch where it is drawn with probability ∝ images^(1/temperature).
+
+    All of them together are as many as the streams have; each has one at least. None leaves a stream as it is, which is
+    what temperature 1 does.
+    """
+    if temperature == 1:
+        return [None] * len(sizes)
+    weights = [sum(batches) ** (1 / temperature) for batches in sizes]
+    total = sum(map(len, sizes))
+    return [max(1, round(total * weight / sum(weights))) for weight in weights]
 
 
 class _Share(Sampler[list[Any]]):

@@ -1,4 +1,4 @@
-"""The bf16 regime against hand-written loops, and its promises about masters and frozen tensors."""
+"""The bf16 and fp16 regimes against hand-written loops, and their promises about masters and frozen tensors."""
 
 import copy
 
@@ -7,9 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vtk.errors import UsageError
+from vtk.errors import UnavailableError, UsageError
 from vtk.training import policy
-from vtk.training.precision import Bf16, Fp32, make_precision
+from vtk.training.loss_scale import DynamicScaler
+from vtk.training.precision import Bf16, Fp16, Fp32, make_precision
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+halves = pytest.mark.parametrize("regime", DTYPES)
 
 
 def frozen_vit(tiny, name="attn", **kwargs):
@@ -19,8 +23,8 @@ def frozen_vit(tiny, name="attn", **kwargs):
     return model
 
 
-def prepared(model):
-    precision = Bf16()
+def prepared(model, regime="bf16"):
+    precision = Bf16() if regime == "bf16" else Fp16(DynamicScaler("cpu"))
     precision.prepare(model, [n for n, p in model.named_parameters() if p.requires_grad])
     return precision
 
@@ -30,19 +34,20 @@ def batch(n=6):
     return torch.randn(n, 3, 32, 32, generator=generator), torch.arange(n) % 3
 
 
-def reference_gradients(model, images, labels):
-    """The regime by hand: every weight rounded to bf16 and cast inside autograd, by torch's functional_call."""
+def reference_gradients(model, images, labels, dtype):
+    """The regime by hand: every weight rounded to 16 bits and cast inside autograd, by torch's functional_call."""
     masters = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in model.named_parameters()}
-    casts = {n: m.to(torch.bfloat16) for n, m in masters.items()}
-    logits = torch.func.functional_call(model, casts, (images.to(torch.bfloat16),))
+    casts = {n: m.to(dtype) for n, m in masters.items()}
+    logits = torch.func.functional_call(model, casts, (images.to(dtype),))
     F.cross_entropy(logits.float(), labels).backward()
     return {n: m.grad for n, m in masters.items() if m.grad is not None}
 
 
-def test_gradients_equal_the_hand_written_regime(tiny):
+@halves
+def test_gradients_equal_the_hand_written_regime(tiny, regime):
     model = frozen_vit(tiny)
-    expected = reference_gradients(copy.deepcopy(model), *batch())
-    prepared(model)
+    expected = reference_gradients(copy.deepcopy(model), *batch(), DTYPES[regime])
+    prepared(model, regime)
     images, labels = batch()
     F.cross_entropy(model(images).float(), labels).backward()
     got = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -52,28 +57,29 @@ def test_gradients_equal_the_hand_written_regime(tiny):
         assert torch.equal(grad, expected[name]), name
 
 
-def test_storage(tiny):
-    model = frozen_vit(tiny)
-    prepared(model)
+@halves
+def test_storage(tiny, regime):
+    model, dtype = frozen_vit(tiny), DTYPES[regime]
+    prepared(model, regime)
     model(batch()[0])
     for name, p in model.named_parameters():
-        assert p.dtype == (torch.float32 if p.requires_grad else torch.bfloat16), name
-    assert model.blocks[0].attn.qkv.weight.dtype == torch.bfloat16  # what the forward pass sees
+        assert p.dtype == (torch.float32 if p.requires_grad else dtype), name
+    assert model.blocks[0].attn.qkv.weight.dtype == dtype  # what the forward pass sees
     assert all(isinstance(p, nn.Parameter) for p in model.parameters())
 
 
 def test_gradients_accumulate_in_fp32(tiny):
     model = frozen_vit(tiny)
     prepared(model)
-    halves = [(x, y) for x, y in zip(*(t.split(3) for t in batch()), strict=True)]
+    pair = [(x, y) for x, y in zip(*(t.split(3) for t in batch()), strict=True)]
     master = dict(model.named_parameters())["blocks.0.attn.qkv.weight"]
     separate = []
-    for images, labels in halves:
+    for images, labels in pair:
         model.zero_grad()
         F.cross_entropy(model(images).float(), labels).backward()
         separate.append(master.grad.clone())
     model.zero_grad()
-    for images, labels in halves:
+    for images, labels in pair:
         F.cross_entropy(model(images).float(), labels).backward()
     assert torch.equal(master.grad, separate[0] + separate[1])
 
@@ -96,21 +102,23 @@ def test_checkpointed_gradients_equal_plain_ones(tiny, regime):
         assert torch.equal(grads[0][name], grads[1][name]), name
 
 
-def test_evaluation_equals_the_whole_model_in_bf16(tiny):
+@halves
+def test_evaluation_equals_the_whole_model_in_16_bits(tiny, regime):
     model = frozen_vit(tiny)
-    plain = copy.deepcopy(model).eval().to(torch.bfloat16)
-    precision = prepared(model)
+    plain = copy.deepcopy(model).eval().to(DTYPES[regime])
+    precision = prepared(model, regime)
     model(batch()[0]).sum().backward()
     precision.before_eval(model)
     model.eval()
     with torch.no_grad():
-        assert torch.equal(model(batch()[0]), plain(batch()[0].to(torch.bfloat16)))
+        assert torch.equal(model(batch()[0]), plain(batch()[0].to(DTYPES[regime])))
 
 
-def test_masters_and_frozen_tensors_come_back_bit_equal(tiny):
+@halves
+def test_masters_and_frozen_tensors_come_back_bit_equal(tiny, regime):
     model = frozen_vit(tiny)
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    precision = prepared(model)
+    precision = prepared(model, regime)
     model(batch()[0])
     after = precision.master_state_dict(model)
     assert after.keys() == before.keys()
@@ -164,8 +172,11 @@ def test_make_precision():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert isinstance(make_precision("auto", cpu), Fp32) and isinstance(make_precision("auto", cuda), Bf16)
     assert isinstance(make_precision("bf16", cpu), Bf16) and isinstance(make_precision("fp32", cuda), Fp32)
-    with pytest.raises(UsageError, match="fp16"):
+    with pytest.raises(UnavailableError, match=r"fp16 trains on CUDA only, this is the cpu; use fp32 or bf16"):
         make_precision("fp16", cpu)
+    assert make_precision("fp16", cpu, train=False).name == "fp16"  # to count memory
+    with pytest.raises(UsageError, match="fp8 is not known; choose auto, fp32, bf16 or fp16"):
+        make_precision("fp8", cpu)
 
 
 def test_used_once(tiny):

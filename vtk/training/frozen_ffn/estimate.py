@@ -30,7 +30,7 @@ class Footprint:
         constant: kept whatever the number of images.
         units: kept per token and block, in C elements; None for a model without blocks of tokens.
         working: besides, per image, while one block runs backward (an estimate).
-        weights: parameters, buffers, and in bf16 the casts of trained masters.
+        weights: parameters, buffers, and in bf16 and fp16 the casts of trained masters.
         gradients: of trained parameters.
         optimizer: state of the optimiser.
     """
@@ -65,7 +65,7 @@ class Footprint:
 
 
 def footprints(
-    model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16"], optimizer: str = "adamw",
+    model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16", "fp16"], optimizer: str = "adamw",
     modes: Sequence[MemoryMode] = MODES,
 ) -> list[Footprint]:  # fmt: skip
     """Count every mode for ``model``, which is not changed, and run on the CPU whatever device it is for.
@@ -77,13 +77,28 @@ def footprints(
         optimizer: ``adamw`` (two fp32 moments per trained weight) or ``sgd`` (one).
         modes: those to count.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     numbers = _numbers(model, dtype, 2 if optimizer == "adamw" else 1)
     with FakeTensorMode() as fake, torch.random.fork_rng(devices=[]):
         twin = _twin(model, dtype, fake)
         empty = _without_blocks(twin)
         rest = None if empty is None else _per_image(empty, size, dtype)[0]
         return [_count(twin, mode, size, dtype, rest, numbers) for mode in modes]
+
+
+def join_footprints(found: Sequence[Footprint], shared: Sequence[int]) -> Footprint:
+    """Return what a step of several tasks takes that holds as many images of each.
+
+    Args:
+        found: of each task alone, in one mode.
+        shared: bytes of the weights that each has in common with the first, which are there once.
+    """
+    first = found[0]
+    if len(found) == 1:
+        return first
+    names = ("image", "constant", "working", "weights", "gradients", "optimizer")
+    total = {name: sum(getattr(f, name) for f in found) for name in names}
+    return Footprint(first.mode, units=first.units, **{**total, "weights": total["weights"] - sum(shared[1:])})
 
 
 def _count(

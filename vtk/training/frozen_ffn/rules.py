@@ -16,6 +16,7 @@ from torch import nn
 
 from vtk.models.context_broadcast import ContextBroadcast, ContextParallelBlock, find_context_broadcast
 from vtk.training.config import MemoryMode
+from vtk.training.frozen_ffn.low_rank import is_lora
 
 FfnKept = Literal["plain", "gelu8", "recompute"]
 
@@ -164,7 +165,7 @@ def _refuse_attention(branch: Branch) -> str | None:
     attn = branch.module
     if _base(attn) is not Attention:
         return f"attention is {type(attn).__name__}"
-    if type(attn.qkv) is not nn.Linear:
+    if type(attn.qkv) is not nn.Linear and not is_lora(attn.qkv):
         return f"qkv is {type(attn.qkv).__name__}"
     if type(getattr(attn, "gate", None)) not in (nn.Linear, type(None)):
         return f"attention's gate is {type(attn.gate).__name__}"
@@ -194,6 +195,8 @@ def _plain_ffn(branch: Branch) -> str | None:
 
 def _plain_attention(branch: Branch) -> str | None:
     attn = branch.module
+    if is_lora(attn.qkv):
+        return "qkv has LoRA factors, and its result is kept"
     for norm in (attn.q_norm, attn.k_norm):
         if type(norm) not in (nn.Identity, nn.LayerNorm, LayerNorm):
             return f"norms of queries and keys are {type(norm).__name__}"

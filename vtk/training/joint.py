@@ -1,0 +1,232 @@
+"""Several tasks in one run: their frozen weights are in memory once, and each keeps a pack of its own."""
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.files import write_text
+from vtk.training import checkpoint, outputs
+from vtk.training.config import FinetuneConfig
+from vtk.training.engine import DivergedError, fit
+from vtk.training.joint_model import JointModel, count_shared, share_frozen
+from vtk.training.memory import Subject, choose_memory
+from vtk.training.objective import Classification, JointObjective
+from vtk.training.parallel import Ranks
+from vtk.training.precision import Precision
+from vtk.training.result import EpochEnd, FinetuneResult, FitResult
+from vtk.training.run import Run
+from vtk.training.scoring import default_workers
+from vtk.training.spec import parse_starts, parse_tasks
+from vtk.training.streams import SampledStream, Stream, batch_counts
+
+
+@dataclass(frozen=True)
+class JointResult:
+    """What a run of several tasks left behind.
+
+    Attributes:
+        out: folder of the run; each task has a folder in it.
+        tasks: by name.
+        images_per_second: of training, all tasks together.
+    """
+
+    out: Path
+    tasks: Mapping[str, FinetuneResult]
+    images_per_second: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        tasks = {name: result.to_dict() for name, result in self.tasks.items()}
+        return {"out": str(self.out), "images_per_second": self.images_per_second, "tasks": tasks}
+
+
+class JointRun:
+    """One run of several tasks.
+
+    Args:
+        config: with ``tasks``.
+        out: folder of the run.
+        ranks: this process and the others.
+    """
+
+    def __init__(self, config: FinetuneConfig, out: Path, ranks: Ranks) -> None:
+        self.config, self.out, self.ranks = config, out, ranks
+        self.specs = parse_tasks(config.tasks)
+        self.starts = parse_starts(config.init_from, [spec.name for spec in self.specs])
+        self.runs: dict[str, Run] = {}
+
+    def go(self) -> JointResult:
+        """Train all tasks."""
+        out, ranks = self.out, self.ranks
+        saved = checkpoint.load_state(out / outputs.LAST) if self.config.resume else None
+        if ranks.main:
+            outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
+            for spec in self.specs:
+                outputs.check_run(out / spec.name, overwrite=self.config.overwrite, resume=self.config.resume)
+        self.build()
+        self.settle(saved)
+        self.identity = self._identity()
+        if saved is not None:
+            checkpoint.check_identity(saved.identity, self.identity)
+            self._restore(saved)
+        if ranks.main:
+            self._start()
+        ranks.wait()
+        result = self._fit(saved)
+        if ranks.main:
+            for run in self.runs.values():
+                run.finish()
+        ranks.wait()
+        found = {name: run.result(result.images_per_second) for name, run in self.runs.items()}
+        return JointResult(out, found, result.images_per_second)
+
+    def build(self) -> None:
+        """Read every task's images and make its model on the frozen tensors of the first."""
+        first: Run | None = None
+        runs = []
+        for spec in self.specs:
+            config = dataclasses.replace(
+                self.config, data=spec.data, tasks=(), sampling=1.0, resume=False, out=None,
+                img_size=self.config.img_size if spec.size is None else spec.size,
+                init_from=(str(self.starts[spec.name]),) if spec.name in self.starts else (),
+            )  # fmt: skip
+            run = Run(config, self.out / spec.name, self.ranks, title=f"{spec.name}: ")
+            run.load()  # what can be refused is refused before any image is read
+            runs.append(run)
+        for spec, run in zip(self.specs, runs, strict=True):
+            run.base = None if first is None else first.created.base
+            run.command = outputs.command_line(self.config)
+            run.build()
+            if first is None:
+                first = run
+            else:
+                share_frozen(spec.name, run.model, first.model)
+            self.runs[spec.name] = run
+        self.model = JointModel({name: run.model for name, run in self.runs.items()})
+
+    def settle(self, saved: checkpoint.Saved | None) -> None:
+        """Choose memory mode and batch for all tasks at once."""
+        runs = list(self.runs.values())
+        subjects = [Subject(run.model, run.image_size) for run in runs]
+        self.memory = choose_memory(
+            subjects, self.config, runs[0].precision.name, self.ranks, images=max(len(r.audit.train) for r in runs),
+            saved=saved.identity["flags"] if saved else None, count_all=self.config.dry_run,
+        )  # fmt: skip
+        self.config = dataclasses.replace(self.config, memory=self.memory.mode, batch_size=self.memory.batch)
+        for run in runs:
+            run.take(self.memory)
+
+    def _identity(self) -> dict[str, Any]:
+        each = [run.make_identity() for run in self.runs.values()]
+        digest = hashlib.sha256("\n".join(found["data"] for found in each).encode()).hexdigest()
+        tasks = ["{}@{}x{}".format(name, *run.image_size[1:]) for name, run in self.runs.items()]
+        # sizes and folders are each task's own
+        flags = {**each[0]["flags"], "img_size": None, "tasks": tasks, "sampling": self.config.sampling}
+        return {**each[0], "data": digest, "flags": flags}
+
+    def _restore(self, saved: checkpoint.Saved) -> None:
+        for name, run in self.runs.items():
+            own = {k.partition("/")[2]: v for k, v in saved.tensors.items() if k.partition("/")[0] == name}
+            checkpoint.restore(run.model, own)
+            run.best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
+            run.rows = [dict(row) for row in saved.best["rows"][name]]
+
+    def _start(self) -> None:
+        for name, run in self.runs.items():
+            console.say(f"{name}: {run.audit.root}")
+            run.start()
+        console.say(
+            f"{len(self.runs)} tasks share {count_shared(self.model):,} frozen weights; a step holds up to "
+            f"{self.memory.batch} images of each"
+        )
+        write_text(self.out / "config.yaml", outputs.config_text(self.config))
+
+    def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
+        workers = default_workers(self.config.workers, self.ranks.world * len(self.runs))
+        streams: list[Stream] = []
+        objectives: list[Classification] = []
+        for run in self.runs.values():
+            stream, objective = run.feed(workers)
+            streams.append(stream)
+            objectives.append(objective)
+        for i, batches in enumerate(batch_counts([stream.sizes for stream in streams], self.config.sampling)):
+            if batches is not None:
+                streams[i] = SampledStream(streams[i], batches)
+        try:
+            return fit(
+                self.model, JointObjective(objectives), streams, self.config, JointPrecision(list(self.runs.values())),
+                ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
+                learners={name: run.model for name, run in self.runs.items()},
+            )  # fmt: skip
+        except DivergedError as error:
+            kept = [run for run in self.runs.values() if run.best]
+            if not kept:
+                raise
+            if self.ranks.main:
+                for run in kept:
+                    run.draw()
+            raise DivergedError(f"{error}; the best packs so far are kept in {self.out}") from error
+
+    def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
+        """Score every task, and write what a resume needs."""
+        numbers: dict[str, float] = {}
+        for name, run in self.runs.items():
+            row = {key: end.row[key] for key in ("epoch", "seconds", "images_per_second")}
+            row |= {key: end.row[f"{key} {name}"] for key in ("loss", "lr")}
+            numbers |= {f"{key} {name}": value for key, value in run.score(row).items()}
+        if self.ranks.main:
+            tensors = {f"{n}/{key}": t for n, run in self.runs.items() for key, t in run.live_state().items()}
+            best = {
+                "tasks": {n: {k: v for k, v in run.best.items() if k != "confusion"} for n, run in self.runs.items()},
+                "rows": {n: run.rows for n, run in self.runs.items()},
+                "confusion": {n: run.best["confusion"] for n, run in self.runs.items()},
+            }
+            checkpoint.save_state(
+                self.out / outputs.LAST, checkpoint.Saved(tensors, end.state(numbers), best, self.identity)
+            )
+        return numbers
+
+
+class JointPrecision:
+    """The number formats of several tasks, each with the masters of its own; what they share is rounded once."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self.runs, first = runs, runs[0].precision
+        self.name, self.scaler = first.name, first.scaler
+
+    def prepare(self, model: nn.Module, trained: Collection[str]) -> None:
+        """Prepare every task's model; ``model`` is a `JointModel` of them."""
+        for run in self.runs:
+            precision = run.precision
+            if run is not self.runs[0]:
+                precision.share(self.runs[0].precision)
+            precision.prepare(run.model, [n for n, p in run.model.named_parameters() if p.requires_grad])
+            model.register_forward_pre_hook(precision.before_forward, with_kwargs=True)
+
+    def share(self, other: Precision) -> None:
+        """Do nothing: the tasks share with each other."""
+
+    def before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the inputs; the tasks' own hooks are on the model."""
+        return args, kwargs
+
+    def after_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the loss's factor, if it has one."""
+        self.scaler.unscale(optimizer)
+
+    def before_eval(self, model: nn.Module) -> None:
+        """Drop the casts of the last training step."""
+        for run in self.runs:
+            run.precision.before_eval(run.model)
+
+    def master_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return every task's state dict, its keys after the number of the task."""
+        states = [run.precision.master_state_dict(run.model) for run in self.runs]
+        return {f"models.{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}

@@ -1,0 +1,75 @@
+"""A run that starts from a trained pack: the same task at another resolution, or a task like it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtk.errors import UsageError
+from vtk.models.create import Created, resize_position
+from vtk.models.parts import head_names, position_names
+from vtk.tasks.load import load_task
+
+_HINT = "give a pack of the same model, or leave out --init-from"
+
+
+def start_from(
+    path: Path, created: Created, classes: tuple[str, ...], trained: frozenset[str], weights: Path | None
+) -> list[str]:
+    """Copy what a pack trained into a model that was made for a run, in place.
+
+    The position table is resampled where the sizes differ. The classifier is taken where the classes are the same.
+
+    Args:
+        path: the pack.
+        created: the model, on its base.
+        classes: of the run.
+        trained: parameters that the run trains.
+        weights: file with the base, if the run was given one.
+
+    Returns:
+        What the user should know.
+
+    Raises:
+        UsageError: the pack is of another model, base or architecture, or trained tensors that this run leaves frozen.
+        DataError: the pack is damaged.
+    """
+    task = load_task(path, base=weights)
+    card, spec = task.card, created.spec
+    if (card.model.name, card.model.kwargs) != (spec.name, spec.kwargs):
+        other = f"{card.model.name} {card.model.kwargs or ''}".strip()
+        raise UsageError(f"`--init-from` {path} is a {other}, not {spec.name} {spec.kwargs or ''}; {_HINT}")
+    if card.transforms != created.transforms:
+        raise UsageError(f"`--init-from` {path} was made with other --branches, --cb or --stem flags; repeat them")
+    if card.base is None or card.base.id != created.base.ref.id:
+        base = "no base" if card.base is None else f"base {card.base.id[:12]}"
+        raise UsageError(f"`--init-from` {path} is of {base}, this run is of {created.base.ref.id[:12]}; {_HINT}")
+    model: Any = created.model
+    state, heads, positions = model.state_dict(), head_names(model), position_names(model)
+    notes = [f"starts from {path}"]
+    taken: dict[str, Tensor] = {}
+    for key, value in task.model.state_dict().items():
+        if key in heads:
+            if card.classes == classes:
+                taken[key] = value
+        elif key in positions and value.shape != state[key].shape:
+            if key in trained:
+                taken[key] = resize_position(value, model, _grid(task.model), spec.name)
+                notes.append(f"position table resampled from {value.shape[1]} to {taken[key].shape[1]} tokens")
+        elif key in trained and value.shape == state[key].shape:
+            taken[key] = value
+        elif value.shape != state[key].shape or not torch.equal(value, state[key]):
+            raise UsageError(
+                f"`--init-from` {path} changed `{key}`, which this run leaves as the base has it; train with the "
+                "--train policy of that pack"
+            )
+    if card.classes != classes:
+        notes.append(f"its classifier has other classes ({len(card.classes)}): this one starts anew")
+    model.load_state_dict(taken, strict=False)
+    return notes
+
+
+def _grid(model: Any) -> tuple[int, int]:
+    height, width = model.patch_embed.grid_size
+    return int(height), int(width)
