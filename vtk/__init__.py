@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
         "evaluate": "vtk.evaluation.metrics",
         "export_onnx": "vtk_export.onnx",
         "finetune": "vtk.training.finetune",
+        "finetune_tasks": "vtk.training.finetune",
         "fuse": "vtk.fused.build",
         "load_backend": "vtk.runtime.backend",
         "load_task": "vtk.tasks.load",

@@ -7,9 +7,10 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Classification": "vtk.training.objective",
         "FinetuneConfig": "vtk.training.config",
-        "FinetuneResult": "vtk.training.finetune",
+        "FinetuneResult": "vtk.training.result",
         "FitResult": "vtk.training.result",
         "apply_memory_mode": "vtk.training.frozen_ffn.blocks",
+        "finetune_tasks": "vtk.training.finetune",
         "fit": "vtk.training.engine",
         "memory_report": "vtk.training.finetune",
         "register_attention": "vtk.training.kinds",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.training import checkpoint, outputs
 from vtk.training.config import FinetuneConfig
@@ -68,8 +69,9 @@ class JointRun:
         saved = checkpoint.load_state(out / outputs.LAST) if self.config.resume else None
         if ranks.main:
             outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
-            for spec in self.specs:
-                outputs.check_run(out / spec.name, overwrite=self.config.overwrite, resume=self.config.resume)
+            for folder in (out / spec.name for spec in self.specs):
+                if folder.exists():  # what is refused now leaves no folders behind
+                    outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
         self.build()
         self.settle(saved)
         self.identity = self._identity()
@@ -98,7 +100,10 @@ class JointRun:
                 init_from=(str(self.starts[spec.name]),) if spec.name in self.starts else (),
             )  # fmt: skip
             run = Run(config, self.out / spec.name, self.ranks, title=f"{spec.name}: ")
-            run.load()  # what can be refused is refused before any image is read
+            try:
+                run.load()  # what can be refused is refused before any image is read
+            except UsageError as error:
+                raise UsageError(f"task `{spec.name}`: {error}") from error
             runs.append(run)
         for spec, run in zip(self.specs, runs, strict=True):
             run.base = None if first is None else first.created.base
@@ -140,7 +145,8 @@ class JointRun:
 
     def _start(self) -> None:
         for name, run in self.runs.items():
-            console.say(f"{name}: {run.audit.root}")
+            console.say(f"{name}: {run.audit.root}", style="bold")
+            run.out.mkdir(exist_ok=True)
             run.start()
         console.say(
             f"{len(self.runs)} tasks share {count_shared(self.model):,} frozen weights; a step holds up to "

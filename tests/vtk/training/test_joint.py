@@ -257,6 +257,12 @@ def test_refusals(config, photos, shades, tmp_path):
         finetune(config(data=None, tasks=tasks))
     with pytest.raises(UsageError, match="no tasks"):
         finetune_tasks(config())
+    out = tmp_path / "refused"
+    with pytest.raises(UsageError, match=r"task `a`: `--img-size`: height 33 is not a multiple"):
+        finetune_tasks(config(data=None, tasks=(f"a={photos}@33", tasks[1]), out=out))
+    with pytest.raises(DataError, match="does not exist"):
+        finetune_tasks(config(data=None, tasks=(tasks[0], f"b={tmp_path / 'nowhere'}"), out=out))
+    assert not any(out.iterdir())
     out = tmp_path / "used"
     (out / "a").mkdir(parents=True)
     (out / "a" / "thesis.txt").write_text("mine")
