@@ -7,7 +7,7 @@ from vtk.commands import _cli
 from vtk.serving.config import BenchConfig
 
 if TYPE_CHECKING:
-    from vtk.serving.bench import BenchResult
+    from vtk.serving.bench_result import BenchResult
 
 
 def run(argv: list[str], description: str) -> int:
@@ -37,6 +37,7 @@ def print_result(result: "BenchResult") -> None:
         for name, side, ratio in (
             ("bank", cell.bank, None), ("separate models", cell.separate, cell.speedup),
             ("as one task", cell.single, cell.of_single),
+            *((name, side, None) for name, side in cell.fused.items()),
         ):  # fmt: skip
             first = cell.images if name == "bank" else ""
             times = "" if ratio is None else f"{ratio:.2f}×"
@@ -48,8 +49,13 @@ def print_result(result: "BenchResult") -> None:
         + (f" and {console.size(result.bank_host_bytes)} on the host" if result.bank_host_bytes else "")
         + f", separate models {console.size(result.separate_bytes)}"
     )
+    for cell in result.cells:
+        for name, ratio in cell.fused_speedup.items():
+            console.say(f"{cell.images} images: {name} is {ratio:.2f}× as fast as separate models")
+    if result.not_fused:
+        console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)
-    console.say(f"logits of both agree within {worst:.1e} of the largest")
+    console.say(f"logits of all agree within {worst:.1e} of the largest")
 
 
 def _gathered(argv: list[str]) -> list[str]:

@@ -6,8 +6,13 @@ from vtk import console
 from vtk.commands import _cli
 from vtk.errors import UsageError
 
-TARGETS = {"onnx": "an ONNX file that any ONNX Runtime loads"}
-NOT_YET = ("tensorrt", "triton", "aoti")
+TARGETS = {
+    "onnx": "an ONNX file that any ONNX Runtime loads",
+    "aoti": "a .pt2 that torch's AOTInductor compiled, for C++ and Python without a compiler",
+    "tasks": "several packs as ONNX files that share their weights, or as one file for mixed batches",
+    "triton": "models in the repository of a Triton Inference Server, for one task or for many",
+}
+NOT_YET = ("tensorrt",)
 
 _ONNX = """Export a pack, a merged checkpoint or a timm model to DIR/model.onnx with torch's dynamo exporter.
 
@@ -15,8 +20,21 @@ The file is run with ONNX Runtime at batch sizes 1, 2, 3, 7 and 16 on different 
 it is kept only if the largest error is at most 1e-4 of the largest logit and the classes agree (exit code 4 otherwise).
 Size, preprocessing and class names travel inside the file and beside it in model.json.
 
+fp16, bf16 (--dtype) and int8 files (--int8) are judged by the cosine with torch, and with --data by the share of images
+with torch's class and by the accuracy on folders named after the classes. docs/export.md tells the bounds.
+
 Models with parallel branches are folded and merged first (--fuse, --no-fuse): half of the nodes, standard operators
 only. --fuse does it to any Vision Transformer of timm and refuses what it does not know by name."""
+
+_TASKS = """Export packs of one base as one folder, in one or both of two forms.
+
+files: DIR/NAME.onnx for each task, each of its own image size; all refer to one data file with the weights that tasks
+have in common, which ONNX Runtime maps into memory once (see docs/bank.md for its session options). gathered: one
+DIR/gathered.onnx with the inputs `pixel_values` and `task` (int32 per image), for tasks of one image size; its
+`logits` are padded to the most classes, `num_classes` says how many are an image's own.
+
+NAME is by default that of the pack's run folder. Each file is run with ONNX Runtime and compared with torch and with a
+bank of the packs; the folder is written only if all agree (exit code 4 otherwise)."""
 
 
 def main(argv: list[str]) -> int:
@@ -32,7 +50,15 @@ def main(argv: list[str]) -> int:
         near = difflib.get_close_matches(target, TARGETS, 1)
         hint = f"did you mean `vtk export {near[0]}`?" if near else f"choose one of: {', '.join(TARGETS)}"
         raise UsageError(f"unknown export target `{target}`; {hint}")
-    return _onnx(rest)
+    if target == "aoti":
+        from vtk.commands._export_aoti import main as aoti
+
+        return aoti(rest)
+    if target == "triton":
+        from vtk.commands._export_triton import main as triton
+
+        return triton(rest)
+    return _tasks(rest) if target == "tasks" else _onnx(rest)
 
 
 def _onnx(argv: list[str]) -> int:
@@ -47,6 +73,8 @@ def _onnx(argv: list[str]) -> int:
         examples=(
             "vtk export onnx runs/pets/task --out exports/pets --data data/pets/val",
             "vtk export onnx vit_small_patch16_224 --out exports/vits --static-batch 8",
+            "vtk export onnx runs/pets/task --out exports/pets-fp16 --dtype fp16 --data data/pets/val",
+            "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
         ),
     )
     from vtk.runtime.source import open_source
@@ -67,5 +95,38 @@ def _onnx(argv: list[str]) -> int:
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")
     size = console.size(result.bytes)
     console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
+    console.say(result.needs())
+    found, code = result.to_dict(), 0
+    if config.profile:
+        from vtk.commands._export_profile import profile_onnx
+
+        code, found["profile"] = profile_onnx(result.path, config, source)
+    console.emit_json(found)
+    return code
+
+
+def _tasks(argv: list[str]) -> int:
+    from vtk_export.config import TasksConfig
+
+    config = _cli.parse(
+        TasksConfig,
+        argv,
+        prog="vtk export tasks",
+        description=_TASKS,
+        positional=("packs",),
+        examples=(
+            "vtk export tasks runs/pets runs/cars --out exports/all --data data/pets/val",
+            "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed",
+        ),
+    )
+    from vtk_export.tasks import export_tasks
+
+    result = export_tasks(config.packs, config)
+    alone = console.size(result.separate_bytes)
+    for file in result.files:
+        console.say(f"{file.path}: {console.size(file.bytes)}, and {console.size(file.shared_bytes)} shared")
+    if result.gathered is not None:
+        console.say(f"{result.gathered}: {len(result.tasks)} tasks, in this order: {', '.join(result.tasks)}")
+    console.say(f"{result.path}: {console.size(result.bytes)} in place of {alone}, {result.seconds:.1f} s")
     console.emit_json(result.to_dict())
     return 0

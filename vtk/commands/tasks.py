@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk import console
-from vtk.commands import _cli, _peft_tasks
+from vtk.commands import _cli, _hub_tasks, _peft_tasks
 from vtk.errors import DataError, UsageError
 
 _HELP = {
@@ -14,8 +14,8 @@ _HELP = {
     "merge": "base and pack in one checkpoint, which plain timm loads",
     "bench": "several packs on one base against as many separate models",
     **_peft_tasks.HELP,
+    **_hub_tasks.HELP,
 }
-_NOT_YET = ("push", "pull")
 
 
 def main(argv: list[str]) -> int:
@@ -25,10 +25,10 @@ def main(argv: list[str]) -> int:
         print("\n".join(f"  {name:<9} {text}" for name, text in _HELP.items()))
         return 0
     if argv[0] not in _HELP:
-        state = "is not in this version" if argv[0] in _NOT_YET else "is unknown"
-        raise UsageError(f"`vtk tasks {argv[0]}` {state}; choose one of: {', '.join(_HELP)}")
-    if argv[0] in _peft_tasks.HELP:
-        return _peft_tasks.run(argv[0], argv[1:])
+        raise UsageError(f"`vtk tasks {argv[0]}` is unknown; choose one of: {', '.join(_HELP)}")
+    for group in (_peft_tasks, _hub_tasks):
+        if argv[0] in group.HELP:
+            return group.run(argv[0], argv[1:])
     return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])
 
 

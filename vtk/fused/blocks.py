@@ -14,7 +14,7 @@ from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, ScalingStage, Sta
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
 
 
-def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
+def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = True) -> list[Stage]:
     """Return the stages of one block of a timm Vision Transformer.
 
     Args:
@@ -22,6 +22,7 @@ def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
             (paper A) or a `ParallelScalingBlock` (ViT-22B), with or without LayerScale, qk-norm, Context Broadcasting.
         like: device and dtype of the arithmetic; its values do not matter.
         where: the block's name in the model, for messages.
+        ffn: False to leave the FFN out, where it is a stage of its own.
 
     Raises:
         UsageError: the block, or a part of it, is of another kind.
@@ -29,12 +30,12 @@ def fold_block(block: Any, like: Tensor, where: str = "block") -> list[Stage]:
     if is_exactly(block, vit.Block):
         attention = Branch(block, where, ("norm1", "attn", "ls1", "drop_path1"))
         mlp = Branch(block, where, ("norm2", "mlp", "ls2", "drop_path2"))
-        return [fold_attention([attention], like), fold_mlp([mlp], like)]
+        return [fold_attention([attention], like), *([fold_mlp([mlp], like)] if ffn else [])]
     if is_exactly(block, vit.ParallelThingsBlock):
         attns, ffns = _branches(block, where, "attns", "attn"), _branches(block, where, "ffns", "mlp")
         return [
             fold_attention(attns, like, end=getattr(block, "cb_msa", None)),
-            fold_mlp(ffns, like, end=getattr(block, "cb", None)),
+            *([fold_mlp(ffns, like, end=getattr(block, "cb", None))] if ffn else []),
         ]
     if is_exactly(block, vit.ParallelScalingBlock):
         return [_fold_scaling(block, like, where)]

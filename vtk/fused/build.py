@@ -36,7 +36,7 @@ def fuse(model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = Tr
     Raises:
         UsageError: a part that is not known, by name, with what to do; or a ``dtype`` without arithmetic.
     """
-    _check_model(model)
+    check_model(model)
     parameter = next(model.parameters())
     target = parameter.dtype if dtype is None else dtype
     if target not in DTYPES:
@@ -62,7 +62,7 @@ def _mid(stage: Stage) -> bool:
     return isinstance(stage, MlpStage) and stage.mid
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
     """Refuse what computes something else than the forward pass that the stages repeat."""
     kind = type(model)
     if not isinstance(model, vit.VisionTransformer):

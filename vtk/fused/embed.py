@@ -147,13 +147,14 @@ class Head(nn.Module):
         if not is_identity(model.norm):
             self.norm, affine = read_norm(model.norm, like, "norm")
         passes = self.attn_pool is None and self.pool in ("", "token", "avg") and linear is not None
+        passes = passes and is_identity(model.fc_norm)  # its statistics are of what stands before it
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
             affine = None
         self.fc_weight, self.fc_bias = None, None
         if not is_identity(model.fc_norm):
             self.fc_norm, fc_affine = read_norm(model.fc_norm, like, "fc_norm")
-            if affine is not None or linear is None:
+            if linear is None:
                 self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
             else:
                 affine = fc_affine

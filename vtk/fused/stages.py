@@ -232,10 +232,11 @@ class MlpStage(Stage):
             yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, plan), self.w_out
 
     def _hidden(self, h: Tensor, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan) -> Tensor:
-        u = self._activated(h, w, b, plan)
+        u = self.activated(h, w, b, plan)
         return context_mean(u, scale) if self.mid else u
 
-    def _activated(self, h: Tensor, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
+    def activated(self, h: Tensor, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
+        """Return act(h · wᵀ + b): (B, N', F), of the whole hidden layer or of one branch's part."""
         if plan.kernels and self.gelu:
             rows = h.shape[0] * h.shape[1]
             if choose("linear_gelu", rows, w.shape[0], w.shape[1], h.dtype, plan.device_name) == "triton":

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import timm
-import torch
 from torch import nn
 
 from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
 from vtk.models import parallel
+from vtk.models.shapes import shapes_only
 
 Size = int | tuple[int, int] | None
 
@@ -35,7 +35,7 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
     if key not in _blank:
         parallel.register(name)
         try:
-            with torch.device("meta"):
+            with shapes_only():
                 model = timm.create_model(name, **(kwargs or {}))
         except Exception as error:  # timm raises many kinds for a wrong name or value
             raise model_error(name, kwargs or {}, error) from error

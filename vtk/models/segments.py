@@ -32,7 +32,9 @@ class Segments:
         bounds = list(itertools.accumulate(sizes, initial=0))
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
         if torch.device(device).type == "cuda":
-            cu_seqlens = cu_seqlens.pin_memory().to(device, non_blocking=True)
+            if torch.cuda.is_available():  # without a card only kernels are counted, on fake tensors
+                cu_seqlens = cu_seqlens.pin_memory()
+            cu_seqlens = cu_seqlens.to(device, non_blocking=True)
         return cls(cu_seqlens, tuple(task), tuple(sizes))
 
     @property

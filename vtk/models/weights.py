@@ -29,6 +29,7 @@ from vtk.models import deit, parallel
 from vtk.models.base import Base, make_base
 from vtk.models.inputs import model_error
 from vtk.models.parts import head_names, position_names
+from vtk.models.shapes import shapes_only
 from vtk.models.transforms import apply_transforms
 
 _NESTED = ("state_dict", "model", "model_state_dict", "teacher")
@@ -61,7 +62,8 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
     renamed, notes = _rename(name, raw, reference, path)
     tensors = {k: v for k, v in renamed.items() if k in wanted}
     task = head_names(reference, tensors) | position_names(reference, tensors)
-    backbone = {k: v for k, v in wanted.items() if k not in head_names(reference) | position_names(reference)}
+    own = head_names(reference) | position_names(reference)
+    backbone = {k: v for k, v in wanted.items() if k not in own}
     missing = [k for k, v in backbone.items() if k not in tensors or not _fits(k, tensors[k], v)]
     total = sum(v.numel() for v in backbone.values())
     matched = 1 - sum(backbone[k].numel() for k in missing) / max(total, 1)
@@ -175,7 +177,7 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], Card | None, tuple[int, i
 
 def _reference(name: str, kwargs: Mapping[str, Any], raw: Mapping[str, Tensor], card: Card | None) -> nn.Module:
     """Build the model at the size the file was stored at, so that timm's renaming resamples nothing."""
-    with torch.device("meta"):
+    with shapes_only():
         try:
             model = parallel.build(name, **kwargs)
             table, own = raw.get("pos_embed"), getattr(model, "pos_embed", None)
@@ -261,7 +263,7 @@ def _offline_if_unreachable() -> Iterator[None]:
     before = constants.HF_HUB_OFFLINE
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    if not before and not _reachable(constants.ENDPOINT):
+    if not before and not reachable(constants.ENDPOINT):
         constants.HF_HUB_OFFLINE = True
         logger.setLevel(logging.CRITICAL)
     try:
@@ -272,7 +274,8 @@ def _offline_if_unreachable() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _reachable(endpoint: str) -> bool:
+def reachable(endpoint: str) -> bool:
+    """Tell whether a server's name has an address here, or a proxy is set that may know one."""
     if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     try:

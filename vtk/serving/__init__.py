@@ -9,5 +9,6 @@ __getattr__, __dir__, __all__ = attach(
         "TaskBank": "vtk.serving.bank",
         "TaskInfo": "vtk.serving.memory",
         "TaskMemory": "vtk.serving.memory",
+        "launches": "vtk.serving.counting",
     },
 )

@@ -1,39 +1,28 @@
 """`TaskBank`: one base and any number of task packs, called with images of several tasks at once."""
 
+import dataclasses
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.models.base import Base
-from vtk.models.packed import Layer, Segments, packed_forward
-from vtk.serving.entry import Entry, Weights, make_entry, n_bytes, weights_bytes
+from vtk.serving.calls import run
+from vtk.serving.entry import Entry, make_entry
+from vtk.serving.folded import Folding, fold, weights_bytes
+from vtk.serving.graphs import BucketGraphs
 from vtk.serving.memory import Memory, TaskInfo, TaskMemory
-from vtk.serving.shared import Shared, build, check_structure
-from vtk.serving.stores import HeldStore, StackStore, Store
+from vtk.serving.shared import build, check_structure
+from vtk.serving.stacks import StackStore
+from vtk.serving.state import State, find
+from vtk.serving.stores import HeldStore, Store
 from vtk.tasks.base import store_base
 from vtk.tasks.load import Task, load_task
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a call sees: replaced as a whole, never changed."""
-
-    shared: Shared | None = None
-    entries: Mapping[str, Entry] = field(default_factory=dict)
-    held: Mapping[int, Weights] = field(default_factory=dict)
-
-    def fixed_bytes(self) -> int:
-        """Return the bytes that are always on the device: what is shared, and the tasks' ends."""
-        shared = list(self.shared.tensors().values()) if self.shared else []
-        return n_bytes(shared) + sum(e.end_bytes for e in self.entries.values())
 
 
 class TaskBank:
@@ -51,9 +40,12 @@ class TaskBank:
             of it is kept.
         kernels: run the operations of `vtk_kernels`; by default on CUDA in fp16 and bf16. On a CPU their references
             run, which is for tests.
+        fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
+            shared part once and of each task's; by default on CUDA in fp16 and bf16, where the model can be folded.
+        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it.
 
     Raises:
-        UsageError: a type without arithmetic, or a budget below 1.
+        UsageError: a type without arithmetic, a budget below 1, or graphs where there are none.
         UnavailableError: there is no such device.
     """
 
@@ -65,6 +57,8 @@ class TaskBank:
         dtype: torch.dtype | None = None,
         max_gpu_bytes: int | None = None,
         kernels: bool | None = None,
+        fused: bool | None = None,
+        graphs: bool = False,
     ) -> None:
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
@@ -78,10 +72,19 @@ class TaskBank:
         if max_gpu_bytes is not None and max_gpu_bytes < 1:
             raise UsageError(f"`max_gpu_bytes` is {max_gpu_bytes}; give a number of bytes, or leave it out")
         self.max_gpu_bytes = max_gpu_bytes
-        self.kernels = (cuda and self.dtype.itemsize == 2) if kernels is None else kernels
+        half = cuda and self.dtype.itemsize == 2
+        self.kernels = half if kernels is None else kernels
+        if graphs and not (half and self.kernels and fused is not False):
+            raise UsageError(
+                f"`graphs` needs a fused bank with kernels in fp16 or bf16 on CUDA; this one is {self.dtype} on "
+                f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
+            )
+        self.fused = fused
+        self._folds = half if fused is None else fused
+        self._graphs = BucketGraphs() if graphs else None
         self._base = store_base(base) if isinstance(base, Base) else None if base is None else Path(base)
         self._store: Store = StackStore(self.device) if cuda or self.kernels else HeldStore()
-        self._state = _State()
+        self._state = State()
         self._changing = threading.Lock()
 
     @property
@@ -101,17 +104,17 @@ class TaskBank:
 
         Raises:
             UsageError: the name is taken, the architecture is not one a bank runs, or the pack changed tensors that all
-                tasks share, by name.
+                tasks share, by name; or fusing or graphs were asked for and a part cannot be folded.
             BaseError: it is of another base.
             DataError: the pack is damaged or holds NaN.
         """
         if not isinstance(name, str) or not name:
             raise UsageError(f"a task's name is {name!r}; give a text")
         self._refuse_taken(name)
-        task = self._load(pack)  # takes seconds: others may call and change the bank meanwhile
+        task, folding = self._load(pack)  # takes seconds: others may call and change the bank meanwhile
         with self._changing:
             self._refuse_taken(name)
-            self._commit(name, task)
+            self._commit(name, task, folding)
 
     def remove(self, name: str) -> None:
         """Stop serving a task and free its memory; calls in flight finish.
@@ -120,8 +123,9 @@ class TaskBank:
             UsageError: there is no such task.
         """
         with self._changing, self._store.turn():
-            old = self._find(self._state, name)
-            self._publish(self._state.shared, {n: e for n, e in self._state.entries.items() if n != name}, old)
+            state, old = self._state, find(self._state, name)
+            entries = {n: e for n, e in state.entries.items() if n != name}
+            self._publish(State(state.shared, entries, ends=state.ends_of(entries, self.device)), old)
 
     def reload(self, name: str) -> None:
         """Read a task's pack again from its folder, as after another training run; calls see the old one or the new.
@@ -129,10 +133,10 @@ class TaskBank:
         Raises:
             UsageError: there is no such task; and all that `add` raises, the old weights staying in place.
         """
-        task = self._load(self._find(self._state, name).path)
+        task, folding = self._load(find(self._state, name).path)
         with self._changing:
-            self._find(self._state, name)  # it may have been removed meanwhile
-            self._commit(name, task)
+            find(self._state, name)  # it may have been removed meanwhile
+            self._commit(name, task, folding)
 
     def __call__(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute the logits of images of several tasks in one pass.
@@ -142,7 +146,7 @@ class TaskBank:
                 B may differ and may be 0.
 
         Returns:
-            (B, classes) for each task, in the bank's type, on its device.
+            (B, classes) for each task, in the bank's type, on its device; of a fused bank views of one tensor.
 
         Raises:
             UsageError: an unknown task, images it does not take, or more tasks at once than the budget has room for.
@@ -150,8 +154,8 @@ class TaskBank:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if isinstance(self._store, StackStore):
                 with self._store.turn():  # slots are written only between calls
-                    return self._run(self._state, images, self._store)
-            return self._run(self._state, images, None)
+                    return self._run(self._state, images)
+            return self._run(self._state, images)
 
     def memory(self) -> Memory:
         """Return the bytes held, in all and by task."""
@@ -165,49 +169,32 @@ class TaskBank:
             base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
             return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes())
 
-    def _run(self, state: _State, images: Mapping[str, Tensor], stacks: StackStore | None) -> dict[str, Tensor]:
+    def _run(self, state: State, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(images, Mapping):
             raise UsageError(f"images are a {type(images).__name__}; give a mapping of task names to images")
         for name, batch in images.items():
-            self._find(state, name).check(batch)
-        entries = {name: state.entries[name] for name, batch in images.items() if len(batch)}
-        logits = {n: torch.empty(0, len(state.entries[n].card.classes), dtype=self.dtype, device=self.device)
-                  for n in images}  # fmt: skip
-        if not entries or state.shared is None:
-            return logits
-        numbers = list(dict.fromkeys(e.number for e in entries.values()))
-        layers: Any
-        if stacks is not None:
-            slots, layers = stacks.layers(numbers)
-        else:
-            slots, layers = list(range(len(numbers))), self._layers(state, numbers)
-        place = dict(zip(numbers, slots, strict=True))
-        order = sorted(entries, key=lambda n: place[entries[n].number])
-        tokens = [entries[n].embed(images[n].to(self.device, self.dtype)) for n in order]
-        parts = [(place[entries[n].number], *t.shape[:2]) for n, t in zip(order, tokens, strict=True)]
-        x = torch.cat([t.flatten(0, 1) for t in tokens]) if len(tokens) > 1 else tokens[0].flatten(0, 1)
-        segments = Segments.of(parts, self.device)
-        del tokens
-        x = packed_forward(state.shared.model.blocks, layers, segments, x, kernels=self.kernels)
-        x = state.shared.model.norm(x)
-        for name, (_, count, size), rows in zip(order, parts, x.split([c * n for _, c, n in parts]), strict=True):
-            logits[name] = entries[name].logits(rows.unflatten(0, (count, size)))
-        return logits
+            find(state, name).check(batch)
+        found: dict[str, Tensor] = {}
+        counts = {name: count for name, batch in images.items() if (count := batch.shape[0])}
+        if counts:
+            found = run(state, self._store, images, counts, self.device, self.dtype, self.kernels, self._graphs)
+        for name in images.keys() - found.keys():
+            found[name] = torch.empty(0, len(state.entries[name].card.classes), dtype=self.dtype, device=self.device)
+        return {name: found[name] for name in images}
 
-    def _layers(self, state: _State, numbers: list[int]) -> list[Layer]:
-        """Return the weights of these tasks, by layer."""
-        assert isinstance(self._store, HeldStore)
-        with self._store.turn():
-            self._store.use(numbers)
-        found = [state.held[n] for n in numbers]
-        return [{key: [weights[i][key] for weights in found] for key in part} for i, part in enumerate(found[0])]
-
-    def _load(self, pack: str | Path | Task) -> Task:
+    def _load(self, pack: str | Path | Task) -> tuple[Task, Folding | None]:
         task = pack if isinstance(pack, Task) else load_task(pack, base=self._base)
         check_structure(task)
-        return task
+        if not self._folds:
+            return task, None
+        try:
+            return task, fold(task.model, self.dtype, whole=not self._state.entries)
+        except UsageError:
+            if self.fused or self._graphs is not None:
+                raise
+            return task, None
 
-    def _commit(self, name: str, task: Task) -> None:
+    def _commit(self, name: str, task: Task, folding: Folding | None) -> None:
         """Put a task in place, or refuse it and leave all as it was. The caller has the lock for changes."""
         state = self._state
         others = {n: e for n, e in state.entries.items() if n != name}
@@ -215,54 +202,42 @@ class TaskBank:
         if shared is not None and others:
             shared.check(task)
         elif shared is None or not shared.fits(task):
-            shared = build(task, self.device, self.dtype)
-        entry, weights = make_entry(name, task, shared, self.device, self.dtype)
+            if folding is not None and folding.shared is None:  # the other tasks have gone meanwhile
+                folding = fold(task.model, self.dtype)
+            shared = build(task, self.device, self.dtype, None if folding is None else folding.shared)
+        if folding is not None and shared.folded is not None:
+            folding.check(shared.folded, task.path)
+        folding = folding if shared.folded is not None else None
+        entry, weights = make_entry(name, task, shared, self.device, self.dtype, folding)
         entries = {**state.entries, name: entry}
         with self._store.turn():
-            limit = self._room(_State(shared, entries), weights_bytes(weights))
+            limit = State(shared, entries).room(self.max_gpu_bytes, weights_bytes(weights))
+            ends = state.ends_of(others, self.device, name, folding)
             if shared is not state.shared and name in state.entries:
                 self._store.drop(state.entries[name].number)  # the only one, of other shapes
             self._store.set_limit(limit)
             if not any(e.number == entry.number for e in state.entries.values()):
                 self._store.put(entry.number, weights)
-            self._publish(shared, entries, state.entries.get(name))
+            self._publish(State(shared, entries, ends=ends), state.entries.get(name))
 
-    def _publish(self, shared: Shared | None, entries: Mapping[str, Entry], old: Entry | None) -> None:
-        """Make a new state the one that calls see, and let go of what only ``old`` used."""
-        store = self._store
-        if old is not None and not any(e.number == old.number for e in entries.values()):
+    def _publish(self, state: State, old: Entry | None) -> None:
+        """Make a new state the one that calls see, and let go of what only the old one used. Inside a turn."""
+        store, before = self._store, self._state
+        if old is not None and not any(e.number == old.number for e in state.entries.values()):
             store.drop(old.number)
-        gone = [] if old is None else [old.end]
-        if self._state.shared is not None and shared is not self._state.shared:
-            gone.append(self._state.shared.model)
-        for tensor in (t for model in gone for t in model.state_dict().values() if t.is_cuda):
+        if self._graphs is not None:
+            self._graphs.clear()
+        gone = before.ends.tensors() if before.ends is not None else []
+        if old is not None and old.end is not None:
+            gone += old.end.state_dict().values()
+        if before.shared is not None and state.shared is not before.shared:
+            gone += before.shared.held()
+        for tensor in (t for t in gone if t.is_cuda):
             tensor.record_stream(torch.cuda.current_stream())  # it has waited for all calls; the memory's own has not
-        self._state = _State(shared, entries, store.held if isinstance(store, HeldStore) else {})
-        if entries:
-            store.set_limit(self._room(self._state, store.unit))
-
-    def _room(self, state: _State, unit: int) -> int | None:
-        """Return how many tasks' attention weights fit on the device.
-
-        Raises:
-            UsageError: not even one's.
-        """
-        if self.max_gpu_bytes is None:
-            return None
-        fixed = state.fixed_bytes()
-        if fixed + unit > self.max_gpu_bytes:
-            raise UsageError(
-                f"`max_gpu_bytes` is {self.max_gpu_bytes}: the shared weights and the tasks' tables and heads take "
-                f"{fixed}, the attention weights of one task {unit}; raise it, or hold fewer tasks"
-            )
-        return (self.max_gpu_bytes - fixed) // unit
-
-    def _find(self, state: _State, name: str) -> Entry:
-        if name not in state.entries:
-            names = list(state.entries)
-            held = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
-            raise UsageError(f"there is no task {name!r} in this bank; it holds {held}: give one of these, or add it")
-        return state.entries[name]
+        held = store.held if isinstance(store, HeldStore) else {}
+        self._state = dataclasses.replace(state, held=held)
+        if state.entries:
+            store.set_limit(self._state.room(self.max_gpu_bytes, store.unit))
 
     def _refuse_taken(self, name: str) -> None:
         if name in self._state.entries:

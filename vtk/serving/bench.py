@@ -1,6 +1,7 @@
 """A bank against as many separate models: latency, images a second and bytes, side by side in one process.
 
-A third side bounds what any sharing could reach: the same images as if they were all of one task.
+A third side bounds what any sharing could reach: the same images as if they were all of one task. Further sides are the
+bank and the separate models fused, and on CUDA replayed as graphs.
 """
 
 import copy
@@ -8,17 +9,20 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vtk.errors import VerificationError
+from vtk.errors import UsageError, VerificationError
+from vtk.fused import fuse
 from vtk.serving.bank import TaskBank
+from vtk.serving.bench_result import FUSED, GRAPHED, BenchCell, BenchResult, Side
 from vtk.serving.config import BenchConfig
-from vtk.serving.entry import n_bytes
-from vtk.tasks.load import load_task
+from vtk.serving.folded import n_bytes
+from vtk.tasks.load import Task, load_task
 
 DTYPES = {
     "auto": None, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
@@ -27,53 +31,8 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, tor
 """Largest difference between both sides' logits, relative to the largest logit: speed of wrong results is no speed."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison at one batch: medians over rounds."""
-
-    latency_ms: float
-    images_per_s: float
-
-
-@dataclass(frozen=True)
-class BenchCell:
-    """Both sides at one number of images.
-
-    Attributes:
-        images: in one call, of all tasks.
-        bank: all tasks in one call.
-        separate: a model for each task, one after the other.
-        single: one model of each image size for all images of that size, as if they were one task's.
-        speedup: median over rounds of the separate models' time by the bank's.
-        of_single: likewise of the single model's time by the bank's: its throughput as a part of that one's.
-        max_difference: of logits, relative to the largest.
-    """
-
-    images: int
-    bank: Side
-    separate: Side
-    single: Side
-    speedup: float
-    of_single: float
-    max_difference: float
-
-
-@dataclass(frozen=True)
-class BenchResult:
-    """What was measured, with the bytes of weights that each side holds."""
-
-    tasks: int
-    device: str
-    dtype: str
-    rounds: int
-    bank_bytes: int
-    bank_host_bytes: int
-    separate_bytes: int
-    cells: list[BenchCell] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+Call = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Images of each task in, logits out."""
 
 
 def bench(config: BenchConfig) -> BenchResult:
@@ -84,22 +43,57 @@ def bench(config: BenchConfig) -> BenchResult:
         VerificationError: both sides do not agree.
     """
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    bank = TaskBank(config.base, device=device, dtype=DTYPES[config.dtype], max_gpu_bytes=config.max_gpu_bytes)
-    models: dict[str, nn.Module] = {}
-    for pack in config.pack:
-        task = load_task(pack, base=config.base)
-        for _ in range(config.copies):
-            name = f"{len(models)}:{pack.name}"
-            models[name] = copy.deepcopy(task.model).to(bank.device, bank.dtype)
-            bank.add(name, dataclasses.replace(task, model=copy.deepcopy(task.model)))
+    tasks = {pack: load_task(pack, base=config.base) for pack in config.pack}
+    bank = _bank(config, tasks, device, fused=False)
+    models: dict[str, nn.Module] = {
+        name: copy.deepcopy(tasks[pack].model).to(bank.device, bank.dtype) for name, pack in _names(config)
+    }
     memory = bank.memory()
+    further, reason = _fused_calls(config, tasks, bank)
     result = BenchResult(
         len(models), str(bank.device), str(bank.dtype).removeprefix("torch."), config.rounds, memory.device_bytes,
-        memory.host_bytes, sum(n_bytes(list(m.state_dict().values())) for m in models.values()),
+        memory.host_bytes, sum(n_bytes(list(m.state_dict().values())) for m in models.values()), reason,
     )  # fmt: skip
     for total in config.batch or (config.images_per_task * len(models),):
-        result.cells.append(_cell(bank, models, _images(bank, total), config.rounds))
+        result.cells.append(_cell(bank, models, further, _images(bank, total), config.rounds))
     return result
+
+
+def _names(config: BenchConfig) -> list[tuple[str, Path]]:
+    packs = [pack for pack in config.pack for _ in range(config.copies)]
+    return [(f"{i}:{pack.name}", pack) for i, pack in enumerate(packs)]
+
+
+def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **options: Any) -> TaskBank:
+    bank = TaskBank(
+        config.base, device=device, dtype=DTYPES[config.dtype], max_gpu_bytes=config.max_gpu_bytes, **options
+    )
+    for name, pack in _names(config):
+        bank.add(name, dataclasses.replace(tasks[pack], model=copy.deepcopy(tasks[pack].model)))
+    return bank
+
+
+def _fused_calls(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank) -> tuple[dict[str, Call], str | None]:
+    """Return the fused sides, or none and why."""
+    device, calls = str(bank.device), dict[str, Call]()
+    try:
+        for names, graphs in ((FUSED, False), (GRAPHED, True)):
+            if graphs and not (bank.device.type == "cuda" and bank.dtype.itemsize == 2):
+                break
+            models = {}
+            for name, pack in _names(config):
+                models[name] = fuse(tasks[pack].model, bank.dtype, keep_source=False).to(bank.device)
+                models[name].graphs = graphs
+            calls[names[0]] = _bank(config, tasks, device, fused=True, graphs=graphs)
+            calls[names[1]] = partial(_each, models)
+    except UsageError as error:
+        return {}, str(error)
+    return calls, None
+
+
+def _each(models: Mapping[str, nn.Module], images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return {name: models[name](batch) for name, batch in images.items()}
 
 
 def in_turns(
@@ -140,15 +134,17 @@ def compare(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     return largest
 
 
-def _cell(bank: TaskBank, models: Mapping[str, nn.Module], images: Mapping[str, Tensor], rounds: int) -> BenchCell:
+def _cell(
+    bank: TaskBank,
+    models: Mapping[str, nn.Module],
+    further: Mapping[str, Call],
+    images: Mapping[str, Tensor],
+    rounds: int,
+) -> BenchCell:
     by_size: dict[torch.Size, list[str]] = {}
     for name, batch in images.items():
         by_size.setdefault(batch.shape[1:], []).append(name)
     joined = [(models[names[0]], torch.cat([images[n] for n in names])) for names in by_size.values()]
-
-    def separate() -> dict[str, Tensor]:
-        with torch.no_grad():
-            return {name: models[name](batch) for name, batch in images.items()}
 
     def single() -> list[Tensor]:
         with torch.no_grad():
@@ -158,13 +154,21 @@ def _cell(bank: TaskBank, models: Mapping[str, nn.Module], images: Mapping[str, 
         if bank.device.type == "cuda":
             torch.cuda.synchronize(bank.device)
 
-    difference = compare(bank(images), separate())
-    times = in_turns({"bank": lambda: bank(images), "separate": separate, "single": single}, wait, rounds)
+    wanted, every = _each(models, images), list[Call]([bank, *further.values()])
+    difference = max(compare(call(images), wanted) for call in every)
+    times = in_turns(
+        {
+            "bank": partial(bank, images), "separate": partial(_each, models, images), "single": single,
+            **{name: partial(call, images) for name, call in further.items()},
+        }, wait, rounds,
+    )  # fmt: skip
     total = sum(map(len, images.values()))
     sides = {name: _side(found, total) for name, found in times.items()}
     return BenchCell(
-        total, **sides, speedup=_ratio(times["separate"], times["bank"]),
+        total, sides["bank"], sides["separate"], sides["single"], speedup=_ratio(times["separate"], times["bank"]),
         of_single=_ratio(times["single"], times["bank"]), max_difference=difference,
+        fused={name: sides[name] for name in further},
+        fused_speedup={name: _ratio(times["separate"], times[name]) for name in further},
     )  # fmt: skip
 
 

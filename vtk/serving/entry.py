@@ -1,6 +1,6 @@
 """A task in a bank: its own ends of the model, and its attention weights."""
 
-from collections.abc import Sequence
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.packed import attention_modules, own_parameters
+from vtk.serving.ends import piece_bytes
+from vtk.serving.folded import Folding, Weights, n_bytes
 from vtk.serving.shared import NUMBERS, Shared, replace_tensors
 from vtk.tasks.load import Task
-
-Weights = tuple[dict[str, Tensor], ...]
-"""Attention weights of one task, one mapping for each attention module of the model."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,10 @@ class Entry:
         card: of the pack.
         path: of the pack.
         number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
-        end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's.
+        end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's. None
+            where both ends are folded and stand beside the other tasks'.
         end_bytes: of the tensors that only this task has, without attention.
+        tokens: of an image, prefix included.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Entry:
     number: int
     end: Any
     end_bytes: int
+    tokens: int
 
     def check(self, images: Any) -> None:
         """Refuse what is not a batch of this task's images.
@@ -66,32 +68,40 @@ class Entry:
 
 
 def make_entry(
-    name: str, task: Task, shared: Shared, device: torch.device, dtype: torch.dtype
+    name: str, task: Task, shared: Shared, device: torch.device, dtype: torch.dtype, folding: Folding | None = None
 ) -> tuple[Entry, Weights]:
     """Take a loaded task apart; its model is used up.
+
+    Args:
+        name: of the task.
+        task: loaded.
+        shared: of the bank.
+        device: of the bank.
+        dtype: of the bank.
+        folding: of the task, where the bank is folded.
 
     Returns:
         The entry, and its attention weights on the CPU in ``dtype``.
     """
     model: Any = task.model
     modules = attention_modules(model.blocks)
-    parts = [{key: p.detach().to(dtype) for key, p in own_parameters(attn).items()} for _, attn in modules]
+    parts: Weights
+    if folding is None:
+        parts = tuple({key: p.detach().to(dtype) for key, p in own_parameters(attn).items()} for _, attn in modules)
+    else:
+        parts = folding.weights
     trained = any(f"{name}.{key}" in task.carried for name, attn in modules for key in own_parameters(attn))
+    number = next(NUMBERS) if trained else shared.number
+    n = 0 if folding is None else piece_bytes(folding.piece)
+    if folding is not None and folding.piece.table is not None and folding.piece.w_head is not None:
+        return Entry(name, task.card, task.path, number, None, n, len(folding.piece.table)), parts
     model.blocks = nn.Sequential()
     common = shared.tensors()
     named = [*model.named_parameters(), *model.named_buffers()]
     own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
     replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
     model.eval()
-    number = next(NUMBERS) if trained else shared.number
-    return Entry(name, task.card, task.path, number, model, n_bytes(list(own.values()))), tuple(parts)
-
-
-def n_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of tensors."""
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def weights_bytes(weights: Weights) -> int:
-    """Return the bytes of attention weights."""
-    return sum(n_bytes(list(part.values())) for part in weights)
+    entry = Entry(name, task.card, task.path, number, model, n + n_bytes(list(own.values())), 0)
+    with torch.no_grad():
+        blank = torch.zeros(1, task.card.input.in_chans, *task.card.input.size, device=device, dtype=dtype)
+        return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1]), parts

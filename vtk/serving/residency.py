@@ -43,7 +43,8 @@ class Residency:
                 f"{limit}; split the call, or raise `max_gpu_bytes`"
             )
         enter = tuple(n for n in numbers if n not in self._used)
-        spare = [n for n in self._used if n not in numbers]
+        needed = set(numbers)
+        spare = [n for n in self._used if n not in needed]
         excess = 0 if limit is None else max(0, len(self._used) + len(enter) - limit)
         leave = tuple(spare[:excess])
         for number in leave:

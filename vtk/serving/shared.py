@@ -15,6 +15,7 @@ from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.base import tensor_hash
 from vtk.models.packed import attention_modules, own_parameters
 from vtk.models.parts import head_names, position_names
+from vtk.serving.folded import Folded
 from vtk.tasks.base import base_keys
 from vtk.tasks.load import Task
 
@@ -34,6 +35,7 @@ class Shared:
         card: of the pack it was first read from.
         base: the weights the packs were trained on.
         hashes: sha256 of every tensor in it that packs must agree on.
+        folded: norms, FFNs and the ends, where the bank is folded; ``model`` then holds only what it needs beside it.
         number: of the base's own attention weights, which packs that trained none share.
     """
 
@@ -41,12 +43,17 @@ class Shared:
     card: Card
     base: BaseRef
     hashes: Mapping[str, str]
+    folded: Folded | None = None
     number: int = field(default_factory=NUMBERS.__next__)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers that hold memory."""
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: tensor for name, tensor in named if not tensor.is_meta}
+
+    def held(self) -> list[Tensor]:
+        """Return all tensors that hold memory, folded ones too."""
+        return [*self.tensors().values(), *([] if self.folded is None else self.folded.tensors())]
 
     def fits(self, task: Task) -> bool:
         """Return whether `check` lets a task pass."""
@@ -83,8 +90,14 @@ class Shared:
             raise _differs(task, key, "this bank's tasks")
 
 
-def build(task: Task, device: torch.device, dtype: torch.dtype) -> Shared:
+def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded | None = None) -> Shared:
     """Take what can be shared from a bank's first task.
+
+    Args:
+        task: the first; its model stays as it is.
+        device: of the bank.
+        dtype: of the bank.
+        folded: its shared part folded, which is moved; None for a bank that is not.
 
     Raises:
         UsageError: its tensors differ from the base's where tasks must agree.
@@ -92,9 +105,15 @@ def build(task: Task, device: torch.device, dtype: torch.dtype) -> Shared:
     hashes, model = shared_hashes(task), copy.deepcopy(task.model)
     own, keep = own_keys(model), {}
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if folded is not None and key.startswith("blocks."):
+            continue  # they are in ``folded``
         keep[key] = tensor.detach().to("meta") if key in own else _moved(tensor, device, dtype)
     replace_tensors(model, keep)
-    return Shared(model.eval(), task.card, _base(task), hashes)
+    if folded is not None:
+        model.blocks = nn.Sequential()
+        model = model if folded.stem is None or folded.pooling is None else nn.Module()
+        folded = folded.to(device, dtype)
+    return Shared(model.eval(), task.card, _base(task), hashes, folded)
 
 
 def check_structure(task: Task) -> None:

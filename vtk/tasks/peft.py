@@ -89,7 +89,7 @@ def to_peft(
     call = timm_call(task.card)
     state = task.model.state_dict()
     first, changed, members = _compare(task, state)
-    called = _called_leaves(task.model, task.card.input)
+    called = called_leaves(task.model, task.card.input)
     heads = {_module(key) for key in head_names(task.model)}
     moved = {name for name in called if None not in members[name] and not members[name].isdisjoint(changed)}
     modules = sorted(called & (moved | heads))
@@ -148,7 +148,7 @@ def _compare(
     return first, changed, members
 
 
-def _called_leaves(model: nn.Module, spec: InputSpec) -> set[str]:
+def called_leaves(model: nn.Module, spec: InputSpec) -> set[str]:
     """Return the modules without children that hold tensors and that a forward pass calls."""
     names = {m: n for n, m in model.named_modules() if n and not any(m.children()) and m.state_dict()}
     called: set[str] = set()
@@ -183,13 +183,13 @@ def _wrap(peft: Any, call: PlainCall, below: Mapping[str, Tensor], modules: list
     plain = call.build()
     plain.load_state_dict(below, strict=True)
     names = [name for name, _ in plain.named_modules() if name]
-    config = peft.LNTuningConfig(target_modules=_pattern(modules, names), inference_mode=True)
+    config = peft.LNTuningConfig(target_modules=exact_pattern(modules, names), inference_mode=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.get_peft_model(plain, config).eval()
 
 
-def _pattern(chosen: list[str], names: Iterable[str]) -> str:
+def exact_pattern(chosen: list[str], names: Iterable[str]) -> str:
     """Return a regular expression for exactly ``chosen`` among ``names``; numbers are joined where all are chosen."""
     others = set(names) - set(chosen)
     parts: dict[str, None] = {}

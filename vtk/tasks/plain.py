@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import timm
-import torch
 from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
 
@@ -14,6 +13,7 @@ from vtk.card import Card, ModelSpec
 from vtk.errors import UsageError
 from vtk.models import parallel
 from vtk.models.inputs import blank_model, model_error
+from vtk.models.shapes import shapes_only
 
 _WIDTH = 80
 
@@ -82,7 +82,7 @@ def plain_call(card: Card) -> PlainCall:
         first["in_chans"] = card.input.in_chans
     call = PlainCall(name, first | kwargs, branches)
     try:
-        with torch.device("meta"):
+        with shapes_only():
             call.build()
     except TypeError as error:  # convolutional networks take any size, and no argument for it
         if "img_size" not in str(error):

@@ -75,6 +75,16 @@ def test_a_product_of_patches_equals_timms_embedding(
     assert (fused.embed.padded is None) == (width == chans * patch * patch)
 
 
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_norms_on_both_sides_of_the_pooling(vit: Build, pool: str) -> None:
+    model = vit(global_pool=pool, fc_norm=False)
+    model.fc_norm = torch.nn.LayerNorm(64, dtype=torch.float64)  # timm builds one of the two only
+    for norm in (model.norm, model.fc_norm):
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)
+    assert difference(model, fuse(model)) <= 1e-12
+
+
 def test_patches_that_are_not_square(vit: Build) -> None:
     model = vit()
     stem = PatchEmbed(img_size=(16, 30), patch_size=(8, 6), in_chans=2, embed_dim=64)  # type: ignore[arg-type]

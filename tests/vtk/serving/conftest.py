@@ -16,6 +16,7 @@ from vtk.card import Card, Transform
 from vtk.models import create_model
 from vtk.serving import TaskBank
 from vtk.tasks import Task, load_task, save_task
+from vtk_kernels.support import interpreting
 
 NAME = "vit_tiny_patch16_224"
 KWARGS: dict[str, Any] = {"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 8}
@@ -164,6 +165,8 @@ def tools() -> Any:
     """What tests share: they cannot import from one another."""
 
     class Tools:
+        CB = CB
+        interpreting = interpreting()
         random_batch = staticmethod(batch)
         worst_error = staticmethod(worst)
 

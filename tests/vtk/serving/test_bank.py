@@ -12,12 +12,16 @@ from vtk.serving import TaskBank
 
 COUNTS = {"dogs": 2, "pets": 3, "cars": 1, "food": 2, "cats": 0}
 BOUND = 1e-12
+WAYS: dict[str, dict[str, Any]] = {
+    "loop": {}, "operators": {"kernels": True}, "fused": {"fused": True},
+    "fused operators": {"fused": True, "kernels": True},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kernels", [False, True], ids=["loop", "operators"])
-def test_a_mixed_batch_equals_single_task_models(five: Any, tools: Any, kernels: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mixed_batch_equals_single_task_models(five: Any, tools: Any, way: str) -> None:
     lab, packs = five
-    bank = lab.bank(packs, kernels=kernels)
+    bank = lab.bank(packs, **WAYS[way])
     models = {name: lab.alone(path) for name, path in packs.items()}
     assert tools.worst_error(bank, tools.random_batch(bank, COUNTS), models) <= BOUND
     assert tools.worst_error(bank, tools.random_batch(bank, {"cats": 0}), models) == 0
@@ -58,33 +62,36 @@ def test_every_part_of_timm_s_model(make_lab: Any, tools: Any, case: str) -> Non
     options = {"in_chans": 1} if case == "gray images" else {}
     # Λ is 0 at first, which would hide it; tasks of a bank have the same one
     options["scales"] = 0.7
-    packs = {"a": lab.pack("a", seed=1, **options), "b": lab.pack("b", size=48, classes=1, seed=2, **options)}
+    packs = {
+        "a": lab.pack("a", seed=1, **options), "b": lab.pack("b", size=48, classes=1, seed=2, **options),
+        "c": lab.pack("c", classes=33, seed=3, **options),
+    }  # fmt: skip
     models = {name: lab.alone(path) for name, path in packs.items()}
-    for kernels in (False, True):
-        bank = lab.bank(packs, kernels=kernels)
-        assert tools.worst_error(bank, tools.random_batch(bank, {"b": 1, "a": 2}), models) <= BOUND
+    for way in WAYS.values():
+        bank = lab.bank(packs, **way)
+        assert tools.worst_error(bank, tools.random_batch(bank, {"b": 1, "a": 2, "c": 1}), models) <= BOUND
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(counts=st.dictionaries(st.sampled_from(sorted(COUNTS)), st.integers(0, 3)), kernels=st.booleans())
-def test_any_mix(held: Any, tools: Any, counts: dict[str, int], kernels: bool) -> None:
+@given(counts=st.dictionaries(st.sampled_from(sorted(COUNTS)), st.integers(0, 3)), way=st.sampled_from(list(WAYS)))
+def test_any_mix(held: Any, tools: Any, counts: dict[str, int], way: str) -> None:
     banks, models = held
-    bank = banks[kernels]
+    bank = banks[way]
     assert tools.worst_error(bank, tools.random_batch(bank, counts), models) <= BOUND
 
 
 @pytest.fixture
 def held(five: Any) -> Any:
     lab, packs = five
-    banks = {kernels: lab.bank(packs, kernels=kernels) for kernels in (False, True)}
+    banks = {way: lab.bank(packs, **options) for way, options in WAYS.items()}
     return banks, {name: lab.alone(path) for name, path in packs.items()}
 
 
 def test_tasks_come_and_go(five: Any, tools: Any) -> None:
     lab, packs = five
     models = {name: lab.alone(path) for name, path in packs.items()}
-    for kernels in (False, True):
-        bank = lab.bank({"pets": packs["pets"]}, kernels=kernels)
+    for way in WAYS.values():
+        bank = lab.bank({"pets": packs["pets"]}, **way)
         bank.add("dogs", packs["dogs"])
         bank.add("food", packs["food"])
         bank.remove("pets")
@@ -98,8 +105,8 @@ def test_tasks_come_and_go(five: Any, tools: Any) -> None:
 
 
 def test_an_empty_bank_takes_another_model(make_lab: Any, tools: Any) -> None:
-    for kernels in (False, True):
-        bank = TaskBank(dtype=torch.float64, kernels=kernels)  # each pack finds its own base
+    for way in WAYS.values():
+        bank = TaskBank(dtype=torch.float64, **way)  # each pack finds its own base
         for depth in (1, 2):
             lab = make_lab(depth=depth)
             bank.add("a", lab.pack("a"))
@@ -111,8 +118,8 @@ def test_an_empty_bank_takes_another_model(make_lab: Any, tools: Any) -> None:
 
 def test_a_reloaded_pack_is_the_new_one(make_lab: Any, tools: Any) -> None:
     lab = make_lab()
-    for kernels in (False, True):
-        bank = lab.bank({"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2)}, kernels=kernels)
+    for way in WAYS.values():
+        bank = lab.bank({"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2)}, **way)
         images = tools.random_batch(bank, {"a": 1, "b": 1})
         old = bank(images)
         lab.pack("a", seed=3)

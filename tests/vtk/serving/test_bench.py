@@ -10,7 +10,7 @@ from vtk.__main__ import main
 from vtk.errors import VerificationError
 from vtk.serving.bench import compare
 
-KEYS = {"tasks", "device", "dtype", "rounds", "bank_bytes", "bank_host_bytes", "separate_bytes", "cells"}
+KEYS = {"tasks", "device", "dtype", "rounds", "bank_bytes", "bank_host_bytes", "separate_bytes", "not_fused", "cells"}
 
 
 def test_both_sides_are_measured(five: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +28,7 @@ def test_both_sides_are_measured(five: Any, capsys: pytest.CaptureFixture[str]) 
         for side in ("bank", "separate", "single"):
             assert cell[side]["images_per_s"] == pytest.approx(1e3 * cell["images"] / cell[side]["latency_ms"])
         assert cell["max_difference"] < 1e-4
+        assert set(cell["fused"]) == set(cell["fused_speedup"]) == {"bank, fused", "separate, fused"}
     assert max(map(len, err.splitlines())) <= 80
     assert "separate models" in err
 

@@ -1,5 +1,6 @@
-"""The bank on CUDA: kernels in half precision, and weights that arrive on a side stream."""
+"""The bank on CUDA: kernels in half precision, folded, in graphs, and weights that arrive on a side stream."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -37,3 +38,89 @@ def test_paged_weights_give_the_same_bits(five: Any, tools: Any) -> None:
         for name in pair:
             torch.testing.assert_close(found[name], wanted[name], rtol=2e-2, atol=2e-2)
         assert bank.memory().device_bytes <= limit
+
+
+MIXES = (
+    COUNTS, {"dogs": 1, "pets": 1}, {"food": 3}, {"cats": 1, "cars": 1, "pets": 2}, {"dogs": 1, "pets": 1}, COUNTS,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["fused", "graph"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fused_is_as_close_as_plain(five: Any, tools: Any, dtype: torch.dtype, graphs: bool) -> None:
+    lab, packs = five
+    plain = lab.bank(packs, device="cuda", dtype=dtype, fused=False)
+    bank = lab.bank(packs, device="cuda", dtype=dtype, fused=True, graphs=graphs)
+    models = {name: lab.alone(path) for name, path in packs.items()}
+    kept: list[tuple[Any, Any, Any]] = []
+    for seed, counts in enumerate(MIXES):  # a graph's second mix is a replay with other tasks, and later ones too
+        images = tools.random_batch(bank, counts, seed)
+        kept.append((images, bank(images), plain(images)))
+    for images, found, other in kept:
+        for name, x in images.items():
+            assert found[name].dtype == dtype and found[name].shape == (len(x), len(bank.tasks[name].classes))
+            if len(x):
+                wanted = models[name](x)
+                error, allowed = ((y[name].cpu().double() - wanted).norm() / wanted.norm() for y in (found, other))
+                assert error <= max(2 * allowed, torch.finfo(dtype).eps)
+    if graphs:
+        assert bank._graphs is not None and 0 < len(bank._graphs) < len(MIXES)
+
+
+@pytest.mark.parametrize("pool", ["map", "avg"])
+def test_other_ends_in_a_graph(make_lab: Any, tools: Any, pool: str) -> None:
+    lab = make_lab(global_pool=pool, class_token=False, qk_norm=True)
+    packs = {"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2, size=48, classes=20)}
+    plain = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=False)
+    bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True)
+    for counts in ({"a": 2, "b": 1}, {"b": 2, "a": 1}):
+        images = tools.random_batch(bank, counts)
+        found, other = bank(images), plain(images)
+        for name, x in images.items():
+            wanted = lab.alone(packs[name])(x)
+            error, allowed = ((y[name].cpu().double() - wanted).norm() / wanted.norm() for y in (found, other))
+            assert error <= max(2 * allowed, 0.01)
+
+
+def test_graphs_beside_paging_changes_and_streams(five: Any, tools: Any) -> None:
+    lab, packs = five
+    whole = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True)
+    limit = whole.memory().device_bytes - 2 * whole._store.unit
+    bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True, max_gpu_bytes=limit)
+    images = tools.random_batch(bank, dict.fromkeys(COUNTS, 2))
+    names = list(images)
+    for i in range(40):
+        pair = {n: images[n].cuda() for n in (names[i // 2 % 5], names[(i // 2 * 3 + 1) % 5])}
+        with torch.cuda.stream(torch.cuda.Stream()):  # other streams take turns with each other
+            found, wanted = bank(pair), whole(pair)
+            torch.cuda.current_stream().synchronize()
+        for name in pair:
+            torch.testing.assert_close(found[name], wanted[name], rtol=2e-2, atol=2e-2)
+        if i % 10 == 9:  # graphs of the old addresses must not be replayed
+            bank.reload("pets")
+            whole.reload("pets")
+        assert bank.memory().device_bytes <= limit
+
+
+def test_threads_share_graphs(five: Any, tools: Any) -> None:
+    lab, packs = five
+    bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True)
+    images = {n: x.cuda() for n, x in tools.random_batch(bank, dict.fromkeys(COUNTS, 1)).items()}
+    wanted = {n: bank({n: x})[n].clone() for n, x in images.items()}
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def call(name: str) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                found = bank({name: images[name]})[name]
+                torch.cuda.current_stream().synchronize()
+                if not torch.allclose(found, wanted[name], rtol=2e-2, atol=2e-2):
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=call, args=(name,)) for name in images]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

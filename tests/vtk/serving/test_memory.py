@@ -39,17 +39,32 @@ def test_memory_is_what_the_tensors_take(five: Any, kernels: bool) -> None:
     assert all(t.on_device for t in memory.tasks.values())
 
 
+def test_memory_of_a_fused_bank(five: Any) -> None:
+    lab, packs = five
+    bank, plain = lab.bank(packs, kernels=True, fused=True), lab.bank(packs, kernels=True)
+    memory = bank.memory()
+    assert memory.device_bytes == memory.base_bytes + sum(t.bytes for t in memory.tasks.values())
+    # tables in place of positions and prefix tokens, classifiers of 16 rows, and no affine parts
+    table, head, before = 17 * 32, 16 * 33, 17 * 32 + 32 + 3 * 33
+    assert memory.tasks["pets"].bytes - plain.memory().tasks["pets"].bytes == 8 * (table + head - before)
+    assert memory.base_bytes < plain.memory().base_bytes
+    state = bank._state
+    stacks = [t for part in bank._store._stacks for t in part.values()]
+    storages = [t.untyped_storage() for t in (*state.shared.held(), *state.ends.tensors(), *stacks)]
+    assert sum({s._cdata: s.nbytes() for s in storages}.values()) == memory.device_bytes
+
+
 def budget(lab: Any, packs: Any, rooms: int, **options: Any) -> int:
     """Return the bytes that hold so many tasks' attention weights."""
     whole = lab.bank(packs, **options)
     return int(whole.memory().device_bytes - (len(whole._store.residency) - rooms) * whole._store.unit)
 
 
-@pytest.mark.parametrize("kernels", [False, True], ids=["held", "stacked"])
-def test_the_least_recently_used_go(five: Any, tools: Any, kernels: bool) -> None:
+@pytest.mark.parametrize(("kernels", "fused"), [(False, False), (True, False), (True, True)])
+def test_the_least_recently_used_go(five: Any, tools: Any, kernels: bool, fused: bool) -> None:
     lab, packs = five
-    limit = budget(lab, packs, 2, kernels=kernels)
-    bank = lab.bank(packs, kernels=kernels, max_gpu_bytes=limit)
+    limit = budget(lab, packs, 2, kernels=kernels, fused=fused)
+    bank = lab.bank(packs, kernels=kernels, fused=fused, max_gpu_bytes=limit)
     models = {name: lab.alone(path) for name, path in packs.items()}
 
     def present() -> set[str]:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,30 +43,38 @@ def base_file(shared_base: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def make_pack(base_file: Path, tmp_path: Path) -> Callable[..., Path]:
     """Return what makes a pack whose tensors were moved as training would."""
+    return partial(write_small_pack, tmp_path, base_file)
 
-    def make(
-        name: str = "pack",
-        *,
-        moved: Callable[[str], bool] = lambda key: ".attn." in key or key.startswith(("pos_embed", "head")),
-        step: float = 0.02,
-        dtype: Any = "fp32",
-        kwargs: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> Path:
-        weights = base_file
-        if kwargs:
-            weights = tmp_path / f"{name}-base.safetensors"
-            save_file(timm.create_model(NAME, **KWARGS, **kwargs).state_dict(), weights)
-        options = {"num_classes": 3, "img_size": 32, "weights": weights, "kwargs": KWARGS | (kwargs or {})} | options
-        created: Created = create_model(NAME, **options)
-        state = created.model.state_dict()
-        trained = {k for k in state if moved(k)} | {k for k, v in created.key_map.items() if v is None}
-        with torch.no_grad():
-            for key in sorted(trained):
-                state[key] += step * torch.randn_like(state[key])
-        classes = tuple(f"c{i}" for i in range(options["num_classes"]))
-        card = Card(model=created.spec, input=created.input, classes=classes, metrics={"top1": 0.5})
-        save_task(tmp_path / name, state=state, created=created, card=card, trained=trained, dtype=dtype)
-        return tmp_path / name
 
-    return make
+@pytest.fixture(scope="session")
+def shared_pack(shared_base: Path) -> Path:
+    """A pack for tests that only read it."""
+    return write_small_pack(shared_base.parent, shared_base)
+
+
+def write_small_pack(
+    folder: Path,
+    weights: Path,
+    name: str = "pack",
+    *,
+    moved: Callable[[str], bool] = lambda key: ".attn." in key or key.startswith(("pos_embed", "head")),
+    step: float = 0.02,
+    dtype: Any = "fp32",
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> Path:
+    """Write a pack; ``options`` go to `create_model`."""
+    if kwargs:
+        weights = folder / f"{name}-base.safetensors"
+        save_file(timm.create_model(NAME, **KWARGS, **kwargs).state_dict(), weights)
+    options = {"num_classes": 3, "img_size": 32, "weights": weights, "kwargs": KWARGS | (kwargs or {})} | options
+    created: Created = create_model(NAME, **options)
+    state = created.model.state_dict()
+    trained = {k for k in state if moved(k)} | {k for k, v in created.key_map.items() if v is None}
+    with torch.no_grad():
+        for key in sorted(trained):
+            state[key] += step * torch.randn_like(state[key])
+    classes = tuple(f"c{i}" for i in range(options["num_classes"]))
+    card = Card(model=created.spec, input=created.input, classes=classes, metrics={"top1": 0.5})
+    save_task(folder / name, state=state, created=created, card=card, trained=trained, dtype=dtype)
+    return folder / name

@@ -17,7 +17,7 @@ from vtk.tasks import load_task
 from vtk.tasks import peft as module
 from vtk.tasks.bundle import bundle_task
 from vtk.tasks.from_peft import from_peft
-from vtk.tasks.peft import _pattern, to_peft
+from vtk.tasks.peft import exact_pattern, to_peft
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:Unsupported layer type")
@@ -168,8 +168,8 @@ def test_without_peft_it_says_what_to_install(make_pack: Make, tmp_path: Path, m
 
 def test_the_pattern_fits_exactly_the_chosen_modules() -> None:
     names = ["blocks.0.attn.qkv", "blocks.1.attn.qkv", "blocks.10.attn.qkv", "patch_embed.proj", "head", "head_dist"]
-    assert _pattern(["blocks.0.attn.qkv", "blocks.1.attn.qkv", "blocks.10.attn.qkv", "head"], names) == (
+    assert exact_pattern(["blocks.0.attn.qkv", "blocks.1.attn.qkv", "blocks.10.attn.qkv", "head"], names) == (
         r"blocks\.\d+\.attn\.qkv|head"
     )
-    some = _pattern(["blocks.1.attn.qkv"], names)
+    some = exact_pattern(["blocks.1.attn.qkv"], names)
     assert [n for n in names if re.fullmatch(some, n)] == ["blocks.1.attn.qkv"]

@@ -12,8 +12,7 @@ from vtk.training.config import FinetuneConfig
     ("values", "text"),
     [
         ({"attn_only": True, "train": "full"}, "--attn-only.*--train is full"),
-        ({"precision": "fp16"}, "--precision` fp16 needs a loss scaler.*bf16"),
-        ({"precision": "int4"}, "--precision` int4; choose auto, fp32 or bf16"),
+        ({"precision": "int4"}, "--precision` int4 is not known; choose auto, fp32, bf16 or fp16"),
         ({"resume": True, "overwrite": True}, "--resume.*--overwrite"),
         ({"weights": "x", "pretrained": False}, "--weights.*--no-pretrained"),
         ({"epochs": 0}, "--epochs` is 0; allowed is at least 1"),

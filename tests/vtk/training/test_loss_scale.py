@@ -1,6 +1,11 @@
 """The loss scaler: what a power of two may not change, what an overflow may not touch, and when a run gives up."""
 
 import copy
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +16,8 @@ from vtk.training.engine import DivergedError, fit
 from vtk.training.loss_scale import DynamicScaler, NoScaler
 from vtk.training.objective import Batch, Classification
 from vtk.training.precision import Fp16, Fp32
+
+REPO = Path(__file__).resolve().parents[3]
 
 
 class Fixed:
@@ -185,3 +192,50 @@ def test_a_step_needs_divided_gradients(tiny):
     optimizer = torch.optim.SGD(tiny().parameters())
     with pytest.raises(ValueError, match="without unscale"):
         DynamicScaler("cpu").step(optimizer)
+
+
+RANK = """
+import sys
+import torch
+from vtk.training.config import FinetuneConfig
+from vtk.training.engine import fit
+from vtk.training.loss_scale import DynamicScaler
+from vtk.training.objective import Batch, Classification
+from vtk.training.parallel import open_ranks
+from vtk.training.precision import Fp32
+
+class Stream:
+    sizes = (8, 8, 8)
+    def epoch(self, index):
+        for i in range(3):
+            yield Batch(torch.ones(4, 6) * (i + rank), torch.arange(4) % 3)
+
+ranks = open_ranks("cpu")
+rank = ranks.rank
+torch.manual_seed(0)
+model = torch.nn.Linear(6, 3)
+calls = []
+def spoil(grad):
+    calls.append(1)
+    return torch.full_like(grad, float("inf")) if rank == 1 and len(calls) == 2 else grad
+model.weight.register_hook(spoil)
+scaler = DynamicScaler("cpu", 1024.0)
+result = fit(model, Classification(3), [Stream()], FinetuneConfig(epochs=1, lr=0.1, warmup=0.0), Fp32(scaler),
+             ranks=ranks, show_progress=False)
+torch.save([model.state_dict(), result.rows[0]["skipped_steps"], scaler.factor], f"{sys.argv[1]}/{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_leave_out_a_step_alike(tmp_path):
+    """An overflow in one of two processes, as torchrun and gloo see it."""
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = shutil.which("torchrun") or str(Path(sys.executable).with_name("torchrun"))
+    command = [torchrun, "--standalone", "--nproc_per_node", "2", str(tmp_path / "rank.py"), str(tmp_path)]
+    path = os.pathsep.join([str(REPO / p) for p in (".", "kernels", "export")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (first, *a), (second, *b) = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert a == b == [1.0, 512.0]
+    assert all(torch.equal(first[n], second[n]) and bool(first[n].isfinite().all()) for n in first)

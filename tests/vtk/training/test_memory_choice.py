@@ -9,12 +9,13 @@ from timm.models.vision_transformer import ParallelThingsBlock
 
 from vtk.errors import UsageError
 from vtk.models.context_layers import add_context_broadcast
+from vtk.models.shapes import shapes_only
 from vtk.training import memory, policy
 from vtk.training.config import MODES, FinetuneConfig
 from vtk.training.frozen_ffn import apply_memory_mode, remove_memory_mode
 from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
 from vtk.training.frozen_ffn.estimate import Footprint, footprints
-from vtk.training.memory import MemoryChoice, batch_sizes, choose_memory, free_bytes
+from vtk.training.memory import MemoryChoice, Subject, batch_sizes, choose_memory, free_bytes
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Bf16
 
@@ -53,7 +54,8 @@ def test_the_estimate_is_what_real_tensors_keep(tiny, name, regime):
 
 
 def test_numbers_of_a_vit_small(tiny):
-    model = attn_only(timm.create_model("vit_small_patch16_224", num_classes=10, depth=2))
+    with shapes_only():
+        model = attn_only(timm.create_model("vit_small_patch16_224", num_classes=10, depth=2))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
     found = footprints(model, (3, 224, 224), "bf16", "sgd", ("recompute",))[0]
@@ -64,7 +66,8 @@ def test_numbers_of_a_vit_small(tiny):
 
 
 def test_a_model_without_blocks_is_counted_too():
-    model = timm.create_model("convnext_atto", num_classes=3)
+    with shapes_only():
+        model = timm.create_model("convnext_atto", num_classes=3, depths=(1, 1, 1, 1))
     policy.apply(model, policy.select(model, "head"))
     found = footprints(model, (3, 64, 64), "fp32", modes=("plain",))[0]
     assert found.units is None and found.total(1) > found.weights
@@ -79,7 +82,7 @@ COUNTED = [
 def choose(model, monkeypatch, free, images=1000, world=1, **flags):
     monkeypatch.setattr(memory, "free_bytes", lambda device: free)
     ranks = Ranks(CPU, 0, world)
-    return choose_memory(model, FinetuneConfig(**flags), "fp32", ranks, size=(3, 32, 32), images=images)
+    return choose_memory([Subject(model, (3, 32, 32))], FinetuneConfig(**flags), "fp32", ranks, images=images)
 
 
 @pytest.fixture
@@ -171,12 +174,13 @@ def test_all_processes_choose_by_the_fullest_device(tiny, monkeypatch, counted):
             return [value, needs(model, "gelu8", 16) + present(model)]
 
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 40)
-    found = choose_memory(model, FinetuneConfig(), "fp32", Fuller(CPU, 0, 2), size=(3, 32, 32), images=100)
+    found = choose_memory([Subject(model, (3, 32, 32))], FinetuneConfig(), "fp32", Fuller(CPU, 0, 2), images=100)
     assert found.mode == "gelu8"
 
 
 def test_the_table_fits_a_terminal(tiny, monkeypatch, capsys):
-    model = attn_only(timm.create_model("vit_large_patch16_384", depth=1))
+    with shapes_only():
+        model = attn_only(timm.create_model("vit_large_patch16_384", depth=1))
     counted = tuple(footprints(model, (3, 384, 384), "fp32"))
     choice = MemoryChoice("gelu8", 4096, 1, 80 * 10**9, counted, None)
     choice.print()

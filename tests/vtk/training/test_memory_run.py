@@ -49,10 +49,10 @@ def test_auto_writes_down_and_says_what_it_took(config, monkeypatch, capsys):
 
 def test_a_batch_that_leaves_few_steps_is_pointed_out(config, monkeypatch, capsys):
     monkeypatch.setattr(memory, "_largest_batch", lambda *args: 16)
-    finetune(config(batch_size="auto", epochs=1))
+    finetune(config(batch_size="auto", epochs=1, memory="plain"))
     said = " ".join(capsys.readouterr().err.split())
     assert "`--batch-size auto` takes 16 of" in said and "a smaller --batch-size learns more from small data" in said
-    finetune(config(batch_size=16, epochs=1, overwrite=True))
+    finetune(config(batch_size=16, epochs=1, memory="plain", overwrite=True))
     assert "takes 16 of" not in capsys.readouterr().err
 
 
@@ -114,7 +114,7 @@ def test_dry_run_of_what_the_engine_does_not_know(photos, tmp_path, capsys):
 
 
 def test_dry_run_leaves_an_earlier_run_alone(config, tmp_path):
-    result = finetune(config(epochs=1))
+    result = finetune(config(epochs=1, memory="plain"))
     before = {p: p.stat().st_mtime_ns for p in result.out.rglob("*")}
     assert memory_report(config(dry_run=True)).mode == "plain"
     assert {p: p.stat().st_mtime_ns for p in result.out.rglob("*")} == before

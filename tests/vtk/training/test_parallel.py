@@ -99,13 +99,14 @@ def test_devices(monkeypatch):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(config, photos, tmp_path, vtk_home):
+@pytest.mark.parametrize("train", ["attn", "lora"])
+def test_two_processes_train_as_one(config, photos, tmp_path, vtk_home, train):
     """torchrun and gloo on the CPU: loss, metric and weights are those of one process up to rounding."""
     torchrun = shutil.which("torchrun") or str(Path(sys.executable).with_name("torchrun"))
     flags = [
         "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2", "--no-pretrained",
         "--img-size", "32", "--epochs", "2", "--batch-size", "8", "--lr", "2e-3", "--head-lr-mult", "1",
-        "--workers", "0", "--device", "cpu", "--accumulate", "2", "--eval-batch-size", "4",
+        "--workers", "0", "--device", "cpu", "--accumulate", "2", "--eval-batch-size", "4", "--train", train,
     ]  # fmt: skip
     run = [torchrun, "--standalone", "--nproc_per_node", "2", "-m", "vtk", "finetune", str(photos), *flags]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -115,7 +116,7 @@ def test_two_processes_train_as_one(config, photos, tmp_path, vtk_home):
         assert done.returncode == 0, done.stderr[-2000:]
     from vtk.training.finetune import finetune
 
-    one = finetune(config(accumulate=2, eval_batch_size=4, out=tmp_path / "one"))
+    one = finetune(config(accumulate=2, eval_batch_size=4, out=tmp_path / "one", train=train))
     rows = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     for mine, theirs in zip(one.rows, rows, strict=True):
         for key in ("loss", "val_loss", "val_top1", "lr"):

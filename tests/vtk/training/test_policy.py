@@ -153,8 +153,10 @@ def test_unknown_attention_is_refused_until_registered(tiny, monkeypatch):
 
 
 def test_unknown_policy_and_no_head(tiny):
-    with pytest.raises(UsageError, match="lora is not a policy of this version"):
-        policy.select(tiny(), "lora")
+    with pytest.raises(UsageError, match="ia3 is not a policy of this version"):
+        policy.select(tiny(), "ia3")
+    with pytest.raises(UsageError, match="has no LoRA weights"):
+        policy.select(tiny(), "lora")  # nothing has put factors there
     with pytest.raises(UsageError, match="no classifier"):
         policy.select(tiny(num_classes=0), "attn")
 

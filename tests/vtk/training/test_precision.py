@@ -1,14 +1,18 @@
 """The bf16 and fp16 regimes against hand-written loops, and their promises about masters and frozen tensors."""
 
 import copy
+import json
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.training import policy
+from vtk.training.finetune import finetune
+from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.loss_scale import DynamicScaler
 from vtk.training.precision import Bf16, Fp16, Fp32, make_precision
 
@@ -184,3 +188,62 @@ def test_used_once(tiny):
     precision = prepared(model)
     with pytest.raises(ValueError, match="before"):
         precision.prepare(model, [])
+
+
+@pytest.mark.parametrize("mode", ["plain", "gelu8", "recompute", "minimal"])
+def test_memory_modes_run_in_fp16(tiny, mode):
+    """Against fp64 the engine's error is at most twice that of plain torch in fp16."""
+
+    def gradients(model, images):
+        model(images).double().square().sum().backward()
+        return {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
+
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = gradients(frozen_vit(tiny, qk_norm=True).double(), images.double())
+    found = []
+    for change in (False, True):
+        model = frozen_vit(tiny, qk_norm=True)
+        if change:
+            assert apply_memory_mode(model, mode).note is None
+        prepared(model, "fp16")
+        found.append(gradients(model, images))
+    norm = torch.stack([g.norm() for g in expected.values()]).norm()
+    plain, ours = (torch.stack([(f[n] - expected[n]).norm() for n in expected]).norm() / norm for f in found)
+    assert float(ours) <= 2 * float(plain) + 4e-3 * (mode == "gelu8")
+
+
+def test_an_fp16_run_from_images_to_eval(config, photos, tmp_path, capsys, monkeypatch):
+    """Whole runs on the CPU, where a user is refused: all they write and measure needs no GPU to be checked."""
+    from vtk.commands import eval as eval_command
+
+    with pytest.raises(UnavailableError, match="trains on CUDA only"):
+        finetune(config(precision="fp16"))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr("vtk.training.run.make_precision", lambda *a, **k: Fp16(DynamicScaler("cpu", 2.0**20)))
+    changes = {"precision": "fp16", "epochs": 4, "memory": "recompute"}
+    whole = finetune(config(out=tmp_path / "whole", **changes))
+    finetune(config(out=tmp_path / "parts", stop_after=2, **changes))
+    parts = finetune(config(out=tmp_path / "parts", resume=True, **changes))
+    for name in ("task/task.safetensors", "task/task.json", "task-last/task.safetensors", "last/model.safetensors"):
+        assert (whole.out / name).read_bytes() == (parts.out / name).read_bytes(), name
+    skipped = [row["skipped_steps"] for row in parts.rows]
+    assert skipped[0] > 0 and skipped[-1] == 0  # 2²⁰ is too much at first
+    assert skipped == [row["skipped_steps"] for row in whole.rows]
+    assert (parts.out / "metrics.csv").read_text().splitlines()[0].count("skipped_steps") == 1
+    assert {t.dtype for t in load_file(parts.task / "task.safetensors").values()} == {torch.float32}
+    capsys.readouterr()
+    assert eval_command.main([str(parts.task), str(photos), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["top1"], told["loss"]) == (parts.metrics.top1, parts.metrics.loss)
+    assert told["precision"] == "fp16" and told["same_conditions"] and parts.metrics.top1 >= 0.6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("train", ["attn", "lora"])
+def test_fp16_on_a_gpu_comes_near_bf16(config, tmp_path, train):
+    found = {}
+    for name in ("bf16", "fp16"):
+        changes = {"device": "cuda", "precision": name, "train": train, "epochs": 3, "out": tmp_path / name}
+        found[name] = finetune(config(**changes))
+    assert found["fp16"].rows[-1]["loss"] == pytest.approx(found["bf16"].rows[-1]["loss"], abs=0.05)
+    assert found["fp16"].rows[-1]["skipped_steps"] == 0

@@ -1,0 +1,57 @@
+"""``vtk export aoti``."""
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.commands._export_profile import profile_export
+
+_TEXT = """Compile a pack, a merged checkpoint or a timm model ahead of time to DIR/model.pt2 with torch's AOTInductor.
+
+The model is folded and merged first, as far as it can be (--fuse insists, --no-fuse leaves it as it is). The file takes
+any batch up to 4096, holds its weights and its card, and needs no Python to run; `vtk profile --backends aoti`, `vtk
+eval` and C++ programs load it. It belongs to this torch release, this kind of device and this CPU's instruction set.
+
+It is loaded back, run at batch sizes 1, 2, 3, 7 and 16 on different images and compared with torch in fp32, and kept
+only if it agrees (exit code 4 otherwise). Compilation takes a C++ compiler and a minute or more."""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vtk export aoti``."""
+    from vtk_export.aoti_config import AotiConfig
+
+    config = _cli.parse(
+        AotiConfig,
+        argv,
+        prog="vtk export aoti",
+        description=_TEXT,
+        positional=("source",),
+        examples=(
+            "vtk export aoti runs/pets/task --out exports/pets-aoti --data data/pets/val",
+            "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
+        ),
+    )
+    from vtk.runtime.source import open_source
+    from vtk_export.aoti import export_aoti
+
+    source = open_source(
+        config.source,
+        base=config.base,
+        pretrained=config.pretrained,
+        num_classes=config.num_classes,
+        img_size=config.img_size,
+        seed=config.seed,
+    )
+    for note in source.notes:
+        console.say(note)
+    result = export_aoti(source, config)
+    graph = "fused" if result.fused else "as it is"
+    size = console.size(result.bytes)
+    console.say(f"{result.path}: {result.precision} on {result.device}, {graph}, {size}, {result.seconds:.1f} s")
+    found = result.to_dict()
+    code = 0
+    if config.profile:
+        code, found["profile"] = profile_export(
+            result.path, config.profile, backends=("aoti",), device=result.device, precision=result.precision,
+            threads=config.threads, reference=source,
+        )  # fmt: skip
+    console.emit_json(found)
+    return code

@@ -1,0 +1,122 @@
+"""``vtk tasks push`` and ``pull``: packs on the Hugging Face hub."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.errors import UsageError
+
+HELP = {
+    "push": "a pack to the Hugging Face hub, with a model card",
+    "pull": "a pack from the Hugging Face hub",
+}
+_TOKEN = {"help": "name of the environment variable that holds the token; default the hub's login, or HF_TOKEN"}
+
+
+@dataclass(frozen=True)
+class PushConfig:
+    """Flags of ``vtk tasks push``."""
+
+    pack: Path = field(metadata={"help": "a pack, a bundle, or a run folder (its best pack)"})
+    repo_id: str = field(metadata={"help": "USER/NAME; made if there is none"})
+    private: bool = field(default=False, metadata={"help": "make the new repository private"})
+    revision: str | None = field(default=None, metadata={"help": "branch; made if there is none; default main"})
+    license: str | None = field(
+        default=None, metadata={"help": "identifier for the model card, such as apache-2.0; default none is named"}
+    )
+    with_base: bool = field(
+        default=False, metadata={"help": "with the base tensors the pack needs, as `vtk tasks bundle` writes them"}
+    )
+    base: Path | None = field(
+        default=None, metadata={"help": "of --with-base: file with the base weights; by default looked up"}
+    )
+    token_env: str | None = field(default=None, metadata=_TOKEN)
+
+    def __post_init__(self) -> None:
+        """Refuse flags that would have no effect.
+
+        Raises:
+            UsageError: says which.
+        """
+        if self.base is not None and not self.with_base:
+            raise UsageError("`--base` is what --with-base reads; add that, or leave --base out")
+
+
+@dataclass(frozen=True)
+class PullConfig:
+    """Flags of ``vtk tasks pull``."""
+
+    repo_id: str = field(metadata={"help": "USER/NAME"})
+    out: Path | None = field(default=None, metadata={"help": "folder to write; default tasks/NAME"})
+    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit; default main"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing pack"})
+    token_env: str | None = field(default=None, metadata=_TOKEN)
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Run one of the commands of `HELP`."""
+    return {"push": _push, "pull": _pull}[name](argv)
+
+
+def _push(argv: list[str]) -> int:
+    config = _cli.parse(
+        PushConfig, argv, prog="vtk tasks push", description=HELP["push"], positional=("pack", "repo_id"),
+        examples=("vtk tasks push runs/pets/task me/pets-vit", "vtk tasks push runs/pets me/pets-vit --with-base"),
+    )  # fmt: skip
+    token = _token(config.token_env)
+    from vtk.tasks.hub import push_task
+
+    made = push_task(
+        config.pack, config.repo_id, private=config.private, revision=config.revision, license=config.license,
+        with_base=config.with_base, base=config.base, token=token,
+    )  # fmt: skip
+    total = sum(made.files.values())
+    rows = [(name, console.size(size)) for name, size in made.files.items()]
+    console.table(f"{made.repo_id}, {'private' if made.private else 'public'}", ("file", "size"), rows)
+    console.say(f"pushed {console.size(total)} in commit {made.commit[:12]}: {made.url}")
+    if config.license is None:
+        console.say("its model card names no license; `--license` does")
+    console.emit_json({
+        "repo_id": made.repo_id, "url": made.url, "commit": made.commit, "bytes": total, "files": made.files,
+        "private": made.private,
+    })  # fmt: skip
+    return 0
+
+
+def _pull(argv: list[str]) -> int:
+    config = _cli.parse(
+        PullConfig, argv, prog="vtk tasks pull", description=HELP["pull"], positional=("repo_id",),
+        examples=("vtk tasks pull me/pets-vit", "vtk tasks pull me/pets-vit --revision v1 --out runs/pets/task"),
+    )  # fmt: skip
+    token = _token(config.token_env)
+    from vtk.tasks.base import BUNDLED
+    from vtk.tasks.hub import pull_task
+
+    got = pull_task(
+        config.repo_id, config.out, revision=config.revision, overwrite=config.overwrite, token=token
+    )  # fmt: skip
+    card, total, bundled = got.card, sum(got.files.values()), BUNDLED in got.files
+    top1 = card.metrics.get("top1")
+    console.say(
+        f"wrote {got.path} ({console.size(total)}): {card.model.name}, {card.input.height}×{card.input.width} px, "
+        f"{len(card.classes)} classes" + ("" if top1 is None else f", top-1 {console.percent(top1)} of its own images")
+    )
+    assert card.base is not None
+    if not bundled:
+        console.say(f"its base is {card.base.source}, id {card.base.id[:12]}; --base FILE where it is not found")
+    console.emit_json({
+        "path": str(got.path), "bytes": total, "files": got.files, "model": card.model.name,
+        "classes": list(card.classes), "top1": top1, "base": card.base.id, "bundled": bundled,
+    })  # fmt: skip
+    return 0
+
+
+def _token(name: str | None) -> str | None:
+    if name is None:
+        return None
+    if not (value := os.environ.get(name, "").strip()):
+        # what was given may be the token itself, so it is not repeated
+        raise UsageError("`--token-env` names no environment variable that is set; give its name, not the token")
+    return value

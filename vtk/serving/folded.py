@@ -1,0 +1,209 @@
+"""A bank's models folded: what tasks share, once, and what each has for itself.
+
+Norms, softmax scale, LayerScale and parallel branches are folded as `vtk.fused` folds a single model. The norm before
+attention is shared, but its affine part goes into each task's own qkv; LayerScale goes into each task's own proj. The
+FFN and everything around it is shared and folded once. The ends can be shared too where they are products: images to
+tokens is the stem's product and a table of the task, tokens to logits a matrix of the task.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.errors import UsageError
+from vtk.fused.blocks import fold_block
+from vtk.fused.build import check_model
+from vtk.fused.embed import Embedding, Head
+from vtk.fused.norms import NormSpec
+from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, Stage
+
+Weights = tuple[dict[str, Tensor], ...]
+"""Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
+
+_POOLS = ("token", "avg")
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The embedding of all tasks: tokens = patches · matrixᵀ + the task's table, then the norm before the blocks.
+
+    Attributes:
+        patch: height and width.
+        prefix: rows of an image before its patches.
+        pre: of the norm before the first block; None where there is none.
+    """
+
+    patch: tuple[int, int]
+    prefix: int
+    pre: NormSpec | None
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How all tasks get one row for each image.
+
+    Attributes:
+        kind: "token" or "avg".
+        skip: first rows of an image that the mean leaves out.
+        norm: of all tokens before pooling, its affine part in the tasks' matrices.
+        fc_norm: of the pooled rows, likewise.
+    """
+
+    kind: str
+    skip: int
+    norm: NormSpec | None
+    fc_norm: NormSpec | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The ends of one task.
+
+    Attributes:
+        table: (rows of an image, C), what its tokens have in common; None where the stem is no product of patches.
+        w_head: (classes, C), with the last norm's affine part; None where the head is no product of a pooled row.
+        b_head: (classes), likewise.
+    """
+
+    table: Tensor | None
+    w_head: Tensor | None
+    b_head: Tensor | None
+
+
+class Folded(nn.Module):
+    """What all tasks of a bank share, folded.
+
+    Attributes:
+        stem: None where the task's own model embeds its images.
+        matrix: (C, width) of the stem, with zero columns where the width of a patch is no multiple of 16.
+        pre_weight, pre_bias: (C), of the norm before the first block.
+        pooling: None where the task's own model makes logits of its tokens.
+        pruned: whether the last block is needed for the first token of an image only.
+    """
+
+    matrix: Tensor
+    pre_weight: Tensor
+    pre_bias: Tensor
+
+    def __init__(self, stages: list[Stage], embedding: Embedding, pooling: Pooling | None) -> None:
+        super().__init__()
+        self.stages, self.pooling = nn.ModuleList(stages), pooling
+        self.stem: Stem | None = None
+        if embedding.by_patches:
+            conv: Any = embedding.stem.proj
+            matrix = conv.weight.flatten(1) if embedding.padded is None else embedding.padded
+            prefix = 0 if embedding.prefix is None else embedding.prefix.shape[1]
+            self.stem = Stem(tuple(conv.kernel_size), prefix, embedding.pre)
+            self.register_buffer("matrix", matrix.detach())
+            for name in ("pre_weight", "pre_bias"):
+                self.register_buffer(name, None if embedding.pre is None else getattr(embedding, name).detach())
+        alone = not any(s.front or s.end or (isinstance(s, MlpStage) and s.mid) for s in stages[-2:])
+        self.pruned = pooling is not None and pooling.kind == "token" and alone
+        self.eval()
+
+    @property
+    def blocks(self) -> list[tuple[AttentionStage, MlpStage]]:
+        """Pairs of an attention without its matrices, which are the tasks', and an FFN."""
+        stages: list[Any] = list(self.stages)
+        return list(zip(stages[::2], stages[1::2], strict=True))
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that hold memory."""
+        return [*self.parameters(), *self.buffers()]
+
+
+@dataclass(frozen=True)
+class Folding:
+    """A task's model folded, on the CPU.
+
+    Attributes:
+        shared: what tasks share, in fp32 or fp64; None where it was not asked for.
+        weights: for each block, of P branches, H heads and A = H·D channels ``qkv.weight`` (3·P·A, C), ``qkv.bias``
+            (3·P·A), ``proj.weight`` (C, P·A), ``proj.bias`` (C), with qk-norm ``q_norm.weight`` (P·H, D) and so on.
+        piece: the ends.
+    """
+
+    shared: Folded | None
+    weights: Weights
+    piece: Piece
+
+    def check(self, shared: Folded, path: object) -> None:
+        """Refuse a task whose ends are of another kind than those of the bank's other tasks.
+
+        Raises:
+            UsageError: for instance it has no classifier and they have one.
+        """
+        mine, others = (self.piece.table is None, self.piece.w_head is None), (shared.stem, shared.pooling)
+        for part, alone, other in zip(("stem", "head"), mine, others, strict=True):
+            if alone != (other is None):
+                raise UsageError(
+                    f"{path}: its {part} is of another kind than that of this bank's tasks; make the bank with "
+                    "fused=False, or serve it as a model of its own"
+                )
+
+
+def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
+    """Fold a task's model, in fp32 or for fp64 in fp64, and cast what is the task's own to ``dtype``.
+
+    Args:
+        model: of timm; it stays as it is.
+        dtype: of the bank.
+        whole: also what tasks share, which takes about as long again.
+
+    Raises:
+        UsageError: a part that `vtk.fused` does not know.
+    """
+    try:
+        check_model(model)
+        with torch.no_grad():
+            like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
+            stages: list[Stage] = []
+            for i, block in enumerate(model.blocks):
+                stages += fold_block(block, like, f"blocks.{i}", ffn=whole)
+            embedding, head = Embedding(model, like), Head(model, like)
+    except UsageError as error:
+        raise UsageError(f"{str(error).split('; use the back-end')[0]}; make the bank with fused=False") from error
+    weights = tuple(_taken(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
+    table, pooling, w_head, b_head = None, None, None, None
+    if embedding.by_patches and embedding.table is not None:
+        table = embedding.table[0].to(dtype)
+    if _is_product(model, head) and head.w_head is not None and head.b_head is not None:
+        pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
+        w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
+    shared = Folded(stages, embedding, pooling) if whole else None
+    return Folding(shared, weights, Piece(table, w_head, b_head))
+
+
+def _is_product(model: Any, head: Head) -> bool:
+    """Whether logits are one matrix times a pooled row, all else being normalisation without weights."""
+    plain = head.attn_pool is None and head.pool in _POOLS
+    return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
+
+
+def _taken(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Take the matrices out of a stage, which keeps the structure."""
+    found = {"qkv.weight": stage.w_qkv, "qkv.bias": stage.b_qkv, "proj.weight": stage.w_out, "proj.bias": stage.bias}
+    for name in ("w_qkv", "b_qkv", "w_out", "bias"):
+        setattr(stage, name, None)
+    norm = stage.qk_norm
+    if isinstance(norm, QkNorm):
+        parts = ("weight",) if norm.norm.kind == "rms" else ("weight", "bias")
+        for side in "qk":
+            for part in ("weight", "bias"):
+                if part in parts:
+                    found[f"{side}_norm.{part}"] = getattr(norm, f"{side}_{part}")
+                setattr(norm, f"{side}_{part}", None)
+    return {key: t.detach().to(dtype) for key, t in found.items() if t is not None}
+
+
+def n_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def weights_bytes(weights: Weights) -> int:
+    """Return the bytes of attention weights."""
+    return sum(n_bytes(list(part.values())) for part in weights)

@@ -1,0 +1,121 @@
+"""CUDA graphs of a folded bank, one for each bucket of lengths: a replay serves every mix of tasks that fits in it."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vtk.fused.graphs import GraphCache
+from vtk.serving.layout import Bucket
+
+MAX_ROWS = 65536
+"""Most rows of a graph: with more the kernels hide their launches, and static inputs only take memory."""
+
+
+@dataclass
+class _Captured:
+    graph: Any
+    rows: Tensor  # static inputs, written before each replay
+    values: Tensor
+    out: Tensor
+
+
+class BucketGraphs(GraphCache):
+    """Captured forward passes by bucket, least recently used first; one pool for what is between input and output.
+
+    The caller lets one call at a time in and lets streams wait for each other, as a store's `turn` does. Graphs read
+    weights at their addresses: with another ``generation`` all of them are dropped.
+
+    Args:
+        max_graphs: captured at a time.
+    """
+
+    def __init__(self, max_graphs: int = 16) -> None:
+        super().__init__(max_graphs)
+        self._captured: OrderedDict[Bucket, _Captured] = OrderedDict()
+        self._generation: Hashable = None
+        self._rows: Tensor | None = None
+
+    def __reduce__(self) -> tuple[type["BucketGraphs"], tuple[int]]:
+        """Copy and pickle as an empty cache."""
+        return BucketGraphs, (self.max_graphs,)
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def fits(self, bucket: Bucket) -> bool:
+        """Return whether calls of this bucket run as a graph, here and now."""
+        return bucket.rows <= MAX_ROWS and not torch.cuda.is_current_stream_capturing()
+
+    def replay(
+        self,
+        bucket: Bucket,
+        generation: Hashable,
+        inputs: Sequence[Tensor],
+        values: Tensor,
+        compute: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Return ``compute(rows, values)``, captured at the first call of a bucket and replayed later.
+
+        Args:
+            bucket: lengths of the call, rounded up.
+            generation: of all tensors that ``compute`` reads beside its arguments.
+            inputs: rows (n, K) one after the other, together at most ``bucket.rows``; the others keep what they hold.
+            values: (M,) int32, as long for every call of a bucket and generation; on the host, or anywhere.
+            compute: without any wait for the device.
+        """
+        if generation != self._generation:
+            self.clear()
+            self._generation = generation
+        entry = self._captured.get(bucket)
+        if entry is None:
+            entry = self._add(bucket, inputs, values, compute)
+        else:
+            self._captured.move_to_end(bucket)
+            _fill(entry.rows, inputs)
+            entry.values.copy_(values, non_blocking=True)
+        entry.graph.replay()
+        return entry.out.clone()
+
+    def clear(self) -> None:
+        """Drop every graph and the static input."""
+        super().clear()
+        while self._captured:
+            self._drop_oldest()
+        self._rows = None
+        self._generation = None
+
+    def _add(
+        self, bucket: Bucket, inputs: Sequence[Tensor], values: Tensor, compute: Callable[[Tensor, Tensor], Tensor]
+    ) -> _Captured:
+        while len(self._captured) >= self.max_graphs:
+            self._drop_oldest()  # the pool stays: the next graph takes its memory
+        with torch.inference_mode(False), torch.no_grad():
+            rows = self._static(bucket.rows, inputs[0])
+            static_values = values.to(rows.device, copy=True)
+            _fill(rows, inputs)
+            graph, out = self._record(lambda x: compute(x, static_values), rows)
+        entry = self._captured[bucket] = _Captured(graph, rows, static_values, out)
+        return entry
+
+    def _drop_oldest(self) -> None:
+        _, entry = self._captured.popitem(last=False)
+        for tensor in (entry.rows, entry.values):
+            if tensor.is_cuda:  # this stream has waited for all calls; the one the memory is of has not
+                tensor.record_stream(torch.cuda.current_stream())
+
+    def _static(self, rows: int, like: Tensor) -> Tensor:
+        """Return the first rows of an input that all graphs share: calls take turns."""
+        if self._rows is None or len(self._rows) < rows:
+            self._rows = like.new_zeros(rows, like.shape[1])  # a graph of the one before keeps it
+        return self._rows[:rows]
+
+
+def _fill(rows: Tensor, inputs: Sequence[Tensor]) -> None:
+    start = 0
+    for part in inputs:
+        rows[start : start + len(part)].copy_(part)
+        start += len(part)
