@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.models.parts import head_names, position_names
 from vtk.models.structure import unusual_part
-from vtk.training.frozen_ffn.blocks import attention_stage, can_join, ffn_stage
+from vtk.training.frozen_ffn.blocks import can_join
+from vtk.training.frozen_ffn.stages import attention_stage, ffn_stage
 from vtk.training.policy import group_names
 
 _ALONE = "train each task in a run of its own"

@@ -1,4 +1,4 @@
-"""One task's run: from a folder of images and a base to packs, metrics and plots."""
+"""One task's run: training, and what is kept of it: packs, metrics, plots, and the state to resume from."""
 
 import contextlib
 import dataclasses
@@ -12,61 +12,23 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card, Regime
-from vtk.data.audit import DataAudit, scan
-from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform, train_transform
-from vtk.errors import DataError
 from vtk.evaluation.metrics import Metrics
 from vtk.files import existing_dir, write_json, write_text
-from vtk.models.arguments import parse_model_kwargs
-from vtk.models.base import Base
-from vtk.models.create import check_transforms, create_model
-from vtk.models.inputs import input_spec
 from vtk.tasks.base import store_base
 from vtk.tasks.load import load_task, read_card
 from vtk.tasks.lora import finish_lora, save_lora
 from vtk.tasks.pack import save_task, update_card
-from vtk.training import checkpoint, lora, outputs, policy
-from vtk.training.census import take_census
-from vtk.training.config import FinetuneConfig
+from vtk.training import checkpoint, lora, outputs
 from vtk.training.engine import DivergedError, fit
-from vtk.training.memory import MemoryChoice, Subject, choose_memory
-from vtk.training.objective import Classification
 from vtk.training.parallel import Ranks
-from vtk.training.precision import DTYPES, make_precision
+from vtk.training.precision import DTYPES
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
 from vtk.training.scoring import default_workers, evaluate_ranks
-from vtk.training.spec import parse_starts
-from vtk.training.start import start_from
-from vtk.training.streams import ImageStream
+from vtk.training.setup import Setup
 
 
-class Run:
-    """One task's run: what its steps share.
-
-    Args:
-        config: of this task.
-        out: its folder.
-        ranks: this process and the others.
-        base: weights already read, of an earlier task; by default the config says where they are.
-        title: put before what is said of it.
-
-    Attributes:
-        audit: the images, after `build`.
-        created: the model and where its tensors came from, after `build`.
-        trained: state-dict keys that training may change, after `build`.
-        best: the best epoch so far.
-        rows: numbers of every epoch.
-    """
-
-    def __init__(
-        self, config: FinetuneConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = ""
-    ) -> None:
-        self.config, self.out, self.ranks, self.base, self.title = config, out, ranks, base, title
-        self.command = outputs.command_line(config)
-        self.best: dict[str, Any] = {}
-        self.identity: dict[str, Any] = {}
-        self.rows: list[dict[str, float]] = []
+class Run(Setup):
+    """One task's run, alone or as a part of a `vtk.training.joint.JointRun`."""
 
     def go(self) -> FinetuneResult:
         """Run the task alone."""
@@ -90,19 +52,6 @@ class Run:
         ranks.wait()
         return self.result(result.images_per_second)
 
-    def make_identity(self) -> dict[str, Any]:
-        """Return what a resumed run must share with the one it goes on with."""
-        return checkpoint.identity(
-            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
-            precision=self.precision.name, world=self.ranks.world,
-        )  # fmt: skip
-
-    @property
-    def image_size(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        image = self.created.input
-        return image.in_chans, image.height, image.width
-
     def result(self, images_per_second: float) -> FinetuneResult:
         """Return what the run left behind."""
         out = self.out
@@ -111,76 +60,6 @@ class Run:
             self.census, images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
             out / outputs.ADAPTER if self.lora is not None else None,
         )  # fmt: skip
-
-    def load(self) -> checkpoint.Saved | None:
-        """Check what can be checked before an image is read, and return the state of the run that is resumed."""
-        config = self.config
-        self.kwargs = parse_model_kwargs(config.model_kwargs)
-        # a size that cannot be is refused before any image is read
-        self.spec = input_spec(
-            config.model, self.kwargs, config.img_size, mean=config.mean, std=config.std,
-            interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
-        )  # fmt: skip
-        check_transforms(config.model, config.transforms(), self.kwargs)
-        self.precision = make_precision(config.precision, self.ranks.device, train=not config.dry_run)
-        low, high = config.crop_scale
-        self.augment = train_transform(
-            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
-            color_jitter=config.color_jitter, reprob=config.reprob,
-        )  # fmt: skip
-        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
-
-    def build(self) -> None:
-        """Read the data, make the model, and choose what is trained."""
-        config = self.config
-        self.audit = self._scan()
-        self.created = create_model(
-            config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
-            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
-            input=self.spec, transforms=config.transforms(), base=self.base,
-        )  # fmt: skip
-        self.model = self.created.model
-        made: frozenset[str] = frozenset()
-        if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
-            made = policy.created_names(self.created.key_map, self.model)
-        self.lora = lora.inject(self.created, config, made) if config.train == "lora" else None
-        trained = policy.select(self.model, config.train, made)
-        policy.apply(self.model, trained)
-        self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
-        self.census = take_census(self.model, trained, config.train)
-        for pack in parse_starts(config.init_from, ()).values():
-            self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
-
-    def settle(self, saved: checkpoint.Saved | None) -> None:
-        """Choose the memory mode, and the batch where it is to be chosen."""
-        config = self.config
-        choice = choose_memory(
-            [Subject(self.model, self.image_size)], config, self.precision.name, self.ranks,
-            images=len(self.audit.train), saved=saved.identity["flags"] if saved else None, count_all=config.dry_run,
-        )  # fmt: skip
-        self.take(choice)
-
-    def take(self, memory: MemoryChoice) -> None:
-        """Go on with this memory mode and batch."""
-        self.memory = memory
-        self.config = dataclasses.replace(self.config, memory=memory.mode, batch_size=memory.batch)
-
-    def _scan(self) -> DataAudit:
-        config, ranks = self.config, self.ranks
-        assert config.data is not None
-        workers = config.workers
-        for turn in (True, False):  # the main process scans first; the others find its cache
-            if ranks.main == turn:
-                audit = scan(
-                    config.data, val_split=config.val_split, seed=config.seed, workers=workers, show_progress=ranks.main
-                )
-            ranks.wait()
-        if not audit.val:
-            raise DataError(
-                f"{config.data} has no held-out images to choose the best epoch by; give it a val/ folder, or "
-                "at least two images of a class"
-            )
-        return audit
 
     def start(self) -> None:
         """Say what will be done, and keep what later commands need."""
@@ -215,23 +94,6 @@ class Run:
                 self.draw()
             kept = self.out / outputs.TASK
             raise DivergedError(f"{error}; the best pack, of epoch {self.best['epoch']}, is kept in {kept}") from error
-
-    def feed(self, workers: int) -> tuple[ImageStream, Classification]:
-        """Open the images, with so many loading processes; return the stream to train on, and what to minimise."""
-        config = self.config
-        self.val_loader = make_loader(
-            self.audit.val, eval_transform(self.created.input), batch_size=config.eval_batch_size, shuffle=False,
-            seed=config.seed, workers=workers,
-        )  # fmt: skip
-        stream = ImageStream(
-            self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
-            ranks=self.ranks,
-        )  # fmt: skip
-        objective = Classification(
-            len(self.audit.classes), smoothing=config.smoothing, mixup=config.mixup, cutmix=config.cutmix,
-            prob=config.mix_prob,
-        )  # fmt: skip
-        return stream, objective
 
     def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
         """Score the epoch, and write what a resume needs."""

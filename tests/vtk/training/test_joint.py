@@ -75,8 +75,9 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
     # whole runs in fp64: the same batches, losses and updates, up to the order in which rows are summed
     if "precision" not in changes:
         import vtk.training.run as run
+        import vtk.training.setup as setup
 
-        create, feed = run.create_model, run.Run.feed
+        create, feed = setup.create_model, setup.Setup.feed
 
         def wide(*args, **kwargs):
             created = create(*args, **kwargs)
@@ -89,8 +90,8 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
             stream._loader.dataset.transform = lambda image: narrow(image).double()
             return stream, objective
 
-        monkeypatch.setattr(run, "create_model", wide)
-        monkeypatch.setattr(run.Run, "feed", wide_feed)
+        monkeypatch.setattr(setup, "create_model", wide)
+        monkeypatch.setattr(setup.Setup, "feed", wide_feed)
         monkeypatch.setattr(run, "evaluate_ranks", in_fp64(run.evaluate_ranks))
         monkeypatch.setattr(run, "save_task", keep_fp64)
     result = finetune_tasks(both(out=tmp_path / "both", **changes))

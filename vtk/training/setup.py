@@ -1,0 +1,153 @@
+"""What a run trains, on what, and how: from flags to images, a model on its base, and what is trained of it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from vtk.data.audit import DataAudit, scan
+from vtk.data.loader import make_loader
+from vtk.data.transforms import eval_transform, train_transform
+from vtk.errors import DataError
+from vtk.models.arguments import parse_model_kwargs
+from vtk.models.base import Base
+from vtk.models.create import check_transforms, create_model
+from vtk.models.inputs import input_spec
+from vtk.training import checkpoint, lora, outputs, policy
+from vtk.training.census import take_census
+from vtk.training.config import FinetuneConfig
+from vtk.training.memory import MemoryChoice, Subject, choose_memory
+from vtk.training.objective import Classification
+from vtk.training.parallel import Ranks
+from vtk.training.precision import make_precision
+from vtk.training.spec import parse_starts
+from vtk.training.start import start_from
+from vtk.training.streams import ImageStream
+
+
+class Setup:
+    """The means of one task's run; `vtk.training.run.Run` uses them.
+
+    Args:
+        config: of this task.
+        out: its folder.
+        ranks: this process and the others.
+        base: weights already read, of an earlier task; by default the config says where they are.
+        title: put before what is said of it.
+
+    Attributes:
+        audit: the images, after `build`.
+        created: the model and where its tensors came from, after `build`.
+        trained: state-dict keys that training may change, after `build`.
+        memory: mode and batch, after `settle` or `take`.
+        best: the best epoch so far.
+        rows: numbers of every epoch.
+    """
+
+    def __init__(
+        self, config: FinetuneConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = ""
+    ) -> None:
+        self.config, self.out, self.ranks, self.base, self.title = config, out, ranks, base, title
+        self.command = outputs.command_line(config)
+        self.best: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self.rows: list[dict[str, float]] = []
+
+    def load(self) -> checkpoint.Saved | None:
+        """Check what can be checked before an image is read, and return the state of the run that is resumed."""
+        config = self.config
+        self.kwargs = parse_model_kwargs(config.model_kwargs)
+        # a size that cannot be is refused before any image is read
+        self.spec = input_spec(
+            config.model, self.kwargs, config.img_size, mean=config.mean, std=config.std,
+            interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
+        )  # fmt: skip
+        check_transforms(config.model, config.transforms(), self.kwargs)
+        self.precision = make_precision(config.precision, self.ranks.device, train=not config.dry_run)
+        low, high = config.crop_scale
+        self.augment = train_transform(
+            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter, reprob=config.reprob,
+        )  # fmt: skip
+        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+
+    def build(self) -> None:
+        """Read the data, make the model, and choose what is trained."""
+        config = self.config
+        self.audit = self._scan()
+        self.created = create_model(
+            config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
+            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
+            input=self.spec, transforms=config.transforms(), base=self.base,
+        )  # fmt: skip
+        self.model = self.created.model
+        made: frozenset[str] = frozenset()
+        if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
+            made = policy.created_names(self.created.key_map, self.model)
+        self.lora = lora.inject(self.created, config, made) if config.train == "lora" else None
+        trained = policy.select(self.model, config.train, made)
+        policy.apply(self.model, trained)
+        self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
+        self.census = take_census(self.model, trained, config.train)
+        for pack in parse_starts(config.init_from, ()).values():
+            self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
+
+    def settle(self, saved: checkpoint.Saved | None) -> None:
+        """Choose the memory mode, and the batch where it is to be chosen."""
+        config = self.config
+        choice = choose_memory(
+            [Subject(self.model, self.image_size)], config, self.precision.name, self.ranks,
+            images=len(self.audit.train), saved=saved.identity["flags"] if saved else None, count_all=config.dry_run,
+        )  # fmt: skip
+        self.take(choice)
+
+    def take(self, memory: MemoryChoice) -> None:
+        """Go on with this memory mode and batch."""
+        self.memory = memory
+        self.config = dataclasses.replace(self.config, memory=memory.mode, batch_size=memory.batch)
+
+    def _scan(self) -> DataAudit:
+        config, ranks = self.config, self.ranks
+        assert config.data is not None
+        workers = config.workers
+        for turn in (True, False):  # the main process scans first; the others find its cache
+            if ranks.main == turn:
+                audit = scan(
+                    config.data, val_split=config.val_split, seed=config.seed, workers=workers, show_progress=ranks.main
+                )
+            ranks.wait()
+        if not audit.val:
+            raise DataError(
+                f"{config.data} has no held-out images to choose the best epoch by; give it a val/ folder, or "
+                "at least two images of a class"
+            )
+        return audit
+
+    def make_identity(self) -> dict[str, Any]:
+        """Return what a resumed run must share with the one it goes on with."""
+        return checkpoint.identity(
+            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
+            precision=self.precision.name, world=self.ranks.world,
+        )  # fmt: skip
+
+    @property
+    def image_size(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        image = self.created.input
+        return image.in_chans, image.height, image.width
+
+    def feed(self, workers: int) -> tuple[ImageStream, Classification]:
+        """Open the images, with so many loading processes; return the stream to train on, and what to minimise."""
+        config = self.config
+        self.val_loader = make_loader(
+            self.audit.val, eval_transform(self.created.input), batch_size=config.eval_batch_size, shuffle=False,
+            seed=config.seed, workers=workers,
+        )  # fmt: skip
+        stream = ImageStream(
+            self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
+            ranks=self.ranks,
+        )  # fmt: skip
+        objective = Classification(
+            len(self.audit.classes), smoothing=config.smoothing, mixup=config.mixup, cutmix=config.cutmix,
+            prob=config.mix_prob,
+        )  # fmt: skip
+        return stream, objective
