@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = attach(
         "create_model": "vtk.models.create",
         "evaluate": "vtk.evaluation.metrics",
         "export_onnx": "vtk_export.onnx",
+        "export_tasks": "vtk_export.tasks",
         "finetune": "vtk.training.finetune",
         "finetune_tasks": "vtk.training.finetune",
         "fuse": "vtk.fused.build",

@@ -114,7 +114,7 @@ def test_gated_attention(tiny):
 
 def test_bytes_for_gelu_cost_less_than_bf16_rounding(tiny):
     """At ViT-B's width: the error of a byte averages out over channels."""
-    model = tiny("vit_base_patch16_224", embed_dim=768, num_heads=12, img_size=48, weight_init="skip")
+    model = tiny("vit_base_patch16_224", embed_dim=768, num_heads=12, img_size=48)
     for name, p in model.named_parameters():
         if "norm" in name:
             torch.nn.init.normal_(p, mean=1.0 if "weight" in name else 0.0, std=0.2)
