@@ -15,7 +15,8 @@ PAGE = Path(__file__).with_name("commands.md")
 COMMANDS = (
     "", "finetune", "eval", "predict", "tasks list", "tasks diff", "tasks merge", "tasks bench",
     "tasks convert", "tasks bundle", "tasks to-peft", "tasks from-peft", "tasks push", "tasks pull",
-    "parallelize", "export onnx", "export aoti", "export tasks", "export triton", "profile", "doctor", "demo",
+    "parallelize", "export onnx", "export aoti", "export tasks", "export triton",
+    "export tensorrt", "profile", "doctor", "demo",
 )  # fmt: skip
 HEAD = """# Commands
 

@@ -10,9 +10,9 @@ TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
     "aoti": "a .pt2 that torch's AOTInductor compiled, for C++ and Python without a compiler",
     "tasks": "several packs as ONNX files that share their weights, or as one file for mixed batches",
+    "tensorrt": "an ONNX file in the form that TensorRT fuses, with the scripts that build an engine of it",
     "triton": "models in the repository of a Triton Inference Server, for one task or for many",
 }
-NOT_YET = ("tensorrt",)
 
 _ONNX = """Export a pack, a merged checkpoint or a timm model to DIR/model.onnx with torch's dynamo exporter.
 
@@ -44,8 +44,6 @@ def main(argv: list[str]) -> int:
         print("\n".join([*lines, "", "vtk export TARGET --help shows the options."]))
         return 0
     target, rest = argv[0], argv[1:]
-    if target in NOT_YET:
-        raise UsageError(f"`export {target}` is not in this version; it has: {', '.join(TARGETS)}")
     if target not in TARGETS:
         near = difflib.get_close_matches(target, TARGETS, 1)
         hint = f"did you mean `vtk export {near[0]}`?" if near else f"choose one of: {', '.join(TARGETS)}"
@@ -54,6 +52,10 @@ def main(argv: list[str]) -> int:
         from vtk.commands._export_aoti import main as aoti
 
         return aoti(rest)
+    if target == "tensorrt":
+        from vtk.commands._export_tensorrt import main as tensorrt
+
+        return tensorrt(rest)
     if target == "triton":
         from vtk.commands._export_triton import main as triton
 
@@ -94,8 +96,8 @@ def _onnx(argv: list[str]) -> int:
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")
     size = console.size(result.bytes)
-    console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     console.say(result.needs())
+    console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     found, code = result.to_dict(), 0
     if config.profile:
         from vtk.commands._export_profile import profile_onnx

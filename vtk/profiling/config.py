@@ -17,15 +17,18 @@ class ProfileConfig:
         UsageError: a value is out of range, named twice or contradicts another.
     """
 
-    source: str = field(metadata={"help": "a task pack, a merged checkpoint, an .onnx file or a timm model name"})
+    source: str = field(
+        default="", metadata={"help": "a task pack, a merged checkpoint, an .onnx or .pt2 file, or a timm model name"}
+    )
     batch_sizes: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16, 32), metadata={"help": "images per call; measured in ascending order"}
     )
     backends: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "eager, compile, fused, fused+graph, ort-cpu, ort-cuda. By default eager, compile, fused, ort-cpu, "
-            "on CUDA all but ort-cpu; one of those that is absent is a row, one named here and absent is exit 5"
+            "help": "eager, compile, fused, fused+graph, aoti, bank, ort-cpu, ort-cuda, ort-trt. By default eager, "
+            "compile, fused, ort-cpu, on CUDA also fused+graph and ort-cuda for ort-cpu; one of those that is absent "
+            "is a row, one named here and absent is exit 5"
         },
     )
     device: str = field(default="auto", metadata={"help": "auto (CUDA if there is one), cpu, cuda or cuda:N"})
@@ -34,43 +37,92 @@ class ProfileConfig:
         default=None, metadata={"help": "CPU threads of every back-end; by default as many as torch takes"}
     )
     duration: float = field(
-        default=10.0, metadata={"help": "seconds per batch size; it ends earlier at 1,000 runs, never before 10 runs"}
+        default=10.0,
+        metadata={
+            "help": "most timed seconds per cell; a stable one ends earlier, with the runs for the highest percentile "
+            "(p50 20, p90 100, p99 1,000) that fits into them"
+        },
+    )
+    stability: float = field(
+        default=3.0, metadata={"help": "percent within which the last three windows' medians agree in a stable cell"}
+    )
+    order: Literal["interleaved", "sequential"] = field(
+        default="interleaved",
+        metadata={"help": "back-ends take turns at each batch size, or one is measured whole before the next"},
+    )
+    h2d: Literal["in", "out"] = field(
+        default="out", metadata={"help": "copies from and to the host are in the times of all back-ends, or of none"}
     )
     budget_ms: float | None = field(
         default=None, metadata={"help": "latency budget: says which batch size meets it with the most images/s"}
     )
+    ceilings: bool = field(
+        default=False,
+        metadata={"help": "measure the device's copy bandwidth and product rate first and keep them, for the roofline"},
+    )
+    tasks: tuple[str, ...] = field(
+        default=(), metadata={"help": "of the back-end bank: more packs that it holds beside the source"}
+    )
     img_size: int | tuple[int, int] | None = field(
         default=None, metadata={"help": "of a timm model: N, or height and width; packs and .onnx know theirs"}
+    )
+    img_sizes: tuple[int, ...] = field(
+        default=(), metadata={"help": "of a timm model: measure it at each of these sizes, one report for each"}
     )
     pretrained: bool = field(
         default=True, metadata={"help": "of a timm model: weights of the hub; random ones are enough to time it"}
     )
     num_classes: int | None = field(default=None, metadata={"help": "of a timm model whose weights have no classifier"})
     base: Path | None = field(default=None, metadata={"help": "base weights of a pack, where they are not found alone"})
+    reference: str | None = field(
+        default=None, metadata={"help": "a pack, checkpoint or model to compare outputs with, in place of the source"}
+    )
     seed: int = field(default=0, metadata={"help": "of the random images and of random weights"})
+    compare: tuple[str, ...] = field(
+        default=(), metadata={"help": "two profile.json, old and new: show what changed and measure nothing"}
+    )
+    fail_above: float | None = field(
+        default=None, metadata={"help": "of --compare: exit 4 where a latency grew by more than this percentage"}
+    )
     out: Path | None = field(
         default=None, metadata={"help": "folder for report.html, latency.png, profile.json, profile.csv"}
     )
     overwrite: bool = field(default=False, metadata={"help": "write into --out although it is not empty"})
 
     def __post_init__(self) -> None:
-        if not str(self.source).strip():
+        if not str(self.source).strip() and not self.compare and not (self.ceilings and self.source == ""):
             raise UsageError("`source` is empty; give a task pack, a checkpoint, an .onnx file or a timm model name")
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise UsageError(f"`--batch-sizes` {_show(self.batch_sizes)}: give whole numbers from 1 on, such as 1,8")
-        for flag, values in (("--batch-sizes", self.batch_sizes), ("--backends", self.backends)):
+        if self.compare and (len(self.compare) != 2 or self.source):
+            raise UsageError(f"`--compare` {_show(self.compare)}: give two profile.json, old and new, and no source")
+        if self.fail_above is not None and (not self.compare or not _is_positive(self.fail_above)):
+            raise UsageError(f"`--fail-above` {self.fail_above}: give a percentage above 0, together with --compare")
+        for flag, sizes in (("--batch-sizes", self.batch_sizes), ("--img-sizes", self.img_sizes)):
+            if min(sizes, default=1) < 1 or (not sizes and flag == "--batch-sizes"):
+                raise UsageError(f"`{flag}` {_show(sizes)}: give whole numbers from 1 on, such as 1,8")
+        if self.img_size is not None and self.img_sizes:
+            raise UsageError("`--img-size` and `--img-sizes` exclude each other; give one of them")
+        lists = (("--batch-sizes", self.batch_sizes), ("--backends", self.backends), ("--img-sizes", self.img_sizes))
+        for flag, values in lists:
             if len(set(values)) < len(values):
                 raise UsageError(f"`{flag}` {_show(values)} names one of them twice; name each once")
         if self.num_classes is not None and self.num_classes < 1:
             raise UsageError(f"`--num-classes` {self.num_classes}: give a whole number of at least 1")
         check_threads(self.threads)
-        if not (math.isfinite(self.duration) and self.duration > 0):
+        if not _is_positive(self.duration):
             raise UsageError(f"`--duration` {self.duration}: give seconds above 0")
-        if self.budget_ms is not None and not (math.isfinite(self.budget_ms) and self.budget_ms > 0):
+        if not _is_positive(self.stability):
+            raise UsageError(f"`--stability` {self.stability}: give a percentage above 0")
+        if self.budget_ms is not None and not _is_positive(self.budget_ms):
             raise UsageError(f"`--budget-ms` {self.budget_ms}: give milliseconds above 0")
+        if self.tasks and self.backends and "bank" not in self.backends:
+            raise UsageError(f"`--tasks` {_show(self.tasks)} is for the back-end `bank`; add it to --backends")
         kind, _, index = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (":" in self.device and (kind != "cuda" or not index.isdigit())):
             raise UsageError(f"`--device` {self.device}: choose auto, cpu, cuda or cuda:N")
+
+
+def _is_positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
 
 
 def _show(values: tuple[object, ...]) -> str:

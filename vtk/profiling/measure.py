@@ -1,20 +1,30 @@
-"""One back-end at one batch size: warm up, compare, time, compare again."""
+"""One back-end at one batch size: warm up, compare, time in windows until they agree, compare again."""
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Literal
 
-import torch
 from torch import Tensor
 
+from vtk.errors import VtkError
 from vtk.profiling.compare import Difference, batch_of, compare
-from vtk.profiling.memory import PeakMemory, available_bytes, is_out_of_memory, release
-from vtk.profiling.result import Cell
-from vtk.profiling.stats import summarise
+from vtk.profiling.memory import Holdings, PeakMemory, available_bytes, is_out_of_memory, release
+from vtk.profiling.nvml import Meter, energy_per_image
+from vtk.profiling.result import Cell, CellStatus
+from vtk.profiling.stats import PERCENTILES, runs_needed, spread, summarise
+from vtk.profiling.watch import Compilations
 from vtk.runtime.backend import Backend
 
-MAX_RUNS = 1000
 MIN_RUNS = 10
+WINDOW_RUNS = 4
+WINDOWS = 3
+"""A cell has at least so many windows of at least `WINDOW_RUNS` calls each, and is judged by the last of them."""
+
+WINDOW_S, WINDOW_SHARE = 0.5, 20
+"""A window takes half a second, or a twentieth of the cell's duration if that is less; longer if its calls do."""
+
 WARMUP_RUNS = 3
 WARMUP_S = 0.5
 """Untimed calls before every cell: at least 3 of them and half a second (or the cell's duration, if shorter)."""
@@ -27,132 +37,208 @@ class Plan:
     Attributes:
         images: distinct images (n, C, H, W), fp32, CPU.
         reference: their logits (n, classes), fp32, CPU.
-        precision: of weights and inputs.
-        duration_s: per cell.
-        max_runs: per cell.
+        precision: of weights and inputs, ``int8`` of a quantised file.
+        duration_s: most timed seconds per cell.
+        stability: fraction within which the medians of the last windows agree in a stable cell.
+        h2d: whether copies from and to the host are timed.
     """
 
     images: Tensor
     reference: Tensor
     precision: str
     duration_s: float
-    max_runs: int = MAX_RUNS
+    stability: float = 0.03
+    h2d: Literal["in", "out"] = "out"
+
+    def enough(self, runs: int, timed_s: float) -> bool:
+        """Return whether a stable cell may end: it has the runs for the highest percentile its duration has room for.
+
+        Args:
+            runs: so far.
+            timed_s: seconds they took.
+        """
+        fit = [n for n in map(runs_needed, PERCENTILES) if n * timed_s / runs <= self.duration_s]
+        return runs >= max(fit, default=MIN_RUNS)
 
 
-def measure_cell(backend: Backend, batch: int, plan: Plan) -> Cell:
-    """Measure ``backend`` at ``batch`` images; a wrong output or too little memory is a cell, not an exception."""
-    if backend.batch is not None and batch != backend.batch:
-        return Cell(batch, "skipped", f"the model takes batches of exactly {backend.batch}")
-    release(backend.device)
-    try:
-        need, free = batch * plan.images[0].nbytes, available_bytes(backend.device)
+class CellRun:
+    """A cell while it is measured; `prepare`, then `window` until `over`, then `finish`.
+
+    A wrong output or too little memory ends it with a status; no step raises for them.
+
+    Attributes:
+        cell: what is known so far.
+        over: nothing more is to be timed.
+    """
+
+    def __init__(self, backend: Backend, batch: int, plan: Plan, holdings: Holdings | None = None) -> None:
+        self.backend, self.batch, self.plan, self.holdings = backend, batch, plan, holdings
+        self.cell = Cell(batch, load_s=backend.load_s)
+        self.over = False
+        self._inputs: dict[str, Tensor] = {}
+        self._windows: list[list[float]] = []
+        self._peaks: list[int] = []
+        self._meter = Meter(backend.device)
+        self._joules: float | None = None
+
+    def prepare(self) -> None:
+        """Make the inputs, run once, compare, warm up."""
+        fixed = self.backend.batch
+        if fixed is not None and self.batch != fixed:
+            return self._end("skipped", f"the model takes batches of exactly {fixed}")
+        release(self.backend.device)
+        with self._charged():
+            self._guard(self._prepare)
+
+    def window(self, *, alone: bool = True) -> None:
+        """Time one more window; not ``alone``: another back-end ran in between, so one call goes before, untimed."""
+        self._guard(lambda: self._window(alone))
+
+    def finish(self) -> Cell:
+        """Compare the output again, drop the inputs and return the cell."""
+        if self.cell.status == "ok":
+            self._guard(self._finish)
+        with self._charged():
+            self._inputs.clear()
+        return self.cell
+
+    def call(self) -> Tensor:
+        """Run once; may return before the device is done."""
+        if self.plan.h2d == "out":
+            return self.backend.run(self._inputs)["logits"]
+        images = self._inputs["pixel_values"].to(self.backend.device, non_blocking=True)
+        return self.backend.run({"pixel_values": images})["logits"].to("cpu")
+
+    def _prepare(self) -> None:
+        images = self.plan.images
+        need, free = self.batch * images[0].nbytes, available_bytes(self.backend.device)
         if need > free:
             raise MemoryError(f"the images alone take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
-        return _measure(backend, batch, plan)
-    except Exception as error:
-        if not is_out_of_memory(error):
+        made = batch_of(images, self.batch).to(self.backend.dtype)
+        on_host = self.plan.h2d == "in"
+        if on_host and self.backend.device.type == "cuda":
+            made = made.pin_memory()
+        self._inputs["pixel_values"] = made if on_host else made.to(self.backend.device)
+        self.backend.synchronize()
+        start = time.perf_counter()
+        output = self.call()
+        self.backend.synchronize()
+        self.cell = replace(self.cell, first_s=time.perf_counter() - start)
+        if self._compared(output):
+            warm_up(self.call, self.backend.synchronize, min(WARMUP_S, self.plan.duration_s))
+
+    def _window(self, alone: bool) -> None:
+        if not alone:
+            warm_up(self.call, self.backend.synchronize, 0.0, runs=1)
+        seen = Compilations()
+        peak = PeakMemory(self.backend.device, torch_allocator=not self.backend.name.startswith("ort"))
+        before = self._meter.read()
+        peak.start()
+        seen.start()
+        try:
+            length = min(WINDOW_S, self.plan.duration_s / WINDOW_SHARE)
+            seconds = time_calls(self.call, self.backend.synchronize, length, least=WINDOW_RUNS)
+        finally:
+            recompiles = seen.stop()
+        memory, after = peak.stop(), self._meter.read()
+        if memory is not None:
+            others = 0 if self.holdings is None else self.holdings.of_others(self.backend.name)
+            self._peaks.append(max(0, memory - others))
+        if before.energy_j is not None and after.energy_j is not None:
+            self._joules = (self._joules or 0.0) + after.energy_j - before.energy_j
+        first = self.cell.clock_before_mhz if self._windows else before.clock_mhz
+        self._windows.append(seconds)
+        differ = spread(self._windows, WINDOWS)
+        stable = None if differ is None else differ <= self.plan.stability
+        self.cell = replace(
+            self.cell, windows=len(self._windows), spread=differ, stable=stable, clock_before_mhz=first,
+            clock_after_mhz=after.clock_mhz, recompiles=self.cell.recompiles + recompiles,
+        )  # fmt: skip
+        runs, timed = sum(map(len, self._windows)), sum(map(sum, self._windows))
+        done = timed >= self.plan.duration_s or (bool(stable) and self.plan.enough(runs, timed))
+        self.over = done and len(self._windows) >= WINDOWS and runs >= MIN_RUNS
+
+    def _finish(self) -> None:
+        # a back-end that reuses its buffers can be right once and wrong later
+        output = self.call()
+        self.backend.synchronize()
+        if not self._compared(output, "right at first, after the timed runs "):
+            return
+        seconds = [s for window in self._windows for s in window]
+        energy = energy_per_image(self._joules, sum(seconds), self.batch * len(seconds))
+        self.cell = replace(
+            self.cell, **vars(summarise(seconds, self.batch)), energy_per_image_j=energy,
+            peak_memory_bytes=max(self._peaks, default=None),
+        )  # fmt: skip
+
+    def _compared(self, output: Tensor, when: str = "") -> bool:
+        found: Difference = compare(output, self.plan.reference, self.plan.precision)
+        if found.ok:
+            worst = max(found.max_diff or 0.0, self.cell.max_diff or 0.0)
+            self.cell = replace(self.cell, max_diff=worst, tolerance=found.tolerance)
+        else:
+            known = Cell(self.batch, load_s=self.cell.load_s)
+            self.cell = replace(known, max_diff=found.max_diff, tolerance=found.tolerance)
+            self._end("mismatch", f"wrong output, not timed: {when}{found.reason}")
+        return found.ok
+
+    def _charged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.holdings is None else self.holdings.charge(self.backend.name)
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+            return
+        except VtkError:
             raise
-        cell = Cell(batch, "oom", f"out of memory: {first_line(error)}", load_s=backend.load_s)
-    release(backend.device, collect=True)  # here the error is gone, and with it the frames that held the tensors
-    return cell
+        except Exception as error:  # one bad cell must not cost the hour of measurements before it
+            full = is_out_of_memory(error)
+            text = f"out of memory: {first_line(error)}" if full else f"{type(error).__name__}: {first_line(error)}"
+        self.cell = Cell(self.batch, load_s=self.backend.load_s)
+        self._end("oom" if full else "failed", text)
+        # here the error is gone, and with it the frames that held the tensors
+        release(self.backend.device, collect=True)
+
+    def _end(self, status: CellStatus, reason: str) -> None:
+        self.cell = replace(self.cell, status=status, reason=reason)
+        self.over = True
+        self._inputs.clear()
 
 
-def _measure(backend: Backend, batch: int, plan: Plan) -> Cell:
-    inputs = {"pixel_values": batch_of(plan.images, batch).to(backend.device, backend.dtype)}
-    cell = Cell(batch, load_s=backend.load_s)
-
-    def call() -> Tensor:
-        return backend.run(inputs)["logits"]
-
-    def compared(when: str) -> Difference:
-        difference = compare(output, plan.reference, plan.precision)
-        return difference if difference.ok else replace(difference, reason=f"{when}{difference.reason}")
-
-    backend.synchronize()
-    start = time.perf_counter()
-    output = call()
-    backend.synchronize()
-    first_s = time.perf_counter() - start
-    before = compared("")
-    if not before.ok:
-        return _mismatch(cell, before)
-    peak = PeakMemory(backend.device, torch_allocator=not backend.name.startswith("ort"))
-    warm_up(call, backend.synchronize, min(WARMUP_S, plan.duration_s))
-    peak.start()
-    seconds = time_calls(call, backend.synchronize, plan.duration_s, plan.max_runs)
-    memory = peak.stop()
-    # a back-end that reuses its buffers can be right once and wrong later
-    output = call()
-    backend.synchronize()
-    after = compared("right at first, after the timed runs ")
-    if not after.ok:
-        return _mismatch(cell, after)
-    worst = max(before.max_diff or 0.0, after.max_diff or 0.0)
-    latency = vars(summarise(seconds, batch))
-    return replace(
-        cell, **latency, peak_memory_bytes=memory, first_s=first_s, max_diff=worst, tolerance=before.tolerance
-    )
-
-
-def warm_up(call: Callable[[], object], synchronize: Callable[[], None], duration_s: float) -> None:
-    """Call until caches, clocks and autotuners have settled."""
+def warm_up(
+    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, runs: int = WARMUP_RUNS
+) -> None:
+    """Call at least ``runs`` times and ``duration_s`` seconds, until caches, clocks and autotuners have settled."""
     end = time.perf_counter() + duration_s
-    runs = 0
-    while runs < WARMUP_RUNS or time.perf_counter() < end:
+    done = 0
+    while done < runs or time.perf_counter() < end:
         call()
         synchronize()
-        runs += 1
+        done += 1
 
 
 def time_calls(
-    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, max_runs: int = MAX_RUNS
+    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, least: int = MIN_RUNS
 ) -> list[float]:
     """Return the wall time in seconds of each call, from start until the device is done.
 
-    Stops at ``max_runs`` calls or after ``duration_s`` seconds, but not before `MIN_RUNS` calls.
+    Stops after ``duration_s`` seconds, but not before ``least`` calls.
     """
     clock = time.perf_counter
     seconds: list[float] = []
     synchronize()
     end = clock() + duration_s
-    while len(seconds) < max_runs:
+    while True:
         start = clock()
         call()
         synchronize()
         now = clock()
         seconds.append(now - start)
-        if now >= end and len(seconds) >= MIN_RUNS:
-            break
-    return seconds
-
-
-def predicted_shortage(cells: list[Cell], batch: int, device: torch.device) -> str:
-    """Say why ``batch`` would not fit, judging by how memory grew over two smaller batches; empty if it should.
-
-    Needed on a CPU: Linux does not refuse memory, it kills the process that uses it.
-    """
-    known = [(c.batch, c.peak_memory_bytes) for c in cells if c.status == "ok" and c.peak_memory_bytes is not None]
-    if device.type != "cpu" or len(known) < 2:
-        return ""
-    (small, low), (large, high) = known[-2], known[-1]
-    more = int((high - low) / (large - small) * (batch - large))
-    free = available_bytes(device)
-    if more <= free:
-        return ""
-    return f"would need about {more / 1e9:.1f} GB more than batch {large}, {free / 1e9:.1f} GB are free"
+        if now >= end and len(seconds) >= least:
+            return seconds
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, short enough for a table."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return text if len(text) <= 200 else text[:199] + "…"
-
-
-def _mismatch(cell: Cell, difference: Difference) -> Cell:
-    return replace(
-        cell,
-        status="mismatch",
-        reason=f"wrong output, not timed: {difference.reason}",
-        max_diff=difference.max_diff,
-        tolerance=difference.tolerance,
-    )

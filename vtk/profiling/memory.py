@@ -1,8 +1,11 @@
 """Peak memory of a measurement, free memory, and what running out of it looks like."""
 
+import contextlib
 import ctypes
 import gc
 import sys
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -51,12 +54,39 @@ class PeakMemory:
         return int(torch.cuda.max_memory_allocated(self.device)) if self.device.type == "cuda" else _high_water()
 
 
-def describe(device: torch.device) -> str:
-    """Say in one line what the memory column means on ``device``."""
+class Holdings:
+    """What each of several loaded back-ends has added to memory, so that one's peak can leave out the others'.
+
+    Exact for torch's CUDA allocator. On a CPU it is the growth of the process, which libraries that two back-ends share
+    count to the one that came first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._bytes: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def charge(self, name: str) -> Iterator[None]:
+        """Put what memory grows (or shrinks) by in this block to the account of ``name``."""
+        before = _in_use(self.device)
+        try:
+            yield
+        finally:
+            self._bytes[name] += _in_use(self.device) - before
+
+    def of_others(self, name: str) -> int:
+        """Return what all back-ends but ``name`` hold."""
+        return max(0, sum(self._bytes.values()) - self._bytes[name])
+
+
+def describe(device: torch.device, *, together: bool = False) -> str:
+    """Say in one line what the memory column means on ``device``; ``together``: with several back-ends loaded."""
     if device.type == "cuda":
-        return "peak of torch's CUDA allocator (– for back-ends that do not use it)"
+        less = ", less what the other loaded back-ends hold" if together else ""
+        return f"peak of torch's CUDA allocator{less} (– for back-ends that do not use it)"
     if sys.platform.startswith("linux"):
-        return "peak resident memory of the whole process"
+        less = ", less about what the other loaded back-ends added (exact: --order sequential)" if together else ""
+        return f"peak resident memory of the whole process{less}"
     return "not known on this system"
 
 
@@ -96,6 +126,12 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return any(sign in text for sign in _SIGNS)
+
+
+def _in_use(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    return int(psutil.Process().memory_info().rss)
 
 
 def _high_water() -> int | None:

@@ -14,6 +14,7 @@ from vtk.profiling.stats import BEYOND, runs_needed
 WIDTH = 80
 FILES = ("report.html", "latency.png", "profile.json", "profile.csv")
 DASH = "–"
+UNSTABLE = "~"
 
 
 def print_result(result: ProfileResult) -> None:
@@ -33,6 +34,11 @@ def print_result(result: ProfileResult) -> None:
             else:
                 indent = " " * 8
                 console.say(textwrap.fill(f"{cell.batch:>6}  {cell.reason}", WIDTH, subsequent_indent=indent))
+        rows = [work_values(result, cell) for cell in backend.cells if cell.status == "ok"]
+        if names := work_columns(backend):
+            console.say(_line(["batch", "", *names]), style="dim")
+            for row in rows:
+                console.say(_line([row["batch"], "", *(row[name] for name in names)]))
     console.say()
     for note in notes(result):
         console.say(textwrap.fill(note, WIDTH, subsequent_indent="  "), style="dim")
@@ -93,7 +99,8 @@ def heading(backend: BackendResult) -> str:
         return f"{backend.name}: {backend.status}: {backend.reason}"
     parts = [backend.provider]
     if backend.prepare_s is not None:
-        parts.append(f"ONNX export {backend.prepare_s:.1f} s")
+        what = "ONNX export" if backend.name.startswith("ort-") else "compiled ahead of time in"
+        parts.append(f"{what} {backend.prepare_s:.1f} s")
     parts.append(f"load {DASH if backend.load_s is None else f'{backend.load_s:.2f} s'}")
     parts.append(f"max diff {DASH if backend.max_diff is None else f'{backend.max_diff:.2g}'}")
     return f"{backend.name}: {', '.join(parts)}"
@@ -108,9 +115,36 @@ def columns(backend: BackendResult) -> list[str]:
 def values(backend: BackendResult, cell: Cell) -> list[str]:
     """Return the cells of a row as text; a dash is what too few runs or the system do not tell."""
     memory = DASH if cell.peak_memory_bytes is None else console.size(cell.peak_memory_bytes)
-    row = [str(cell.batch), str(cell.runs), ms(cell.p50_ms), ms(cell.p90_ms), ms(cell.p99_ms)]
+    mark = UNSTABLE if cell.stable is False else ""
+    row = [str(cell.batch), f"{mark}{cell.runs}", ms(cell.p50_ms), ms(cell.p90_ms), ms(cell.p99_ms)]
     row += [rate(cell.images_per_second), memory]
     return [*row, DASH if cell.first_s is None else f"{cell.first_s:.1f}"] if backend.compiles else row
+
+
+def work_columns(backend: BackendResult) -> list[str]:
+    """Return the names of those columns of `work_values` that a back-end has, none without ceilings and NVML."""
+    timed = [cell for cell in backend.cells if cell.status == "ok"]
+    known = {
+        "TFLOP/s": any(c.roofline is not None for c in timed),
+        "% roof": any(c.roofline is not None for c in timed),
+        "mJ/image": any(c.energy_per_image_j is not None for c in timed),
+        "MHz": any(c.clock_after_mhz is not None for c in timed),
+    }
+    return [name for name, has in known.items() if has]
+
+
+def work_values(result: ProfileResult, cell: Cell) -> dict[str, str]:
+    """Return what a cell's arithmetic and energy come to, as text by column."""
+    typical, work = cell.typical_ms, result.work
+    rate = None if work is None or typical is None else cell.batch * work.flops / (1e9 * typical)
+    clocks = (cell.clock_before_mhz, cell.clock_after_mhz)
+    return {
+        "batch": str(cell.batch),
+        "TFLOP/s": DASH if rate is None else f"{rate:.3g}",
+        "% roof": DASH if cell.roofline is None else f"{100 * cell.roofline:.0f}",
+        "mJ/image": DASH if cell.energy_per_image_j is None else f"{1000 * cell.energy_per_image_j:.3g}",
+        "MHz": DASH if None in clocks else f"{clocks[0]}→{clocks[1]}",
+    }
 
 
 def notes(result: ProfileResult) -> list[str]:
@@ -123,6 +157,15 @@ def notes(result: ProfileResult) -> list[str]:
         *(f"caution: {text}." for text in result.remarks),
         f"memory: {result.memory}. order: {result.order}.",
     ]
+    if any(cell.stable is False for _, cell in result.cells()):
+        found.append(f"{UNSTABLE} runs: unstable, the last windows' medians differ by more than the allowed fraction.")
+    if result.work is not None and result.ceilings is not None:
+        rate = result.ceilings.flop_per_s.get(result.precision)
+        found.append(
+            f"% roof: least time at the device's ceilings (copy {result.ceilings.bytes_per_s / 1e9:.4g} GB/s, products "
+            f"{DASH if rate is None else f'{rate / 1e12:.3g}'} TFLOP/s) over the median; "
+            f"{result.work.flops / 1e9:.3g} GFLOP an image."
+        )
     if any(b.compiles for b in result.backends):
         found.append("compile s: the first call at a batch size, which compiles a program for that size alone.")
     return found

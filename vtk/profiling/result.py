@@ -1,7 +1,6 @@
 """What a profile found: plain values that survive JSON, and what follows from them."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any, Literal
 from vtk.card import from_plain
 from vtk.errors import DataError
 from vtk.files import read_json
+from vtk.profiling.cautions import warnings_of
 from vtk.profiling.stats import runs_needed
+from vtk.profiling.work import Ceilings, Work
 
-SCHEMA = 1
-"""Version of ``profile.json``."""
-
-NOISE = 0.02
-"""A larger batch that takes less time by more than this fraction is called noise; clocks alone differ by about 1 %."""
+SCHEMA = 2
+"""Version of ``profile.json``; files of version 1 lack fields that have defaults here, and are read."""
 
 CellStatus = Literal["ok", "mismatch", "oom", "skipped", "failed"]
 BackendStatus = Literal["measured", "unavailable", "mismatch", "oom", "failed"]
@@ -42,6 +40,14 @@ class Cell:
         first_s: seconds of the very first call at this batch size; for ``compile`` that is the compilation.
         max_diff: largest absolute difference of an output from the reference.
         tolerance: what ``max_diff`` (fp32) or the cosine (lower precisions) was held against, in words.
+        windows: timed stretches that the runs were made in.
+        stable: whether the medians of the last three windows agree within ``ProfileResult.stability_pct``.
+        spread: by which fraction they differ.
+        recompiles: programs that were compiled while the runs were timed.
+        clock_before_mhz: of the GPU, before the first timed call.
+        clock_after_mhz: after the last.
+        energy_per_image_j: joules of the whole GPU during the timed runs.
+        roofline: least time that the device's ceilings allow, over the typical time.
     """
 
     batch: int
@@ -59,6 +65,14 @@ class Cell:
     first_s: float | None = None
     max_diff: float | None = None
     tolerance: str = ""
+    windows: int = 0
+    stable: bool | None = None
+    spread: float | None = None
+    recompiles: int = 0
+    clock_before_mhz: int | None = None
+    clock_after_mhz: int | None = None
+    energy_per_image_j: float | None = None
+    roofline: float | None = None
 
     @property
     def typical_ms(self) -> float | None:
@@ -122,6 +136,10 @@ class ProfileResult:
         backends: in the order they were measured.
         remarks: what weakens the comparison, for instance outputs that hardly depend on the image.
         budget_ms: as asked for.
+        h2d: whether copies from and to the host are in the times.
+        stability_pct: percent within which the last windows of a stable cell agree.
+        work: of one image, None where it could not be counted.
+        ceilings: of the device, None where they were not measured.
         versions: of Python and the packages that matter.
         command: the command line.
         date: UTC, ISO 8601.
@@ -144,6 +162,10 @@ class ProfileResult:
     backends: tuple[BackendResult, ...]
     remarks: tuple[str, ...] = ()
     budget_ms: float | None = None
+    h2d: Literal["in", "out"] = "out"
+    stability_pct: float | None = None
+    work: Work | None = None
+    ceilings: Ceilings | None = None
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     date: str = ""
@@ -165,18 +187,8 @@ class ProfileResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Where a larger batch took less time than a smaller one: the machine was busy, so neither is to be trusted."""
-        found = []
-        for backend in self.backends:
-            timed = sorted((c for c in backend.cells if c.status == "ok"), key=lambda c: c.batch)
-            for small, large in itertools.pairwise(timed):
-                a, b = small.typical_ms, large.typical_ms
-                if a is not None and b is not None and b < a * (1 - NOISE):
-                    found.append(
-                        f"{backend.name}: batch {large.batch} took {b:.2f} ms, less than batch {small.batch} with "
-                        f"{a:.2f} ms: noise; measure again on an idle machine"
-                    )
-        return tuple(found)
+        """What makes numbers of this profile doubtful, one line each."""
+        return warnings_of(self)
 
     @property
     def budget(self) -> str:

@@ -1,10 +1,13 @@
 """Percentiles that the number of runs supports, and what one cell's runs say."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 BEYOND = 10
 """A percentile is given only with this many samples beyond it: p50 needs 20 runs, p90 100, p99 1,000."""
+
+PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
@@ -49,3 +52,11 @@ def summarise(seconds: Sequence[float], batch: int) -> Latency:
         min_ms=min(ms),
         images_per_second=batch * len(ms) / total,
     )
+
+
+def spread(windows: Sequence[Sequence[float]], last: int = 3) -> float | None:
+    """Return by which fraction the medians of the ``last`` windows differ, of the smallest; None with fewer windows."""
+    if len(windows) < last:
+        return None
+    medians = [statistics.median(window) for window in windows[-last:]]
+    return (max(medians) - min(medians)) / max(min(medians), 1e-12)

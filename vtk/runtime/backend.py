@@ -22,10 +22,13 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "fused+graph": ("vtk.runtime.fused_backend", "GraphBackend"),
     "ort-cpu": ("vtk.runtime.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.ort_backend", "OrtCudaBackend"),
+    "ort-trt": ("vtk.runtime.ort_trt_backend", "OrtTrtBackend"),
+    "aoti": ("vtk.runtime.aoti_backend", "AotiBackend"),
+    "bank": ("vtk.runtime.bank_backend", "BankBackend"),
 }
 """Name to (module, class) of the back-ends of this version."""
 
-_PLANNED = ("ort-trt", "aoti", "tensorrt", "bank", "server")
+_PLANNED = ("tensorrt", "server")
 
 
 class Backend(Protocol):
@@ -98,7 +101,8 @@ def load_backend(
         device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (CUDA when there is one). A torch device passes through.
         dtype: ``fp32``, ``bf16`` or ``fp16``.
         threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
-        options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*).
+        options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*),
+            ``tasks`` (bank).
 
     Raises:
         UsageError: an unknown name, precision or option, or a source that this back-end does not run.

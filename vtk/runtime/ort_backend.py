@@ -7,15 +7,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.runtime.source import Source
+from vtk.runtime.source import Source, open_onnx
 
 _FATAL = 4
-_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16}
+_TYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(bfloat16)": torch.bfloat16,
+    "tensor(uint8)": torch.uint8,
+    "tensor(int32)": torch.int32,
+}
+# of TensorProto.DataType
+_ONNX_NUMBERS = {torch.float32: 1, torch.uint8: 2, torch.int32: 6, torch.float16: 10, torch.bfloat16: 16}
+_LOGITS = {"logits", "probabilities"}
+_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class OrtCpuBackend:
@@ -28,36 +37,66 @@ class OrtCpuBackend:
     name = "ort-cpu"
     execution_provider = "CPUExecutionProvider"
 
-    def __init__(self, path: Path, device: torch.device, threads: int | None, optimize: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device,
+        threads: int | None,
+        optimize: bool,
+        raw: bool = False,
+        prepack: bool = True,
+    ) -> None:
         self.device = device
         self.load_s = 0.0
-        self.session = _open(path, self.execution_provider, device, threads, optimize)
+        self.session = _open(path, self.execution_provider, device, threads, optimize, prepack)
         self.provider: str = self.session.get_providers()[0]
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        if [i.name for i in inputs] != ["pixel_values"] or "logits" not in [o.name for o in outputs]:
+        self.outputs = [o.name for o in outputs]
+        self.input: str = inputs[0].name
+        # a file of many tasks also takes the number of each image's task
+        self.has_task = [i.name for i in inputs[1:]] == ["task"]
+        known = len(inputs) == 1 or self.has_task
+        if not raw and (not known or self.input != "pixel_values" or not _LOGITS.intersection(self.outputs)):
             raise DataError(
-                f"{path} has inputs {[i.name for i in inputs]} and outputs {[o.name for o in outputs]}; "
+                f"{path} has inputs {[i.name for i in inputs]} and outputs {self.outputs}; "
                 "this toolkit runs files with one input `pixel_values` and an output `logits`"
             )
         if inputs[0].type not in _TYPES:
-            raise DataError(f"{path}: `pixel_values` is {inputs[0].type}; float and float16 can be run")
-        self.dtype = _TYPES[inputs[0].type]
+            raise DataError(f"{path}: `{self.input}` is {inputs[0].type}; float, float16 and bfloat16 can be run")
+        self.input_dtype = _TYPES[inputs[0].type]
+        self.dtype = torch.float32 if self.input_dtype == torch.uint8 else self.input_dtype
         self.batch: int | None = inputs[0].shape[0] if isinstance(inputs[0].shape[0], int) else None
 
     @classmethod
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """Open a session on ``source.path``; options: `optimize`, False switches the graph optimisations off."""
+        """Open a session on ``source.path``.
+
+        Options: `optimize`, False switches the graph optimisations off; `raw` allows
+        a file whose input is ``images`` or that gives no logits; `prepack`, False keeps weights where they are mapped
+        from the file, shared with other sessions, in place of a copy that is quicker to multiply with.
+        """
         if source.kind != "onnx" or source.path is None:
             raise UsageError(f"`{cls.name}` runs .onnx files, not the {source.kind} {source.name}: `vtk export onnx`")
-        if unknown := sorted(set(options) - {"optimize"}):
-            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has `optimize`")
+        if unknown := sorted(set(options) - {"optimize", "raw", "prepack"}):
+            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has `optimize`, `prepack`")
+        raw = bool(options.get("raw"))
+        if source.facts.preprocessing and not raw:
+            raise UsageError(
+                f"{source.path} takes raw images, which this command has resized and normalised already; give it a "
+                "file exported without --with-preproc"
+            )
         start = time.perf_counter()
-        backend = cls(source.path, cls._device(device), threads, bool(options.get("optimize", True)))
+        switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True))
+        backend = cls(source.path, cls._device(device), threads, *switches)
+        backend.dtype = _PRECISIONS[source.facts.precision]
         if dtype != backend.dtype:
             backend.close()
-            raise UsageError(f"{source.path} computes in {backend.dtype}, not in {dtype}; a file's precision is fixed")
+            raise UsageError(
+                f"{source.path} computes in {backend.dtype}, not in {dtype}; a file's precision is fixed, give "
+                f"--precision {source.facts.precision}"
+            )
         backend.load_s = time.perf_counter() - start
         return backend
 
@@ -79,10 +118,47 @@ class OrtCpuBackend:
         return device
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
-        images = inputs["pixel_values"].detach().to("cpu", self.dtype).contiguous()
-        (logits,) = self.session.run(["logits"], {"pixel_values": images.numpy()})
-        return {"logits": torch.from_numpy(logits)}
+        """Map the file's input, any floating type and device, to its outputs.
+
+        ``pixel_values`` is (B, 3, H, W), ``images`` uint8 (B, height, width, 3). ``logits`` are (B, classes); a file
+        that gives ``probabilities`` has their logarithms as logits, whose softmax they are. A file of many tasks also
+        takes ``task``, whole numbers (B,), and gives ``num_classes``.
+        """
+        feeds = self._feeds(inputs)
+        if torch.bfloat16 in (self.input_dtype, *self._output_types().values()):  # numpy has no such type
+            return _with_logits(self._run_bound(feeds))
+        values = self.session.run(self.outputs, {name: feed.numpy() for name, feed in feeds.items()})
+        return _with_logits({name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)})
+
+    def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the file's inputs on the device, in its types."""
+        feeds = {self.input: inputs[self.input].detach().to(self.device, self.input_dtype).contiguous()}
+        if self.has_task:
+            if "task" not in inputs:
+                raise UsageError("this file holds many tasks and needs `task`, the number of each image's task")
+            feeds["task"] = inputs["task"].detach().to(self.device, torch.int32).contiguous()
+        return feeds
+
+    def _output_types(self) -> dict[str, torch.dtype]:
+        return {o.name: _TYPES[o.type] for o in self.session.get_outputs()}
+
+    def _run_bound(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run on torch's own memory."""
+        images = feeds[self.input]
+        device = images.device
+        place = (device.type, device.index or 0)
+        binding = self.session.io_binding()
+        for name, feed in feeds.items():
+            binding.bind_input(name, *place, _ONNX_NUMBERS[feed.dtype], tuple(feed.shape), feed.data_ptr())
+        results = {}
+        for entry in self.session.get_outputs():
+            dtype = _TYPES[entry.type]
+            # the batch is symbolic, all other axes of logits and features are numbers
+            results[entry.name] = torch.empty((len(images), *entry.shape[1:]), dtype=dtype, device=device)
+            shape, pointer = tuple(results[entry.name].shape), results[entry.name].data_ptr()
+            binding.bind_output(entry.name, *place, _ONNX_NUMBERS[dtype], shape, pointer)
+        self.session.run_with_iobinding(binding)
+        return results
 
     def synchronize(self) -> None:
         """Do nothing: ONNX Runtime returns when the result is complete."""
@@ -102,7 +178,7 @@ class OrtCudaBackend(OrtCpuBackend):
     def check(cls) -> None:
         """Refuse to work without a CUDA device or without the provider; whether it loads shows on loading."""
         if not torch.cuda.is_available():
-            raise UnavailableError("`ort-cuda` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
+            raise UnavailableError(f"`{cls.name}` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
         super().check()
 
     @staticmethod
@@ -111,26 +187,42 @@ class OrtCudaBackend(OrtCpuBackend):
         return device if device.type == "cuda" else torch.device("cuda", 0)
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes) on the device."""
-        images = inputs["pixel_values"].detach().to(self.device, self.dtype).contiguous()
-        shape = self.session.get_outputs()[0].shape
-        logits = torch.empty((len(images), *shape[1:]), dtype=self.dtype, device=self.device)
-        binding = self.session.io_binding()
-        kind = np.float16 if self.dtype == torch.float16 else np.float32
-        where = ("cuda", self.device.index, kind)
-        binding.bind_input("pixel_values", *where, tuple(images.shape), images.data_ptr())
-        binding.bind_output("logits", *where, tuple(logits.shape), logits.data_ptr())
+        """Map the file's input, any type and device, to its outputs on the device, as `OrtCpuBackend.run` does."""
+        feeds = self._feeds(inputs)
         # ONNX Runtime has a stream of its own: torch's work on the input must be done before it starts
         torch.cuda.current_stream(self.device).synchronize()
-        self.session.run_with_iobinding(binding)
-        return {"logits": logits}
+        return _with_logits(self._run_bound(feeds))
 
     def synchronize(self) -> None:
         """Wait for the CUDA device."""
         torch.cuda.synchronize(self.device)
 
 
-def _open(path: Path, provider: str, device: torch.device, threads: int | None, optimize: bool) -> Any:
+def _with_logits(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    if "probabilities" in results and "logits" not in results:
+        given = results["probabilities"]
+        # a probability of 0 is one too small for the type, not an impossible class
+        results["logits"] = given.float().clamp_min(torch.finfo(torch.float32).tiny).log().to(given.dtype)
+    return results
+
+
+def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
+    """Return ``provider`` with its options, and what takes the nodes it leaves."""
+    if provider == "CPUExecutionProvider":
+        return [provider]
+    index = {"device_id": device.index or 0}
+    # TF32 keeps ten bits of a mantissa: no fp32 result, and beyond the tolerance that fp32 outputs are held to
+    cuda = ("CUDAExecutionProvider", {**index, "use_tf32": "0"})
+    if provider == "CUDAExecutionProvider":
+        return [cuda, "CPUExecutionProvider"]
+    precision = open_onnx(path).facts.precision
+    half = {} if precision == "fp32" else {f"trt_{precision}_enable": "1"}
+    return [(provider, {**index, **half}), cuda, "CPUExecutionProvider"]
+
+
+def _open(
+    path: Path, provider: str, device: torch.device, threads: int | None, optimize: bool, prepack: bool = True
+) -> Any:
     """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
     import onnxruntime as ort
 
@@ -138,12 +230,11 @@ def _open(path: Path, provider: str, device: torch.device, threads: int | None, 
     options = ort.SessionOptions()
     options.log_severity_level = _FATAL
     options.intra_op_num_threads = threads or torch.get_num_threads()
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    wanted: list[Any] = [provider]
-    if provider != "CPUExecutionProvider":
-        # TF32 keeps ten bits of a mantissa: no fp32 result, and beyond the tolerance that fp32 outputs are held to
-        wanted = [(provider, {"device_id": device.index or 0, "use_tf32": "0"}), "CPUExecutionProvider"]
+    wanted = _providers(path, provider, device)
     noise = io.StringIO()
     try:
         with contextlib.redirect_stdout(noise):

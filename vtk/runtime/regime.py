@@ -42,8 +42,8 @@ def choose_conditions(
 
     Args:
         source: what will run.
-        backend: None for ``ort-cpu`` with an ONNX file, else ``eager``.
-        precision: None for the regime's; an ONNX file is fp32.
+        backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, else ``eager``.
+        precision: None for the regime's; exported files have their own.
         device: None for the regime's if it is here, else the CPU.
         batch_size: None for the regime's.
 
@@ -54,10 +54,16 @@ def choose_conditions(
     regime = source.card.regime
     if regime.precision not in DTYPES:
         raise DataError(f"the card says precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
+    if source.kind == "aoti":
+        from vtk.runtime.aoti_backend import device_of
+
+        name, own = backend or "aoti", precision or source.facts.precision
+        return Conditions(name, own, device or device_of(source), batch_size or regime.batch_size, same=False)
     if source.kind == "onnx" or (backend or "").startswith("ort-"):
         name = backend or "ort-cpu"
         place = "cuda" if name == "ort-cuda" else "cpu"
-        return Conditions(name, precision or "fp32", device or place, batch_size or regime.batch_size, same=False)
+        own = precision or source.facts.precision
+        return Conditions(name, own, device or place, batch_size or regime.batch_size, same=False)
     notes: list[str] = []
     place = device or regime.device
     if device is None and regime.device.startswith("cuda") and not torch.cuda.is_available():

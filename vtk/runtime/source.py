@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
+from vtk.runtime.facts import PLAIN, Facts, read_facts
 
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["pack", "checkpoint", "onnx", "timm"]
+Kind = Literal["pack", "checkpoint", "onnx", "aoti", "timm"]
+_FILES = {"onnx": "ONNX file", "aoti": "AOTInductor file"}
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
@@ -31,6 +33,7 @@ class Source:
         described: whether the card came with the artefact. If not (a timm name, an .onnx of another program) it was
             filled in from shapes: the classes are then only their indices, and for an .onnx the mean and std unknown.
         notes: lines to say to the user, for instance which folder was taken.
+        facts: of an ONNX file, what its export did beyond the card, for instance its precision.
     """
 
     kind: Kind
@@ -39,6 +42,7 @@ class Source:
     card: Card
     described: bool = True
     notes: tuple[str, ...] = ()
+    facts: Facts = PLAIN
     _options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def model(self) -> "nn.Module":
@@ -58,8 +62,16 @@ class Source:
         elif self.kind == "timm":
             model = create_model(self.name, num_classes=len(self.card.classes), **self._options).model
         else:
-            raise UsageError(f"{self.name} is an ONNX file, not a torch model; give the pack it was exported from")
+            raise UsageError(
+                f"{self.name} is an {_FILES[self.kind]}, not a torch model; give the pack it was made from"
+            )
         return model.eval()
+
+    @property
+    def base(self) -> Path | None:
+        """Base weights of a pack that were given in place of the recorded ones."""
+        base: Path | None = self._options.get("base")
+        return base
 
     def require_description(self, command: str) -> None:
         """Refuse a source without a card of its own.
@@ -114,17 +126,22 @@ def open_source(
         return dataclasses.replace(source, _options={"base": base})
     # timm's names have a slash only after `hf-hub:`
     has_folder = path.is_absolute() or str(text).startswith((".", "~")) or ("/" in str(text) and ":" not in str(text))
-    if has_folder or path.suffix in (".onnx", ".safetensors", *_PICKLES):
+    if has_folder or path.suffix in (".onnx", ".pt2", ".safetensors", *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")
     return _open_timm(str(text), pretrained=pretrained, num_classes=num_classes, img_size=img_size, seed=seed)
 
 
-def open_onnx(path: Path) -> Source:
+def open_onnx(path: Path, *, many: bool = False) -> Source:
     """Read the card of an ONNX file, or fill one in from its shapes.
 
+    Args:
+        path: the file.
+        many: a file of many tasks may be it, which needs a task's number with each image.
+
     Raises:
+        UsageError: a file of many tasks where only one task's will do.
         DataError: not an ONNX file, or its input is not images of a fixed size.
     """
     import onnx
@@ -136,20 +153,32 @@ def open_onnx(path: Path) -> Source:
         raise DataError(f"{path} is not a readable ONNX file ({error})") from error
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
+    types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
     shapes = {
-        value.name: [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
-        for value in (*proto.graph.input, *proto.graph.output)
+        name: [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim] for name, kind in types.items()
     }
-    image, logits = shapes.get("pixel_values", []), shapes.get("logits", [])
+    if "task" in shapes and not many:
+        raise UsageError(
+            f"{path} holds many tasks and is run with a `task` beside each image; give the .onnx file of one task "
+            "(`vtk export tasks --form files`, or both), or a pack"
+        )
+    image = shapes.get("pixel_values", [])
+    logits = shapes.get("logits", shapes.get("probabilities", []))
     if "vtk" in meta:
-        card = Card.from_json(meta["vtk"], path)
+        card, facts = Card.from_json(meta["vtk"], path), read_facts(meta, path)
         told = [card.input.in_chans, *card.input.size, len(card.classes)]
-        if (found := [*image[1:], *logits[1:]]) != told:
+        found = [*image[1:], *logits[1:]]
+        # what a raw image, a size of any number, or an output of features leaves out has nothing to be held against
+        told = told if image or not facts.preprocessing else told[3:]
+        told = told if logits or "features" not in shapes else told[:-1]
+        if facts.dynamic_size and image:
+            found, told = [found[0], *found[3:]], [told[0], *told[3:]]
+        if found != told:
             raise DataError(
                 f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
                 "export it again"
             )
-        return Source("onnx", name, path, card)
+        return Source("onnx", name, path, card, notes=facts.notes(), facts=facts)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
         raise DataError(
             f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "
@@ -158,7 +187,9 @@ def open_onnx(path: Path) -> Source:
     chans, height, width = (d or 0 for d in image[1:])
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     card = Card(ModelSpec("onnx"), spec, tuple(str(i) for i in range(logits[1])))
-    return Source("onnx", name, path, card, described=False)
+    precision = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+    kind = precision.get(types["pixel_values"].elem_type, "fp32")
+    return Source("onnx", name, path, card, described=False, facts=Facts(kind))
 
 
 def _open_path(path: Path, found: Path) -> Source:
@@ -167,6 +198,10 @@ def _open_path(path: Path, found: Path) -> Source:
     if found.is_file():
         if found.suffix == ".onnx":
             return open_onnx(found)
+        if found.suffix == ".pt2":
+            from vtk.runtime.aoti_backend import open_aoti
+
+            return open_aoti(found)
         if found.suffix in _PICKLES:
             raise DataError(
                 f"{path} is a pickle, which can run code when read; give a pack, a merged .safetensors or an .onnx "
@@ -185,6 +220,8 @@ def _open_path(path: Path, found: Path) -> Source:
             return Source("pack", name, folder, read_card(folder), notes=(note,) if note else ())
     if (found / "model.onnx").is_file():
         return open_onnx(found / "model.onnx")
+    if (found / "model.pt2").is_file():
+        return _open_path(path / "model.pt2", found / "model.pt2")
     if (found / "model.safetensors").is_file():  # of `vtk parallelize`
         return _open_path(path / "model.safetensors", found / "model.safetensors")
     raise DataError(f"{path} is a folder without task.json, task/task.json or model.onnx; give a pack or a run folder")

@@ -5,10 +5,11 @@ import time
 import pytest
 import torch
 
-from vtk.profiling import measure, memory
+from vtk.profiling import measure, memory, rounds
 from vtk.profiling.compare import batch_of, compare, remarks, torch_reference
-from vtk.profiling.measure import predicted_shortage, time_calls
+from vtk.profiling.measure import time_calls
 from vtk.profiling.result import Cell
+from vtk.profiling.rounds import predicted_shortage
 
 
 def nothing() -> None:
@@ -17,10 +18,6 @@ def nothing() -> None:
 
 def test_at_least_ten_runs_however_short_the_duration() -> None:
     assert len(time_calls(nothing, nothing, duration_s=1e-9)) == measure.MIN_RUNS
-
-
-def test_at_most_max_runs_however_long_the_duration() -> None:
-    assert len(time_calls(nothing, nothing, duration_s=60)) == measure.MAX_RUNS
 
 
 def test_stops_after_the_duration() -> None:
@@ -37,7 +34,7 @@ def test_time_of_work_that_only_the_synchronisation_waits_for_is_counted() -> No
 def test_loop_adds_less_than_3_percent_to_a_call_of_a_fifth_of_a_millisecond() -> None:
     # what lies between the two clock readings when the call itself takes no time; robust on a busy machine, unlike two
     # medians of real work. Beside a hand-written loop: `test_loop_agrees_with_a_hand_written_one`
-    assert statistics.median(time_calls(nothing, nothing, duration_s=5)) < 0.03 * 0.2e-3
+    assert statistics.median(time_calls(nothing, nothing, duration_s=0.05)) < 0.03 * 0.2e-3
 
 
 @pytest.mark.slow
@@ -147,7 +144,7 @@ def test_torch_really_says_so_on_a_cpu() -> None:
 def test_a_batch_that_would_get_the_process_killed_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [Cell(8, peak_memory_bytes=2_000_000_000), Cell(16, peak_memory_bytes=3_000_000_000)]
     cpu = torch.device("cpu")
-    monkeypatch.setattr(measure, "available_bytes", lambda _: 1_500_000_000)
+    monkeypatch.setattr(rounds, "available_bytes", lambda _: 1_500_000_000)
     assert "about 2.0 GB more than batch 16, 1.5 GB are free" in predicted_shortage(cells, 32, cpu)
     assert predicted_shortage(cells, 24, cpu) == ""
     assert predicted_shortage(cells[:1], 32, cpu) == ""

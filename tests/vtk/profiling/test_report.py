@@ -2,6 +2,8 @@ import base64
 import csv
 import io
 import json
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -109,7 +111,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     write_json(tmp_path / "profile.json", FULL.to_dict())
     assert ProfileResult.read(tmp_path / "profile.json") == FULL
     plain = json.loads((tmp_path / "profile.json").read_text())
-    assert plain["schema"] == 1 and plain["budget"] == FULL.budget and plain["exit_code"] == 0
+    assert plain["schema"] == 2 and plain["budget"] == FULL.budget and plain["exit_code"] == 0
     assert plain["backends"][0]["cells"][1]["p90_ms"] == 21
     assert plain["backends"][0]["cells"][0]["peak_memory_bytes"] == 1_234_567_890
 
@@ -185,3 +187,25 @@ def test_plot_has_a_curve_for_each_backend() -> None:
 
 def test_plot_of_nothing_is_drawn_too() -> None:
     assert Image.open(io.BytesIO(latency_png(result(ABSENT, WRONG, budget_ms=5.0)))).width > 0
+
+
+@pytest.mark.slow
+def test_page_on_a_phone_as_a_picture(tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium here")
+    write_reports(FULL, tmp_path)
+    shot = tmp_path / "phone.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=390,2400"]
+    url = (tmp_path / "report.html").as_uri()
+    subprocess.run([browser, *options, f"--screenshot={shot}", url], check=True, capture_output=True, timeout=240)
+    picture = Image.open(shot).convert("RGB")
+    assert picture.width == 390
+    colours = {colour: count for count, colour in picture.getcolors(1 << 24)}
+    curve = colours[(0x00, 0x72, 0xB2)]  # the first back-end's, in the plot and as the border of the budget
+    assert curve > 300
+    # the plot made for narrow screens is as wide as the page: its white reaches both margins
+    rows = [y for y in range(picture.height) if picture.getpixel((195, y)) == (255, 255, 255)]
+    assert len(rows) > 600
+    right = [picture.getpixel((x, y)) for x in (385, 389) for y in range(0, 1200, 7)]
+    assert set(right) == {(255, 255, 255)}  # nothing of text or plot is cut off at the edge

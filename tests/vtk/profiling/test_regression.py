@@ -1,0 +1,101 @@
+"""Two profiles against one another, and several image sizes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vtk.__main__ import main
+from vtk.files import write_json
+from vtk.profiling.config import ProfileConfig
+from vtk.profiling.regression import compare_profiles
+from vtk.profiling.result import BackendResult, Cell, ProfileResult
+
+
+def result(**times: float | None) -> ProfileResult:
+    """A profile whose back-ends have a median at batch 1; None for a wrong output."""
+    backends = tuple(
+        BackendResult(
+            name, cells=(Cell(1, "mismatch", "wrong") if t is None else Cell(1, runs=50, p50_ms=t, mean_ms=t),)
+        )
+        for name, t in times.items()
+    )
+    return ProfileResult(
+        source="pets", kind="pack", model="vit", input_shape=(3, 224, 224), device="cpu", device_name="A CPU",
+        precision="fp32", threads=1, duration_s=1.0, reference="torch", inputs="i", order="o", memory="m",
+        backends=backends,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path):
+    def write(old: ProfileResult, new: ProfileResult) -> list[str]:
+        for name, found in (("old", old), ("new", new)):
+            write_json(tmp_path / f"{name}.json", found.to_dict())
+        return [str(tmp_path / "old.json"), str(tmp_path / "new.json")]
+
+    return write
+
+
+def test_growth_and_verdict() -> None:
+    found = compare_profiles(result(eager=10.0, compile=10.0, fused=10.0), result(eager=10.2, compile=12.0, fused=8.0))
+    assert [c.verdict for c in found.changes] == ["same", "slower", "faster"]
+    assert [round(c.growth, 3) for c in found.changes] == [0.02, 0.2, -0.2]
+    assert [c.backend for c in found.regressions(5.0)] == ["compile"]
+
+
+def test_a_number_that_is_gone_is_a_regression() -> None:
+    found = compare_profiles(result(eager=10.0), result(eager=None))
+    assert found.changes[0].verdict == "ok → mismatch" and len(found.regressions(50.0)) == 1
+
+
+def test_median_is_not_compared_with_a_mean() -> None:
+    few = BackendResult("eager", cells=(Cell(1, runs=12, mean_ms=30.0),))
+    (change,) = compare_profiles(result(eager=10.0), replace(result(), backends=(few,))).changes
+    assert (change.old_ms, change.new_ms) == (10.0, 30.0)  # both means
+    both = BackendResult("eager", cells=(Cell(1, runs=50, p50_ms=20.0, mean_ms=30.0),))
+    assert compare_profiles(result(eager=10.0), replace(result(), backends=(both,))).changes[0].new_ms == 20.0
+
+
+@pytest.mark.parametrize("flags,code", [([], 0), (["--fail-above", "30"], 0), (["--fail-above", "5"], 4)])
+def test_command(files, flags: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(result(eager=10.0, fused=5.0), replace(result(eager=12.0), threads=4))
+    assert main(["profile", "--compare", *paths, *flags, "--json"]) == code
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["changes"][0]["growth"] == pytest.approx(0.2) and found["missing"] == ["fused batch 1"]
+    said = " ".join(captured.err.split())
+    assert "threads: 1 and 4" in said and "+20.0 %" in said and ("allowed 5 %" in said) == (code == 4)
+
+
+def test_refusals(files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(result(eager=1.0), result(eager=1.0))
+    assert main(["profile", "--compare", paths[0]]) == 2
+    assert main(["profile", "test_vit", "--fail-above", "5"]) == 2
+    (tmp_path / "x.json").write_text("[]")
+    assert main(["profile", "--compare", paths[0], str(tmp_path / "x.json")]) == 3
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3 and "two profile.json" in lines[0] and "--compare" in lines[1] and "x.json" in lines[2]
+
+
+def test_sizes_of_a_timm_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtk.profiling.plot.latency_png", lambda *_, **__: b"")  # they are drawn elsewhere
+    out = tmp_path / "sizes"
+    argv = ["profile", "test_vit", "--no-pretrained", "--img-sizes", "64,32", "--backends", "eager", "--device", "cpu"]
+    options = ["--batch-sizes", "1", "--duration", "0.05", "--threads", "1", "--out", str(out), "--json"]
+    assert main([*argv, *options]) == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert [r["input_shape"] for r in found] == [[3, 32, 32], [3, 64, 64]]
+    assert found[1]["work"]["flops"] > 3 * found[0]["work"]["flops"]
+    assert sorted(p.name for p in out.iterdir()) == ["img-32", "img-64", "sizes.html", "sizes.json"]
+    assert ProfileResult.read(out / "img-64" / "profile.json").input_shape == (3, 64, 64)
+    page = (out / "sizes.html").read_text(encoding="utf-8")
+    assert 'href="img-32/report.html"' in page and page.count("<tr>") == 3
+
+
+def test_sizes_exclude_one_size() -> None:
+    with pytest.raises(Exception, match="exclude each other"):
+        ProfileConfig("test_vit", img_size=64, img_sizes=(32,))

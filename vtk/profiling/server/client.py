@@ -1,0 +1,186 @@
+"""What a load generator needs of a server, whichever protocol it speaks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from vtk.errors import UnavailableError, UsageError
+
+NUMPY: dict[str, Any] = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+"""KServe's names of the types that images can have."""
+
+
+class RequestFailed(Exception):
+    """The server answered with an error, or not in time."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output as the server describes it; -1 in the shape is any size."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model on a server.
+
+    Attributes:
+        name: on the server.
+        version: that answers.
+        platform: what runs it, in the server's words.
+        inputs: of a request.
+        outputs: of an answer.
+    """
+
+    name: str
+    version: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def image(self) -> TensorSpec:
+        """Return the input that takes images.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = [i for i in self.inputs if i.datatype in NUMPY and len(i.shape) == 4]
+        if len(found) != 1:
+            told = ", ".join(f"{i.name} {i.datatype} {list(i.shape)}" for i in self.inputs)
+            raise UsageError(f"`{self.name}` takes {told}; images are one input of four axes, FP32, FP16 or UINT8")
+        return found[0]
+
+    def logits(self) -> str:
+        """Return the name of the output that is compared: ``logits``, or the only one."""
+        names = [o.name for o in self.outputs]
+        return "logits" if "logits" in names or not names else names[0]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The server's own account of a model since it started; nanoseconds summed over requests.
+
+    Attributes:
+        requests: answered.
+        images: in them.
+        executions: of the model: fewer than requests where the server joined them.
+        queue_ns: waiting.
+        compute_ns: input, inference and output.
+    """
+
+    requests: int
+    images: int
+    executions: int
+    queue_ns: int
+    compute_ns: int
+
+    def since(self, before: "Counters") -> "Counters":
+        """Return what happened after ``before``."""
+        return Counters(*(getattr(self, n) - getattr(before, n) for n in self.__dataclass_fields__))
+
+
+def read_counters(stats: Mapping[str, Any], version: str) -> Counters | None:
+    """Read Triton's statistics of a model, None where there are none of this version.
+
+    Args:
+        stats: answer of ``v2/models/NAME/stats``; numbers may be text, as in protobuf's JSON.
+        version: of the model; empty for the only one.
+    """
+    found = [m for m in stats.get("model_stats", []) if not version or str(m.get("version", "")) in ("", version)]
+    if not found:
+        return None
+    model, times = found[0], found[0].get("inference_stats", {})
+
+    def of(name: str, key: str) -> int:
+        return int(times.get(name, {}).get(key, 0))
+
+    compute = sum(of(name, "ns") for name in ("compute_input", "compute_infer", "compute_output"))
+    return Counters(
+        of("success", "count"), int(model.get("inference_count", 0)), int(model.get("execution_count", 0)),
+        of("queue", "ns"), compute,
+    )  # fmt: skip
+
+
+class Client(Protocol):
+    """A connection; `infer` may be called by many threads at once."""
+
+    def models(self) -> list[str]:
+        """Return the names of the models that are ready; empty where the server does not tell."""
+        ...
+
+    def info(self, model: str) -> ModelInfo:
+        """Describe a model.
+
+        Raises:
+            UnavailableError: the server is not there, or has no such model.
+        """
+        ...
+
+    def counters(self, info: ModelInfo) -> Counters | None:
+        """Return the server's statistics, None where it keeps none."""
+        ...
+
+    def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+        """Encode a request once, so that encoding is not in the times."""
+        ...
+
+    def infer(self, payload: Any) -> Any:
+        """Send a request and return the answer, undecoded.
+
+        Raises:
+            RequestFailed: an error, or no answer in time.
+        """
+        ...
+
+    def decode(self, answer: Any, output: str) -> "np.ndarray[Any, Any]":
+        """Return one output of an answer.
+
+        Raises:
+            RequestFailed: it is not there.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close every connection."""
+        ...
+
+
+def connect(url: str, protocol: str, timeout: float) -> Client:
+    """Connect to a server and make sure that it is there.
+
+    Raises:
+        UnavailableError: nobody answers, or the package for this protocol is missing.
+    """
+    if protocol == "grpc":
+        from vtk.profiling.server.grpc_client import GrpcClient
+
+        return GrpcClient(url, timeout)
+    from vtk.profiling.server.http_client import HttpClient
+
+    return HttpClient(url, timeout)
+
+
+def choose_model(client: Client, wanted: str) -> ModelInfo:
+    """Describe the model asked for, or the only one there.
+
+    Raises:
+        UsageError: several, and none was named.
+        UnavailableError: there is no such model.
+    """
+    if wanted:
+        return client.info(wanted)
+    names = client.models()
+    if len(names) != 1:
+        told = ", ".join(names) or "does not say which it has"
+        raise UsageError(f"the server {'has ' if names else ''}{told}; give one as --model")
+    return client.info(names[0])
+
+
+def unreachable(url: str, reason: object) -> UnavailableError:
+    """Return the error of a server that does not answer."""
+    return UnavailableError(f"no server answers at {url} ({reason}); start it, or give another --server or --protocol")

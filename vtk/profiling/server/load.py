@@ -1,0 +1,145 @@
+"""Closed and open loops of requests, and what their times are.
+
+Closed: so many clients, each sends its next request when it has its answer. A server that stalls is asked less often
+while it stalls, so few requests see the stall (coordinated omission): the percentiles flatter it.
+
+Open: requests arrive at random times that do not depend on the server (a Poisson process), as those of many users do.
+Each time is taken from the moment the request was due, not from the moment it could be sent: a stall then counts for
+everyone who would have come in meanwhile.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vtk.profiling.server.client import RequestFailed
+from vtk.profiling.stats import spread
+
+MAX_IN_FLIGHT = 256
+"""Threads of an open loop: so many requests can be under way; later ones wait here, and their waiting counts."""
+
+LATE_S = 0.001
+"""A request that was sent later than this after it was due was late: this machine could not keep up."""
+
+Send = Callable[[int], Any]
+"""Send the payload of this number, return the answer; raises `RequestFailed`."""
+
+
+@dataclass
+class Run:
+    """What a loop saw.
+
+    Attributes:
+        latencies: seconds of each answered request, in the order of the answers.
+        finished: when each came, seconds after the start.
+        service: seconds from sending to answer; in a closed loop the same as `latencies`.
+        failed: one line for each failed request.
+        late: requests of an open loop that were sent late.
+        seconds: how long it ran.
+    """
+
+    latencies: list[float] = field(default_factory=list)
+    finished: list[float] = field(default_factory=list)
+    service: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    late: int = 0
+    seconds: float = 0.0
+
+    def windows(self, count: int = 5) -> list[list[float]]:
+        """Return the latencies in ``count`` stretches of time, without empty ones."""
+        found: list[list[float]] = [[] for _ in range(count)]
+        for latency, end in zip(self.latencies, self.finished, strict=True):
+            found[min(int(count * end / max(self.seconds, 1e-9)), count - 1)].append(latency)
+        return [window for window in found if window]
+
+    def spread(self) -> float | None:
+        """Return by which fraction the medians of the last three windows differ."""
+        return spread(self.windows())
+
+
+def closed_loop(send: Send, clients: int, duration_s: float) -> Run:
+    """Let ``clients`` threads send one request after the other for ``duration_s`` seconds."""
+    run, lock = Run(), threading.Lock()
+    start = time.perf_counter()
+    end = start + duration_s
+
+    def client(number: int) -> None:
+        turn = number
+        while (begin := time.perf_counter()) < end:
+            _one(run, lock, send, turn, start, begin, begin)
+            turn += clients
+
+    _in_threads(client, clients)
+    run.seconds = time.perf_counter() - start
+    return run
+
+
+def open_loop(send: Send, rate: float, duration_s: float, *, seed: int = 0) -> Run:
+    """Send requests that are due at random times, ``rate`` a second on average, for ``duration_s`` seconds."""
+    due = arrivals(rate, duration_s, seed)
+    run, lock = Run(), threading.Lock()
+    waiting = iter(range(len(due)))
+    start = time.perf_counter()
+
+    def worker(_: int) -> None:
+        while True:
+            with lock:
+                number = next(waiting, None)
+            if number is None:
+                return
+            moment = start + due[number]
+            if (rest := moment - time.perf_counter()) > 0:
+                time.sleep(rest)
+            begin = time.perf_counter()
+            if begin - moment > LATE_S:
+                with lock:
+                    run.late += 1
+            _one(run, lock, send, number, start, moment, begin)
+
+    _in_threads(worker, min(MAX_IN_FLIGHT, max(1, len(due))))
+    run.seconds = time.perf_counter() - start
+    return run
+
+
+def arrivals(rate: float, duration_s: float, seed: int) -> Sequence[float]:
+    """Return the moments of a Poisson process in [0, duration_s): its gaps are exponentially distributed."""
+    source, moment, found = random.Random(seed), 0.0, []
+    while (moment := moment + source.expovariate(rate)) < duration_s:
+        found.append(moment)
+    return found
+
+
+def _one(run: Run, lock: threading.Lock, send: Send, number: int, start: float, due: float, begin: float) -> None:
+    try:
+        send(number)
+    except RequestFailed as error:
+        with lock:
+            run.failed.append(str(error))
+        return
+    now = time.perf_counter()
+    with lock:
+        run.latencies.append(now - due)
+        run.service.append(now - begin)
+        run.finished.append(now - start)
+
+
+def _in_threads(work: Callable[[int], None], count: int) -> None:
+    """Run ``work(0)`` … ``work(count - 1)`` at the same time; an error of one is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]

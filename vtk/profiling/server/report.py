@@ -1,0 +1,141 @@
+"""The table on the terminal, ``server.json`` and a page of one file."""
+
+import base64
+import io
+import itertools
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from vtk import console
+from vtk.files import write_json, write_text
+from vtk.profiling.html import document, table
+from vtk.profiling.plot import COLOURS, MARKERS, between
+from vtk.profiling.report import DASH, UNSTABLE, ms, rate
+from vtk.profiling.server.result import ServerLevel, ServerResult
+
+FILES = ("server.html", "server.json")
+COLUMNS = ("batch", "load", "images/s", "p50", "p90", "p99", "queue", "compute", "joined", "req")
+"""Times in milliseconds; ``joined`` is how many images the server ran at once."""
+
+
+def print_result(result: ServerResult) -> None:
+    """Print a row for every load, what the numbers mean, and the answer to the budget."""
+    console.say(heading(result), style="bold")
+    rows = [row(level) for level in result.levels if level.status == "ok"]
+    console.table("times in ms", COLUMNS, rows, left=(1,))
+    for level in result.levels:
+        if level.status != "ok":
+            console.say(f"batch {level.batch}, {level.load}: {level.reason}")
+    for text in notes(result):
+        console.say(text, style="dim")
+    for text in result.warnings:
+        console.warn(text)
+    if result.budget:
+        console.say(result.budget, style="bold")
+
+
+def write_report(result: ServerResult, folder: Path) -> None:
+    """Write `FILES` into ``folder``, each of them whole or not at all.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    write_json(folder / "server.json", result.to_dict())
+    write_text(folder / "server.html", page(result))
+
+
+def page(result: ServerResult) -> str:
+    """Return the page as HTML; every text from outside is escaped."""
+    picture = base64.b64encode(png(result)).decode("ascii")
+    parts = [f"<h1>A server under load</h1><p>{escape(heading(result))}</p>"]
+    if result.budget:
+        parts.append(f'<p class="budget">{escape(result.budget)}</p>')
+    parts += [f'<p class="warning">{escape(text)}</p>' for text in result.warnings]
+    parts.append(f'<img alt="Latency against images per second" src="data:image/png;base64,{picture}">')
+    rows = []
+    for level in result.levels:
+        if level.status == "ok":
+            rows.append("".join(f"<td>{escape(text)}</td>" for text in row(level)))
+        else:
+            first = f"<td>{level.batch}</td><td>{escape(level.load)}</td>"
+            rows.append(f'{first}<td class="bad" colspan="{len(COLUMNS) - 2}">{escape(level.reason)}</td>')
+    parts.append(f"<h2>Every load</h2>{table(list(COLUMNS), rows)}")
+    parts.append("<h2>How to read this</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in notes(result)) + "</ul>")
+    facts = "".join(
+        f"<dt class=dim>{k}</dt><dd>{escape(v)}</dd>"
+        for k, v in (("command", result.command), ("date", result.date)) if v
+    )  # fmt: skip
+    parts.append(f"<h2>Made with</h2><dl>{facts}</dl>")
+    return document(f"{result.model}: a server under load", "\n".join(parts))
+
+
+def heading(result: ServerResult) -> str:
+    """Return what was driven."""
+    version = f" version {result.version}" if result.version else ""
+    platform = f", {result.platform}" if result.platform else ""
+    return f"{result.model}{version}{platform} at {result.server} ({result.protocol})"
+
+
+def row(level: ServerLevel) -> list[str]:
+    """Return the cells of a load."""
+    mark = UNSTABLE if level.stable is False else ""
+    joined = DASH if level.server_batch is None else f"{level.server_batch:.1f}"
+    times = (level.p50_ms, level.p90_ms, level.p99_ms, level.queue_ms, level.compute_ms)
+    return [
+        str(level.batch), level.load, rate(level.images_per_second), *(ms(value) for value in times), joined,
+        f"{mark}{level.requests}",
+    ]  # fmt: skip
+
+
+def notes(result: ServerResult) -> list[str]:
+    """Return what a reader must know to judge the numbers."""
+    found = [f"answers: {result.reference}.", f"sent: {result.inputs}."]
+    loops = {level.loop for level in result.levels}
+    if "closed" in loops:
+        found.append(
+            "clients (closed loop): each sends its next request when it has its answer; a server that stalls is asked "
+            "less meanwhile, so these percentiles flatter it."
+        )
+    if "open" in loops:
+        found.append(
+            "req/s (open loop): requests are due at random times (Poisson) and timed from then on, so that a stall "
+            "counts for all who would have come (no coordinated omission)."
+        )
+    if any(level.queue_ms is not None for level in result.levels):
+        found.append("queue, compute, joined: by the server's own statistics, means over this load's requests.")
+    return found
+
+
+def png(result: ServerResult) -> bytes:
+    """Draw p50, p90 and p99 against images per second, a colour for each batch size and loop."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    figure = Figure(figsize=(5.0, 4.0), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    timed = sorted((v for v in result.levels if v.status == "ok"), key=lambda v: (v.batch, v.loop))
+    for i, ((batch, loop), group) in enumerate(itertools.groupby(timed, key=lambda v: (v.batch, v.loop))):
+        levels = sorted(group, key=lambda v: v.images_per_second or 0.0)
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        for name, style in (("p50_ms", "-"), ("p90_ms", "--"), ("p99_ms", ":")):
+            known = [(v.images_per_second, getattr(v, name)) for v in levels if getattr(v, name) is not None]
+            label = f"batch {batch}, {loop}" if name == "p50_ms" else None
+            axes.plot([x for x, _ in known], [y for _, y in known], style, color=colour, marker=marker, label=label,
+                      markersize=4)  # fmt: skip
+    if result.budget_ms is not None:
+        axes.axhline(result.budget_ms, color="#444444", linestyle="--", linewidth=1)
+    axes.set(xlabel="images per second", ylabel="ms", title="p50 (line), p90 (dashes), p99 (dots)")
+    if timed:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(FuncFormatter(between(axes.get_ylim())))
+    axes.grid(True, color="#dddddd", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    if timed:
+        axes.legend(frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

@@ -1,0 +1,162 @@
+"""What driving a server found: plain values, and what follows from them."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = 1
+"""Version of ``server.json``."""
+
+Loop = Literal["closed", "open"]
+
+
+@dataclass(frozen=True)
+class ServerLevel:
+    """One load. Times are of answered requests, in milliseconds; None where there were too few.
+
+    Attributes:
+        batch: images per request.
+        loop: closed: `concurrency` clients; open: `rate` requests a second.
+        concurrency: of a closed loop.
+        rate: asked for in an open loop.
+        status: "ok", or "mismatch" for wrong answers, or "failed" where none came.
+        reason: one line for every status but "ok".
+        requests: answered.
+        failed: not answered, or with an error.
+        p50_ms: median; in an open loop counted from the moment that a request was due, as are the next three.
+        p90_ms: None below 100 requests.
+        p99_ms: None below 1,000 requests.
+        mean_ms: of all.
+        service_p50_ms: median from sending to answer, without waiting in this machine.
+        requests_per_second: answered.
+        images_per_second: the same times `batch`.
+        queue_ms: mean time that a request waited in the server, by its own account; None where it keeps none.
+        compute_ms: mean time that it was worked on.
+        server_batch: images that the server ran at once, on average.
+        late: fraction of an open loop's requests that this machine sent late.
+        stable: whether the medians of the last three of five windows agree.
+        spread: by which fraction they differ.
+        max_diff: largest absolute difference from the reference, None if not compared.
+    """
+
+    batch: int
+    loop: Loop
+    concurrency: int | None = None
+    rate: float | None = None
+    status: Literal["ok", "mismatch", "failed"] = "ok"
+    reason: str = ""
+    requests: int = 0
+    failed: int = 0
+    p50_ms: float | None = None
+    p90_ms: float | None = None
+    p99_ms: float | None = None
+    mean_ms: float | None = None
+    service_p50_ms: float | None = None
+    requests_per_second: float | None = None
+    images_per_second: float | None = None
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    server_batch: float | None = None
+    late: float = 0.0
+    stable: bool | None = None
+    spread: float | None = None
+    max_diff: float | None = None
+
+    @property
+    def load(self) -> str:
+        """The load in words."""
+        if self.loop == "open":
+            return f"{self.rate:g} req/s"
+        return "1 client" if self.concurrency == 1 else f"{self.concurrency} clients"
+
+
+@dataclass(frozen=True)
+class ServerResult:
+    """A whole run against one model of one server.
+
+    Attributes:
+        server: as given.
+        protocol: http or grpc.
+        model: on the server.
+        version: that answered.
+        platform: what runs it, in the server's words.
+        reference: what answers were compared with, in words.
+        inputs: what was sent.
+        stability_pct: percent within which the windows of a stable level agree.
+        levels: in the order they were measured.
+        budget_ms: as asked for.
+        command: the command line.
+        date: UTC, ISO 8601.
+        schema: version of this layout.
+    """
+
+    server: str
+    protocol: str
+    model: str
+    version: str
+    platform: str
+    reference: str
+    inputs: str
+    stability_pct: float
+    levels: tuple[ServerLevel, ...]
+    budget_ms: float | None = None
+    command: str = ""
+    date: str = ""
+    schema: int = field(default=SCHEMA)
+
+    @property
+    def exit_code(self) -> int:
+        """4 when an answer was wrong, 1 when requests failed, else 0."""
+        if any(level.status == "mismatch" for level in self.levels):
+            return 4
+        return 1 if any(level.failed or level.status == "failed" for level in self.levels) else 0
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes numbers doubtful, one line each."""
+        found = []
+        for level in self.levels:
+            place = f"batch {level.batch}, {level.load}"
+            if level.failed:
+                found.append(
+                    f"{place}: {level.failed} of {level.failed + level.requests} requests failed: {level.reason}"
+                )
+            if level.status != "ok":
+                continue
+            if level.stable is False:
+                found.append(
+                    f"{place}: unstable: the last three windows' medians differ by {100 * (level.spread or 0):.0f} %, "
+                    f"allowed {self.stability_pct:g} %; give more --duration"
+                )
+            if level.late > 0.01:
+                found.append(
+                    f"{place}: {100 * level.late:.0f} % of the requests were sent late: the server, or this machine, "
+                    "is beyond its rate; their waiting is in the times"
+                )
+        return tuple(found)
+
+    @property
+    def budget(self) -> str:
+        """One line: which batch and load meet ``budget_ms`` with most images a second; empty without a budget."""
+        if self.budget_ms is None:
+            return ""
+        judged = []
+        for level in self.levels:
+            times = (("p99", level.p99_ms), ("p90", level.p90_ms), ("p50", level.p50_ms))
+            known = next(((label, value) for label, value in times if value is not None), None)
+            if level.status == "ok" and not level.failed and known is not None:
+                judged.append((level.images_per_second or 0.0, *known, level))
+        meets = [entry for entry in judged if entry[2] <= self.budget_ms]
+        text = f"budget {self.budget_ms:g} ms: "
+        if meets:
+            rate, label, value, level = max(meets, key=lambda entry: entry[0])
+            return f"{text}batch {level.batch} with {level.load} meets it: {label} {value:.2f} ms, {rate:.1f} images/s"
+        if judged:
+            _, label, value, level = min(judged, key=lambda entry: entry[2])
+            return f"{text}no load meets it; nearest is batch {level.batch} with {level.load}: {label} {value:.2f} ms"
+        return f"{text}no load could be judged"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        derived = {"budget": self.budget, "warnings": list(self.warnings), "exit_code": self.exit_code}
+        return {**dataclasses.asdict(self), **derived}

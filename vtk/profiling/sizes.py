@@ -1,0 +1,107 @@
+"""A timm model at several image sizes: one whole profile for each, and one page over all."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+
+from vtk import console
+from vtk.errors import UsageError
+from vtk.files import prepare_output, write_json, write_text
+from vtk.profiling.config import ProfileConfig
+from vtk.profiling.html import document, table
+from vtk.profiling.plot import COLOURS, MARKERS
+from vtk.profiling.profile import profile
+from vtk.profiling.report import DASH, ms, rate
+from vtk.profiling.result import ProfileResult
+
+
+def profile_sizes(config: ProfileConfig, *, command: str = "", show_progress: bool = True) -> list[ProfileResult]:
+    """Measure ``config.source`` at each of ``config.img_sizes``.
+
+    With ``config.out`` every size has a report in ``OUT/img-SIZE``, and ``OUT/sizes.html`` and ``OUT/sizes.json`` hold
+    what depends on the size.
+
+    Args:
+        config: with `img_sizes`, ascending or not.
+        command: kept in the reports.
+        show_progress: a bar on a terminal.
+
+    Raises:
+        UsageError: no sizes, or a size that the model cannot have.
+        DataError: ``out`` is not empty.
+    """
+    if not config.img_sizes:
+        raise UsageError("`img_sizes` is empty; give sizes in pixels, or use `profile`")
+    if config.out is not None:
+        prepare_output(config.out, overwrite=config.overwrite)
+    results: list[ProfileResult] = []
+    for size in sorted(config.img_sizes):
+        console.say(f"image size {size}")
+        out = None if config.out is None else config.out / f"img-{size}"
+        # ceilings are the device's: once is enough
+        one = replace(config, img_sizes=(), img_size=size, out=out, ceilings=config.ceilings and not results)
+        results.append(profile(one, command=command, show_progress=show_progress))
+    if config.out is not None:
+        write_json(config.out / "sizes.json", {"results": [r.to_dict() for r in results]})
+        write_text(config.out / "sizes.html", sizes_page(results))
+    return results
+
+
+def print_sizes(results: Sequence[ProfileResult]) -> None:
+    """Print a table of every size, back-end and batch."""
+    console.table("by image size", _COLUMNS, _rows(results), left=(1,))
+
+
+def sizes_page(results: Sequence[ProfileResult]) -> str:
+    """Return one page with a plot and a table over all sizes."""
+    picture = base64.b64encode(sizes_png(results)).decode("ascii")
+    rows = ["".join(f"<td>{escape(text)}</td>" for text in row) for row in _rows(results)]
+    source = results[0].source
+    links = "".join(f'<li><a href="img-{r.input_shape[1]}/report.html">{r.input_shape[1]} px</a></li>' for r in results)
+    body = (
+        f"<h1>Latency by image size</h1><p>{escape(source)} · {escape(results[0].device_name)}</p>"
+        f'<img alt="Milliseconds an image against image size" src="data:image/png;base64,{picture}">'
+        f"<h2>Every size</h2>{table(list(_COLUMNS), rows)}<h2>Reports</h2><ul>{links}</ul>"
+    )
+    return document(f"{source}: latency by image size", body)
+
+
+def sizes_png(results: Sequence[ProfileResult]) -> bytes:
+    """Draw milliseconds an image against the image's side, at the batch with the most images per second."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4, 4.0), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(b.name for r in results for b in r.backends))
+    for i, name in enumerate(names):
+        points = [(r.input_shape[1], best) for r in results if (best := _best(r, name)) is not None]
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        axes.plot([x for x, _ in points], [1000 / y for _, y in points], color=colour, marker=marker, label=name)
+    axes.set(xlabel="image size (pixels)", ylabel="ms per image", title="at the batch with most images/s")
+    axes.set_ylim(bottom=0)
+    axes.grid(True, color="#dddddd", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+_COLUMNS = ("size", "backend", "batch", "p50 ms", "p90 ms", "images/s")
+
+
+def _rows(results: Sequence[ProfileResult]) -> list[list[str]]:
+    return [
+        [str(r.input_shape[1]), backend.name, str(cell.batch), ms(cell.p50_ms) if cell.status == "ok" else cell.status,
+         ms(cell.p90_ms), rate(cell.images_per_second) if cell.status == "ok" else DASH]
+        for r in results for backend, cell in r.cells()
+    ]  # fmt: skip
+
+
+def _best(result: ProfileResult, name: str) -> float | None:
+    rates = [c.images_per_second for b, c in result.cells() if b.name == name and c.images_per_second]
+    return max(rates, default=None)

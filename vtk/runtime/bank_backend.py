@@ -1,0 +1,89 @@
+"""One pack, or several of one base, in a `vtk.serving.TaskBank`: the packed forward pass that servers use."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from vtk.errors import UsageError
+from vtk.runtime.source import Source
+
+
+class BankBackend:
+    """A bank that is called with images of one of its tasks, the source's; the others are in memory beside it.
+
+    ``threads`` is torch's global number; `close` puts the earlier one back.
+    """
+
+    name = "bank"
+    batch: int | None = None
+    options = ("tasks",)
+
+    def __init__(self, bank: Any, task: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.bank, self.task, self.device, self.dtype = bank, task, device, dtype
+        self.load_s = 0.0
+        self._threads_before: int | None = None
+
+    @classmethod
+    def check(cls) -> None:
+        """Do nothing: a bank runs wherever torch does."""
+
+    @classmethod
+    def load(
+        cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
+    ) -> Self:
+        """Put the pack into a new bank; options: `tasks`, folders of more packs of the same base."""
+        from vtk.serving import TaskBank
+
+        if source.kind != "pack" or source.path is None:
+            raise UsageError(f"`bank` holds task packs, not the {source.kind} {source.name}; give a pack")
+        if unknown := sorted(set(options) - set(cls.options)):
+            raise UsageError(f"back-end `bank` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
+        others: Sequence[str] = options.get("tasks", ())
+        start = time.perf_counter()
+        before = torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            bank = TaskBank(source.base, device=device, dtype=dtype)
+            bank.add(source.name, source.path)
+            for number, path in enumerate(others, 2):
+                bank.add(f"{number}: {path}", path)
+            backend = cls(bank, source.name, device, dtype)
+            backend.synchronize()
+        except BaseException:
+            torch.set_num_threads(before)
+            raise
+        backend._threads_before = before if threads is not None else None
+        backend.load_s = time.perf_counter() - start
+        return backend
+
+    @property
+    def provider(self) -> str:
+        """``bank of N tasks, cpu`` or ``… cuda (NAME)``."""
+        count = len(self.bank.tasks)
+        cpu = self.device.type == "cpu"
+        where = "cpu" if cpu else f"cuda ({torch.cuda.get_device_name(self.device)})"
+        return f"bank of {count} task{'s' * (count != 1)}, {where}"
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
+        with torch.inference_mode():
+            logits: Tensor = self.bank({self.task: inputs["pixel_values"]})[self.task]
+            return {"logits": logits}
+
+    def synchronize(self) -> None:
+        """Wait for the CUDA device; on a CPU `run` returns when it is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Drop the bank and put torch's number of threads back."""
+        self.bank = None
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,73 @@
+"""What was done to an ONNX file beyond its card, kept in ``metadata_props["vtk.export"]``."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtk.card import from_plain
+from vtk.errors import DataError
+
+KEY = "vtk.export"
+"""Name of the property; a plain fp32 file has none."""
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How a file was made.
+
+    Attributes:
+        precision: ``fp32``, ``fp16`` or ``bf16``, of weights and arithmetic.
+        int8: ``dynamic`` or ``static`` where weights and products are int8, else "".
+        keep_io_types: whether inputs and outputs are fp32 whatever the precision.
+        preprocessing: whether resizing and normalising are in the graph (its input is ``images``, uint8).
+        dynamic_size: whether it takes images of other sizes than the card's.
+        verified: whether its values were compared with torch's; False only on request.
+        target: run time that it was made for, "" for any.
+    """
+
+    precision: str = "fp32"
+    int8: str = ""
+    keep_io_types: bool = False
+    preprocessing: bool = False
+    dynamic_size: bool = False
+    verified: bool = True
+    target: str = ""
+
+    def props(self) -> dict[str, str]:
+        """Return the properties to write: none for a plain file."""
+        return {} if self == PLAIN else {KEY: json.dumps(dataclasses.asdict(self))}
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a command that runs the file says."""
+        if self == PLAIN:
+            return ()
+        kind = f"int8 ({self.int8})" if self.int8 else self.precision
+        if not self.verified:
+            return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
+        return (f"this file is {kind}{', its inputs and outputs fp32' if self.keep_io_types else ''}",)
+
+
+PLAIN = Facts()
+"""Of a file that is fp32 throughout and of one size."""
+
+
+def read_facts(properties: Mapping[str, str], path: Path) -> Facts:
+    """Read what `Facts.props` wrote; a file without it is a plain one.
+
+    Raises:
+        DataError: the property was edited or damaged.
+    """
+    if KEY not in properties:
+        return PLAIN
+    where = f"{path}: `{KEY}`"
+    try:
+        facts = from_plain(Facts, json.loads(properties[KEY]), where)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON ({error}); export the file again") from error
+    if facts.precision not in PRECISIONS or facts.int8 not in ("", "dynamic", "static"):
+        raise DataError(f"{where} says {facts.precision!r}, {facts.int8!r}; the file was edited, export it again")
+    return facts
