@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+SERVER := .venv-server
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow check style docs wheel clean
+.PHONY: help install demo test test-slow test-server check style docs wheel clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +29,16 @@ test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
 
 test-slow: $(STAMP)  ## long tables, the demo and the documents' examples
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'slow and not gpu and not server'
+
+# the Triton Inference Server of that wheel has a Python back-end which gives empty tensors with numpy 2
+$(SERVER)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(SERVER)
+	$(SERVER)/bin/python -m pip install --quiet --upgrade pip
+	$(SERVER)/bin/python -m pip install --quiet -e . 'pytest>=8.3' 'numpy<2' 'nvidia-pytriton>=0.7' 'tritonclient[http]'
+	@touch $@
+
+test-server: $(SERVER)/.installed  ## exported repositories in a real Triton Inference Server, on the CPU
+	OMP_NUM_THREADS=1 $(SERVER)/bin/python -m pytest -m server tests/server
 
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .
@@ -50,4 +61,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

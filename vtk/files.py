@@ -48,17 +48,21 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replace_dir(path: Path) -> Iterator[Path]:
+def replace_dir(path: Path, *, beside: Path | None = None) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``path``; on success it takes the place of ``path`` as a whole.
 
     Where the system can exchange two names at once (Linux), ``path`` names either the old or the new folder at every
     moment. Elsewhere the old one is first moved to ``path.old``, which `existing_dir` falls back to.
 
+    Args:
+        path: the folder.
+        beside: folder of the temporary names, on the same file system, where nothing else may stand beside ``path``.
+
     Raises:
         DataError: the folder cannot be written or the disk is full.
     """
-    tmp = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    old = path.with_name(f"{path.name}.old")
+    tmp = (beside or path.parent) / f"{path.name}.tmp-{os.getpid()}"
+    old = (beside or path.parent) / f"{path.name}.old"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if tmp.exists():

@@ -5,10 +5,20 @@ from vtk._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "AotiConfig": "vtk_export.aoti_config",
+        "AotiResult": "vtk_export.aoti",
         "ExportResult": "vtk_export.onnx",
         "GateRow": "vtk_export.verify",
         "OnnxConfig": "vtk_export.config",
+        "TasksConfig": "vtk_export.config",
+        "TasksExportResult": "vtk_export.tasks",
+        "TritonConfig": "vtk_export.triton_config",
+        "TritonExportResult": "vtk_export.triton.export",
+        "export_aoti": "vtk_export.aoti",
         "export_onnx": "vtk_export.onnx",
+        "export_tasks": "vtk_export.tasks",
+        "export_triton": "vtk_export.triton.export",
+        "temporary_aoti": "vtk_export.aoti",
         "temporary_onnx": "vtk_export.onnx",
     },
 )

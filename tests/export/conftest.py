@@ -41,9 +41,8 @@ class Packed:
         return model.eval()
 
 
-@pytest.fixture(scope="session")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    root = tmp_path_factory.mktemp("packed")
+def make_pack(root: Path, noise: float) -> Packed:
+    """Write a pack whose attention and head were moved from the base by ``noise``."""
     torch.manual_seed(2)
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **TIMM)
     save_file(plain.state_dict(), root / "base.safetensors")
@@ -53,7 +52,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     state = {k: v.clone() for k, v in created.model.state_dict().items()}
     trained = [k for k in state if ".attn." in k or k.startswith("head.")]
     for name in trained:
-        state[name] += torch.randn_like(state[name])
+        state[name] += noise * torch.randn_like(state[name])
     card = Card(created.spec, created.input, ("a", "b", "c", "d", "é"))
     card = save_task(root / "task", state=state, created=created, card=card, trained=trained)
     rng = np.random.default_rng(0)
@@ -61,6 +60,17 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
         (root / "photos" / "a").mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).save(root / "photos" / "a" / f"{i}.png")
     return Packed(root / "task", root / "photos", card)
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    return make_pack(tmp_path_factory.mktemp("packed"), 1.0)
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """A pack whose attention is as soft as a trained one's: rounding does not change where it looks."""
+    return make_pack(tmp_path_factory.mktemp("calm"), 0.1)
 
 
 @dataclass
@@ -98,20 +108,35 @@ def exported_static(packed: Packed, tmp_path_factory: pytest.TempPathFactory) ->
     return _export(packed.path, "--out", out, "--static-batch", 2, "--opset", 20)
 
 
+@pytest.fixture(scope="session")
+def exported_calm(calm: Packed, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Of the calm pack, any batch size."""
+    return _export(calm.path, "--out", tmp_path_factory.mktemp("calm") / "onnx")
+
+
 Convert = Callable[[Callable[[onnx.ModelProto], None] | None], None]
 
 
 @pytest.fixture
 def fake_exporter(exported: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
     """Make torch's exporter return an earlier result, with a fault put in; saves its seconds."""
+    return _faker(exported, monkeypatch)
 
+
+@pytest.fixture
+def fake_calm(exported_calm: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
+    """The same of the calm pack."""
+    return _faker(exported_calm, monkeypatch)
+
+
+def _faker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
     def use(fault: Callable[[onnx.ModelProto], None] | None = None) -> None:
         def convert(*args: object, **kwargs: object) -> onnx.ModelProto:
-            proto = exported.proto
+            proto = run.proto
             if fault is not None:
                 fault(proto)
             return proto
 
-        monkeypatch.setattr("vtk_export.onnx.convert", convert)
+        monkeypatch.setattr("vtk_export.build.convert", convert)
 
     return use

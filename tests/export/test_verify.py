@@ -11,7 +11,7 @@ from PIL import Image
 from vtk.card import InputSpec
 from vtk.errors import DataError, VerificationError
 from vtk_export.images import gate_images
-from vtk_export.verify import GateRow, _compare, _remarks, check_rows
+from vtk_export.verify import GateRow, _remarks, check_rows, compare
 
 SPEC = InputSpec(32, 48, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
 
@@ -20,7 +20,7 @@ def test_rows_whose_order_may_be_rounding_are_excluded_and_counted() -> None:
     expected = torch.tensor([[5.0, 0.0, 0.0], [1.0, 1.00001, 0.0], [0.0, 9.0, 3.0]])
     result = expected.clone()
     result[1] = torch.tensor([1.00002, 1.0, 0.0])  # another winner, but by less than twice the error
-    row = _compare(expected, [result, expected])
+    row = compare(expected, [result, expected])
     assert (row.batch, row.compared, row.excluded, row.agreed) == (3, 2, 1, 2)
     assert row.error == pytest.approx(2e-5, rel=0.05)
     assert row.error_plain == 0
@@ -33,7 +33,7 @@ def test_an_error_above_the_bound_fails_in_either_session() -> None:
     expected = torch.tensor([[5.0, 0.0], [0.0, 4.0]])
     wrong = expected + torch.tensor([[0.0, 0.001], [0.0, 0.0]])
     for results in ([wrong, expected], [expected, wrong]):
-        row = _compare(expected, results)
+        row = compare(expected, results)
         assert not row.passed
         with pytest.raises(VerificationError, match=r"batch 2: max error 1\.0e-03 is above the bound 5\.0e-04"):
             check_rows([row])
@@ -41,12 +41,12 @@ def test_an_error_above_the_bound_fails_in_either_session() -> None:
 
 def test_nan_is_an_error_and_nothing_to_compare_too() -> None:
     expected = torch.tensor([[5.0, 0.0]])
-    assert not _compare(expected, [expected * torch.nan, expected]).passed
+    assert not compare(expected, [expected * torch.nan, expected]).passed
     for useless in (torch.zeros(1, 2), torch.full((1, 2), torch.nan)):
         with pytest.raises(VerificationError, match="nothing can be compared"):
-            _compare(useless, [useless, useless])
+            compare(useless, [useless, useless])
     with pytest.raises(VerificationError, match=r"gives \(2, 2\), torch \(1, 2\)"):
-        _compare(expected, [expected.repeat(2, 1), expected])
+        compare(expected, [expected.repeat(2, 1), expected])
 
 
 def test_disagreement_fails_even_within_the_bound() -> None:
@@ -56,13 +56,13 @@ def test_disagreement_fails_even_within_the_bound() -> None:
 
 
 def test_one_class_has_no_margin() -> None:
-    row = _compare(torch.tensor([[2.0]]), [torch.tensor([[2.0]])] * 2)
+    row = compare(torch.tensor([[2.0]]), [torch.tensor([[2.0]])] * 2)
     assert (row.compared, row.excluded, row.passed) == (1, 0, True)
 
 
 def test_logits_that_do_not_depend_on_the_image_are_remarked() -> None:
     expected = torch.tensor([[5.0, 0.0]]).repeat(3, 1)
-    (remark,) = _remarks(expected, [_compare(expected, [expected, expected])])
+    (remark,) = _remarks(expected, [compare(expected, [expected, expected])])
     assert "rows that changed places could not be seen" in remark
 
 

@@ -112,6 +112,17 @@ def test_layer_scale_is_never_dropped_silently(tmp_path: Path) -> None:
         create(tmp_path / "ls.safetensors")
 
 
+@pytest.mark.parametrize("side", [1, 2, 3], ids=str)
+def test_a_small_table_without_rows_for_register_tokens(tmp_path: Path, side: int) -> None:
+    # 3·3 patches are also 2·2 and the five prefix tokens, and 2·2 are fewer than these
+    name, size, file = "vit_small_patch14_reg4_dinov2", 14 * side, tmp_path / "w.safetensors"
+    small = timm.create_model(name, img_size=size, num_classes=0, **TINY)
+    save_file(small.state_dict(), file)
+    created = create_model(name, num_classes=5, img_size=size, kwargs=TINY, weights=file)
+    assert torch.equal(created.model.pos_embed, small.pos_embed)
+    assert created.notes == ["new classifier `head` for 5 classes (the weights have no classifier)"]
+
+
 @pytest.mark.parametrize("name", ["vit_small_patch14_dinov2", "resnet18"])
 def test_a_file_of_ours_keeps_its_classifier_whatever_timms_default(name: str, tmp_path: Path) -> None:
     """timm's dinov2 has no classifier of its own, and its ResNets take no size."""

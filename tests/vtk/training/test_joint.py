@@ -20,6 +20,8 @@ from vtk.serving import TaskBank
 from vtk.tasks.load import load_task
 from vtk.training.engine import DivergedError
 from vtk.training.finetune import finetune, finetune_tasks, memory_report
+from vtk.training.joint import JointRun
+from vtk.training.parallel import Ranks
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 
@@ -170,6 +172,38 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(both, tmp_path):
     with pytest.raises(UsageError, match=r"--tasks .*64x64"):
         tasks = (both().tasks[0], both().tasks[1].replace("@48", "@64"))
         finetune_tasks(both(out=tmp_path / "parts", resume=True, tasks=tasks, **changes))
+
+
+def test_a_run_that_replaces_another_does_not_go_on_from_its_state(both, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    finetune_tasks(both(epochs=1, out=out))
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt  # before the first epoch is done
+
+    with monkeypatch.context() as patch:
+        patch.setattr("vtk.training.joint.fit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            finetune_tasks(both(epochs=1, out=out, overwrite=True))
+    assert not (out / "colour" / "task").exists()
+    with pytest.raises(DataError, match="holds no state of a run"):
+        finetune_tasks(both(epochs=1, out=out, resume=True))
+
+
+def test_a_run_whose_best_pack_is_gone_does_not_go_on(both, config, tmp_path):
+    finetune_tasks(both(epochs=2, stop_after=1, out=tmp_path / "both"))
+    finetune(config(epochs=2, stop_after=1, out=tmp_path / "one"))
+    for task in (tmp_path / "both" / "shade" / "task", tmp_path / "one" / "task"):
+        task.rename(task.with_name("moved"))
+    for run, changed in ((finetune_tasks, both(out=tmp_path / "both")), (finetune, config(out=tmp_path / "one"))):
+        with pytest.raises(DataError, match="task, the best so far, is gone; put it back"):
+            run(dataclasses.replace(changed, epochs=2, resume=True))
+
+
+def test_a_task_with_fewer_images_than_processes_is_refused(both, tmp_path):
+    many = Ranks(torch.device("cpu"), world=15)
+    with pytest.raises(UsageError, match="task `shade` has 14 training images for 15 processes"):
+        JointRun(both(batch_size=15), tmp_path / "run", many).build()
 
 
 def test_a_task_at_another_size_starts_from_the_first(both, photos, tmp_path, config, weights):

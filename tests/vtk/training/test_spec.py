@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vtk.errors import UsageError
+from vtk.training import outputs
 from vtk.training.objective import Batch
 from vtk.training.spec import TaskSpec, parse_starts, parse_tasks
 from vtk.training.steps import Feed, plan_joint
@@ -33,6 +34,14 @@ def test_texts_that_name_no_task(text):
     with pytest.raises(UsageError) as told:
         parse_tasks((text,))
     assert "\n" not in str(told.value)
+
+
+def test_no_task_is_called_as_what_a_run_writes(tmp_path):
+    names = [*outputs.FILES, *(folder.name for folder in outputs._folders(tmp_path))]
+    assert {"last", "adapter.old", "metrics.csv"} <= set(names)
+    for name in names:
+        with pytest.raises(UsageError, match="cannot be a folder of the run"):
+            parse_tasks((f"{name}=data",))
 
 
 def test_a_name_is_given_once():

@@ -1,0 +1,133 @@
+"""The graph of a file: converted, then lowered to the precision asked for."""
+
+import copy
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.errors import UsageError
+from vtk.runtime.facts import Facts
+from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
+from vtk_export.config import OnnxConfig
+from vtk_export.convert import choose_form, convert
+from vtk_export.judge import Judgement, Photographs
+from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
+from vtk_export.overflow import check_range
+from vtk_export.place import save, write
+from vtk_export.precision import to_half
+from vtk_export.sizes import check_sizes
+from vtk_export.targets import parse_target
+from vtk_export.verify import GateRow
+
+_RANGE_IMAGES = 8
+
+
+@dataclass(frozen=True)
+class File:
+    """A written file and what the gate needs of it; ``model`` is in torch what the file should give."""
+
+    path: Path
+    model: nn.Module
+    names: tuple[str, ...]
+    facts: Facts
+    fused: bool
+    nodes: int
+    rows: tuple[GateRow, ...] = ()
+    judgement: Judgement | None = None
+
+    def widths(self, card: Card) -> dict[str, int]:
+        """Return the last axis of every output."""
+        features = self.model.classifier_width if isinstance(self.model, WithFeatures) else 0
+        return {name: features if name == "features" else len(card.classes) for name in self.names}
+
+
+def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor) -> File:
+    """Convert ``model``, lower it, and write it into ``folder``.
+
+    Args:
+        model: fp32, on the CPU.
+        card: written into the file.
+        config: options.
+        folder: of the new files.
+        images: model inputs, of which some show what is too large for fp16.
+
+    Raises:
+        UsageError: the model cannot give what was asked for.
+        VerificationError: it cannot be converted, or a number is too large for the precision.
+    """
+    names = output_names(config.output, softmax=config.softmax)
+    if config.dynamic_size:
+        check_sizes(model, card.input, card.model.name)
+    if config.output == "logits":
+        graph = choose_form(model, config.fuse)
+        fused = graph is not model
+    else:
+        model = split_classifier(model, logits=config.output == "both")
+        graph = WithFeatures(choose_form(model.body, config.fuse), model.classifier, model.classifier_width)
+        fused = graph.body is not model.body
+    raw = output_names(config.output, softmax=False)
+    proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
+                    dynamic_size=config.dynamic_size)  # fmt: skip
+    _check_resize(proto, config)
+    del graph
+    if config.softmax:
+        append_softmax(proto)
+    proto.ir_version = config.ir
+    if config.dtype != "fp32":
+        plain = copy.deepcopy(proto)
+        makers = to_half(proto, config.dtype, keep_io_types=config.keep_io_types)
+        check_range(plain, makers, card, images[:_RANGE_IMAGES], dtype=config.dtype, folder=folder,
+                    threads=config.threads, static_batch=config.static_batch)  # fmt: skip
+        del plain
+    elif config.int8:
+        proto = _quantize(proto, card, config, folder)
+        proto.ir_version = config.ir
+    facts = Facts(
+        precision=config.dtype,
+        int8=config.int8 or "",
+        keep_io_types=config.keep_io_types,
+        dynamic_size=config.dynamic_size,
+        target=config.target or "",
+    )
+    nodes = len(proto.graph.node)
+    return File(write(proto, card, folder, facts), model, names, facts, fused, nodes)
+
+
+def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:
+    """Refuse a position table that is resampled at every call where the run time cannot do that as torch does."""
+    target = parse_target(config.target) if config.target else None
+    if target is not None and target.kind == "trt" and any(node.op_type == "Resize" for node in proto.graph.node):
+        raise UsageError(
+            f"{target.text} cannot resample this model's position table, which --dynamic-size needs; leave it out"
+        )
+
+
+def _quantize(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path) -> onnx.ModelProto:
+    """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
+    place = folder / "plain"
+    place.mkdir()
+    # the quantiser turns weights round and would find the exporter's shapes of them wrong
+    del proto.graph.value_info[:]
+    plain, target = save(proto, card, place), place / "int8.onnx"
+    if config.int8 == "dynamic":
+        quantize_dynamic(plain, target)
+    else:
+        assert config.data is not None
+        photographs = Photographs(config.data, card.classes, config.calibration_images, part=1, parts=2)
+        batches = (images for images, _ in photographs.batches(card.input, config.static_batch or 1)
+                   if config.static_batch in (None, len(images)))  # fmt: skip
+        quantize_static(plain, target, batches)
+        console.say(f"calibrated on {len(photographs.paths)} images of {config.data}")
+    quantized: onnx.ModelProto = onnx.load(target)
+    shutil.rmtree(place)
+    used = {node.domain for node in quantized.graph.node} | {""}
+    kept = [entry for entry in quantized.opset_import if entry.domain in used]
+    del quantized.opset_import[:]
+    quantized.opset_import.extend(kept)
+    quantized.producer_name, quantized.producer_version = proto.producer_name, proto.producer_version
+    return quantized

@@ -1,0 +1,98 @@
+"""What a written file has to pass: structure, values, and of reduced precision the images of ``--data``."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from vtk import console
+from vtk.card import Card, InputSpec
+from vtk.errors import UnavailableError
+from vtk_export.build import File
+from vtk_export.config import OnnxConfig
+from vtk_export.images import gate_images
+from vtk_export.judge import Photographs, check_judgement, judge
+from vtk_export.limits import LIMITS, Limits
+from vtk_export.place import restamp
+from vtk_export.precision import ONNX_NAMES
+from vtk_export.raw import Drift, check_drift, measure_drift
+from vtk_export.sizes import other_sizes
+from vtk_export.verify import GateRow, check_rows, print_rows, verify_structure, verify_values
+
+
+def gate(
+    file: File, card: Card, config: OnnxConfig, images: Tensor, what: str, batches: Sequence[int], *, show: bool
+) -> File:
+    """Return ``file`` with what the gate found, or raise."""
+    number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
+    spec = card.input
+    sides = ("height", "width") if config.dynamic_size else spec.size
+    verify_structure(
+        file.path, card, opset=config.opset, static_batch=config.static_batch,
+        inputs={"pixel_values": (number, (spec.in_chans, *sides))},
+        outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=config.ir,
+    )  # fmt: skip
+    kind = "int8" if file.facts.int8 else file.facts.precision
+    limits = LIMITS[kind]
+    try:
+        rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
+                                      names=file.names, limits=limits)  # fmt: skip
+        rows += _other_rows(file, spec, config, limits)
+    except UnavailableError as error:
+        if not config.unverified:
+            raise
+        console.warn(f"not verified: {str(error).partition(', so')[0]}; the file says so")
+        facts = dataclasses.replace(file.facts, verified=False)
+        restamp(file.path, card, facts)
+        return dataclasses.replace(file, facts=facts)
+    if show or not all(row.passed for row in rows):
+        print_rows(rows)
+        for line in (f"verified with {what}", *remarks):
+            console.say(line)
+    check_rows(rows)
+    file = dataclasses.replace(file, rows=tuple(rows))
+    if kind == "fp32" or file.names == ("features",):
+        return file
+    if config.data is None:
+        console.say(f"what {kind} costs in accuracy is not known: give --data for agreement and top-1 on real images")
+        return file
+    parts = 2 if file.facts.int8 == "static" else 1  # not the images that it was calibrated on
+    photographs = Photographs(config.data, card.classes, config.images, parts=parts)
+    judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
+    console.say(judgement.describe())
+    check_judgement(judgement, limits)
+    return dataclasses.replace(file, judgement=judgement)
+
+
+def _other_rows(file: File, spec: InputSpec, config: OnnxConfig, limits: Limits) -> list[GateRow]:
+    """Return the rows of images of other sizes, where the file takes them."""
+    rows: list[GateRow] = []
+    for size in other_sizes(file.model, spec) if config.dynamic_size else ():
+        count = config.static_batch or 2
+        other = dataclasses.replace(spec, height=size[0], width=size[1])
+        images, _ = gate_images(other, count, data=config.data, seed=config.seed)
+        found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
+                                 names=file.names, limits=limits)  # fmt: skip
+        rows += [dataclasses.replace(row, size=size) for row in found]
+    return rows
+
+
+def gate_preproc(file: File, card: Card, config: OnnxConfig) -> Drift | None:
+    """Check a file whose preprocessing was put into its graph, and return what that changes in its outputs.
+
+    A file that nothing here runs, kept by ``--unverified``, gives None.
+
+    Raises:
+        VerificationError: the file is not what was asked for, or its outputs are others than with Pillow.
+    """
+    number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
+    verify_structure(
+        file.path, card, opset=config.opset, static_batch=config.static_batch, ir_version=config.ir,
+        inputs={"images": ("UINT8", ("height", "width", 3))},
+        outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
+    )  # fmt: skip
+    if not file.facts.verified:
+        return None
+    drift = measure_drift(file, card, config)
+    check_drift(drift, LIMITS["int8" if file.facts.int8 else file.facts.precision])
+    return drift

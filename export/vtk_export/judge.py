@@ -1,0 +1,171 @@
+"""How often a file of reduced precision has torch's most likely class on real images, and how often the right one."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.errors import DataError, VerificationError
+from vtk.runtime.backend import predictor
+from vtk_export.limits import Limits
+from vtk_export.verify import open_sessions, reference_outputs
+
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A file against torch in fp32 on the images of ``--data``.
+
+    Attributes:
+        count: images.
+        agreement: share with torch's most likely class.
+        cosine_mean: of the outputs' cosines with torch's, one per image.
+        cosine_min: the smallest.
+        top1: accuracy of the file, None where the folders are not named after the classes.
+        top1_fp32: of torch in fp32.
+    """
+
+    count: int
+    agreement: float
+    cosine_mean: float
+    cosine_min: float
+    top1: float | None = None
+    top1_fp32: float | None = None
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        text = (
+            f"on {self.count} images: torch's class in {console.percent(self.agreement, 2)}, cosine mean "
+            f"{self.cosine_mean:.6f}, least {self.cosine_min:.6f}"
+        )
+        if self.top1 is None or self.top1_fp32 is None:
+            return text
+        return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
+
+
+class Photographs:
+    """Images of ``--data`` with their classes, decoded as they are needed.
+
+    Attributes:
+        paths: at even distances over the listing, so that all class folders are met.
+        labels: class indices, None where an image lies in no folder named after a class.
+    """
+
+    def __init__(self, data: Path, classes: Sequence[str], count: int, *, part: int = 0, parts: int = 1) -> None:
+        from vtk.data.listing import list_images
+
+        found = list_images(data)
+        own = found[part::parts] or found  # of one image, all parts are that one
+        self.paths = [own[i * len(own) // count] for i in range(count)] if len(own) > count else own
+        index = {name: i for i, name in enumerate(classes)}
+        labels = [index.get(path.parent.name) for path in self.paths]
+        known = [label for label in labels if label is not None]
+        self.labels: list[int] | None = known if len(known) == len(labels) else None
+
+    def batches(self, spec: InputSpec, size: int) -> Iterator[tuple[Tensor, list[int]]]:
+        """Yield model inputs (≤ size, C, H, W) and the positions of their images; unreadable ones are left out.
+
+        Raises:
+            DataError: no image can be read.
+        """
+        from vtk.data.images import load_image
+        from vtk.data.transforms import eval_transform
+
+        transform = eval_transform(spec)
+        images: list[Tensor] = []
+        places: list[int] = []
+        read = 0
+        for i, path in enumerate(self.paths):
+            try:
+                images.append(transform(load_image(path)))
+            except (DataError, OSError) as error:
+                console.warn(f"skipped: {error}")
+                continue
+            places.append(i)
+            if len(images) == size:
+                yield torch.stack(images), places
+                read += len(images)
+                images, places = [], []
+        if images:
+            yield torch.stack(images), places
+        elif not read:
+            raise DataError(f"`--data`: none of {len(self.paths)} images could be read; give others")
+
+
+def judge(
+    path: Path,
+    model: nn.Module,
+    photographs: Photographs,
+    spec: InputSpec,
+    *,
+    names: Sequence[str],
+    threads: int | None,
+) -> Judgement:
+    """Run the file, as a server would, and torch on all images.
+
+    Args:
+        path: the ONNX file; it gives logits or probabilities.
+        model: what it was exported from.
+        photographs: images, perhaps with classes.
+        spec: preprocessing.
+        names: of the file's outputs.
+        threads: CPU threads.
+    """
+    cosines, mine, theirs, places = [], [], [], []
+    with open_sessions(path, threads, optimize=(True,)) as (session,):
+        predict = predictor(session)
+        for images, indices in photographs.batches(spec, session.batch or _BATCH):
+            got = predict(images).float().cpu()
+            expected = reference_outputs(model, images, names)[names[0]]
+            mine.append(got.argmax(1))
+            theirs.append(expected.argmax(1))
+            shown = got.softmax(1) if names[0] == "probabilities" else got
+            cosines.append(F.cosine_similarity(shown.double(), expected.double(), dim=1))
+            places += indices
+    cosine, ours, torchs = torch.cat(cosines), torch.cat(mine), torch.cat(theirs)
+    result = Judgement(
+        count=len(ours),
+        agreement=(ours == torchs).double().mean().item(),
+        cosine_mean=cosine.mean().item(),
+        cosine_min=cosine.min().item(),
+    )
+    if photographs.labels is None:
+        return result
+    labels = torch.tensor([photographs.labels[i] for i in places])
+    tops = [(rows == labels).double().mean().item() for rows in (ours, torchs)]
+    return Judgement(result.count, result.agreement, result.cosine_mean, result.cosine_min, *tops)
+
+
+def check_judgement(result: Judgement, limits: Limits) -> None:
+    """Hold a judgement against the limits of the file's precision.
+
+    Raises:
+        VerificationError: says which number is beyond its bound.
+    """
+    where = f"on {result.count} images of --data"
+    if limits.cosine is not None and not result.cosine_mean >= limits.cosine:
+        raise VerificationError(f"{where} the cosine with torch is {result.cosine_mean:.6f} on average, at least "
+                                f"{limits.cosine:g} is allowed")  # fmt: skip
+    if limits.top1 is not None and result.top1 is not None and result.top1_fp32 is not None:
+        # where one image is more than the bound, one image may differ
+        if result.top1_fp32 - result.top1 > max(limits.top1, 1 / result.count) + 1e-9:
+            was, now = console.percent(result.top1_fp32, 2), console.percent(result.top1, 2)
+            raise VerificationError(
+                f"{where} top-1 falls from {was} to {now}, at most {console.percent(limits.top1)} less is allowed"
+            )
+        return
+    # one image that differs says nothing about a share
+    least = None if limits.agreement is None else min(limits.agreement, 1 - 1 / result.count)
+    if least is not None and not result.agreement >= least - 1e-9:
+        raise VerificationError(
+            f"{where} the most likely class is torch's in {console.percent(result.agreement, 2)}, at least "
+            f"{console.percent(least, 2)} is allowed"
+        )
+    assert not math.isnan(result.agreement)

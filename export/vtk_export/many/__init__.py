@@ -1,0 +1,1 @@
+"""Parts of `vtk_export.tasks`: names, the gathered model, shared data files, the gate and the index."""

@@ -1,0 +1,62 @@
+"""What a file gives: logits, probabilities, the features that the classifier reads, or two of them."""
+
+import copy
+from typing import Any
+
+import onnx
+from onnx import helper
+from torch import Tensor, nn
+
+from vtk.errors import UsageError
+
+
+class WithFeatures(nn.Module):
+    """A model that also, or only, returns the pooled features (B, C) that its classifier reads.
+
+    Attributes:
+        body: the model without its classifier.
+        classifier: a linear layer, None where the features alone are wanted.
+        classifier_width: channels of the features.
+    """
+
+    def __init__(self, body: nn.Module, classifier: nn.Module | None, width: int) -> None:
+        super().__init__()
+        self.body, self.classifier, self.classifier_width = body, classifier, width
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Map images to ``features``, or to ``logits`` and ``features``."""
+        features: Tensor = self.body(images)
+        return features if self.classifier is None else (self.classifier(features), features)
+
+
+def split_classifier(model: nn.Module, *, logits: bool) -> WithFeatures:
+    """Return a copy of a timm model that returns its features, with its logits or without.
+
+    Raises:
+        UsageError: the model has no classifier that is one linear layer at its end; it is named.
+    """
+    body: Any = copy.deepcopy(model)
+    classifier = body.get_classifier() if hasattr(body, "get_classifier") else None
+    names = [name for name, module in body.named_modules() if module is classifier]
+    if not isinstance(classifier, nn.Linear) or not names:
+        raise UsageError(
+            f"`--output features` needs a model that ends with one linear layer; {type(model).__name__} ends with "
+            f"{type(classifier).__name__}; export its logits"
+        )
+    parent, _, name = names[0].rpartition(".")
+    setattr(body.get_submodule(parent), name, nn.Identity())
+    return WithFeatures(body, classifier if logits else None, classifier.in_features).eval()
+
+
+def output_names(output: str, *, softmax: bool) -> tuple[str, ...]:
+    """Return the names of a file's outputs for ``--output`` logits, features or both and ``--softmax``."""
+    first = "probabilities" if softmax else "logits"
+    return {"logits": (first,), "features": ("features",), "both": (first, "features")}[output]
+
+
+def append_softmax(proto: onnx.ModelProto) -> None:
+    """Turn the output ``logits`` into ``probabilities``, in place."""
+    graph = proto.graph
+    (value,) = [v for v in graph.output if v.name == "logits"]
+    value.name = "probabilities"
+    graph.node.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1, name="softmax_of_logits"))

@@ -1,0 +1,123 @@
+"""Export of many tasks: a file for each on one file of shared weights, or one file that gathers each image's weights.
+
+Packs of one base differ in about a third of their weights. In the form ``files`` the other two thirds are in one data
+file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtk import console
+from vtk.errors import UsageError
+from vtk_export.config import TasksConfig
+from vtk_export.many.build import GATHERED, Build
+from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
+from vtk_export.many.index import known_files, publish
+from vtk_export.many.names import named_packs
+from vtk_export.many.packs import open_members
+from vtk_export.place import sweep, workspace
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The file of one task.
+
+    Attributes:
+        name: of the task.
+        path: of the .onnx file.
+        bytes: of it and of the task's own data, without what is shared.
+        shared_bytes: of the weights that it has in the shared file.
+    """
+
+    name: str
+    path: Path
+    bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class TasksExportResult:
+    """A verified folder of many tasks.
+
+    Attributes:
+        path: the folder; ``tasks.json`` in it says which file is whose.
+        form: ``files``, ``gathered`` or ``both``.
+        tasks: names, in the order of their numbers in the gathered file.
+        files: of the tasks; none in the form ``gathered``.
+        shared: the file of shared weights, None without one.
+        gathered: the file of all tasks, None without one.
+        bytes: of the folder's files that this export wrote.
+        separate_bytes: of the same files if each held all its weights itself.
+        rows: the gate.
+        images: what it was verified with.
+        seconds: of export and verification.
+    """
+
+    path: Path
+    form: str
+    tasks: tuple[str, ...]
+    files: tuple[TaskFile, ...]
+    shared: Path | None
+    gathered: Path | None
+    bytes: int
+    separate_bytes: int
+    rows: tuple[TaskRow, ...] = field(repr=False)
+    images: str
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        files = [{"task": f.name, "path": str(f.path), "own_bytes": f.bytes, "shared_bytes": f.shared_bytes}
+                 for f in self.files]  # fmt: skip
+        return {
+            "path": str(self.path), "form": self.form, "tasks": list(self.tasks), "files": files,
+            "shared": None if self.shared is None else str(self.shared),
+            "gathered": None if self.gathered is None else str(self.gathered),
+            "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
+            "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
+        }  # fmt: skip
+
+
+def export_tasks(
+    packs: Mapping[str, str | Path] | Sequence[str | Path], config: TasksConfig, *, show: bool = True
+) -> TasksExportResult:
+    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+
+    Args:
+        packs: name to pack or run folder; or a sequence of ``PACK`` and ``NAME=PACK``.
+        config: options; its own ``packs`` are not read.
+        show: print the gate's table; a failure's table is always printed.
+
+    Raises:
+        UsageError: fewer than two packs, names that are no good, other architectures, or what one file cannot hold.
+        BaseError: packs of different bases.
+        DataError: a damaged pack, or a folder that holds other files or cannot be written.
+        VerificationError: a file is not what was asked for, or the files share less than the packs do.
+    """
+    start = time.perf_counter()
+    named = named_packs(packs)
+    if len(named) < 2:
+        raise UsageError(f"{len(named)} packs were given; give two or more, or export one with `vtk export onnx`")
+    members = open_members(named, one_size=config.form != "files")
+    with workspace(config.out, overwrite=config.overwrite, known=known_files(config.out)) as folder:
+        built = Build(config, members)
+        built.convert()
+        built.write(folder)
+        rows = built.verify(folder)
+        if show or not all(row.row.passed for row in rows):
+            print_task_rows(rows)
+            console.say(f"verified with {built.loader.what}")
+        check_task_rows(rows)
+        publish(folder, config.out, built.index(folder))
+        sweep(config.out)
+    out = config.out
+    return TasksExportResult(
+        path=out, form=config.form, tasks=tuple(named),
+        files=tuple(TaskFile(n, out / f"{n}.onnx", *built.sizes[n]) for n in named if n in built.sizes),
+        shared=out / built.shared if built.shared else None,
+        gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
+        bytes=built.total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
+        images=built.loader.what, seconds=time.perf_counter() - start,
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""TensorRT export: the fused graph, verified and linted, with all that builds an engine of it beside it.
+
+The engine itself is built where it runs: it is machine code for one GPU and one version. Nothing but standard operators
+is used; plugins of TensorRT were not taken, since each ties a file to a version.
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
+from vtk.files import read_json, replace_file, write_json, write_text
+from vtk.runtime.source import Source
+from vtk_export.build import File, build
+from vtk_export.gate import gate
+from vtk_export.images import gate_images
+from vtk_export.limits import LIMITS
+from vtk_export.place import FILES, move, restamp, workspace
+from vtk_export.targets import Target
+from vtk_export.tensorrt import scripts
+from vtk_export.tensorrt.down import lower
+from vtk_export.tensorrt.finding import Finding
+from vtk_export.tensorrt.lint import check, load
+from vtk_export.tensorrt_config import OLD, TensorrtConfig
+from vtk_export.verify import BATCHES, GateRow, check_rows, verify_structure, verify_values
+
+KNOWN = (*FILES, *scripts.SIDE_FILES, *scripts.LEFT)
+"""Names that an export and its scripts leave in its folder."""
+
+_SCRIPT = Path(__file__).with_name("served") / scripts.PYTHON
+_ERRORS: dict[int, type[DataError | VerificationError | UnavailableError]] = {3: DataError, 5: UnavailableError}
+
+
+@dataclass(frozen=True)
+class TensorrtResult:
+    """A verified, linted ONNX file and its scripts.
+
+    Attributes:
+        path: ``DIR/model.onnx``.
+        tensorrt: oldest version that takes it.
+        opset: of the standard domain.
+        precision: of weights and arithmetic.
+        fused: whether q, k and v have products of their own and norms and scales are folded.
+        nodes: of the graph.
+        bytes: of all files.
+        rows: the gate; none where ``--unverified`` kept a file that nothing here runs.
+        images: what it was verified with.
+        findings: of the linter: what keeps a fused kernel away.
+        profile: what ``profile.json`` holds.
+        seconds: of export, verification and, where asked for, building.
+        engine: what the engine was stamped with, None where none was built.
+    """
+
+    path: Path
+    tensorrt: str
+    opset: int
+    precision: str
+    fused: bool
+    nodes: int
+    bytes: int
+    rows: tuple[GateRow, ...]
+    images: str
+    findings: tuple[Finding, ...]
+    profile: dict[str, Any]
+    seconds: float
+    engine: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return {
+            "path": str(self.path), "tensorrt": self.tensorrt, "opset": self.opset, "precision": self.precision,
+            "fused": self.fused, "nodes": self.nodes, "size_bytes": self.bytes, "images": self.images,
+            "verified": [{**dataclasses.asdict(row), "passed": row.passed} for row in self.rows],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings], "profile": self.profile,
+            "trtexec": scripts.trtexec(self.profile), "export_ms": 1000 * self.seconds, "engine": self.engine,
+        }  # fmt: skip
+
+
+def export_tensorrt(source: Source, config: TensorrtConfig, *, show: bool = True) -> TensorrtResult:
+    """Export, verify, lint, and put the files into ``config.out``; on a failure that folder is as it was before.
+
+    Args:
+        source: a pack, a merged checkpoint or a timm model.
+        config: options.
+        show: print the gate's table.
+
+    Raises:
+        UsageError: the source is an exported file itself, or the model cannot give what was asked for.
+        DataError: the folder holds other files, or cannot be written.
+        UnavailableError: ``build`` without TensorRT, or nothing here can run the file and ``unverified`` is False.
+        VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
+    """
+    if source.kind in ("onnx", "aoti"):
+        raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
+    if config.build and importlib.util.find_spec("tensorrt") is None:
+        raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
+                               "build_engine.py where the engine is to run")  # fmt: skip
+    assert config.out is not None
+    start, target = time.perf_counter(), config.target
+    with workspace(config.out, overwrite=config.overwrite, known=KNOWN) as folder:
+        card = dataclasses.replace(source.card, base=None, pack={})
+        batches = BATCHES if config.static_batch is None else (config.static_batch,)
+        images, what = gate_images(card.input, sum(batches), data=config.data, seed=config.seed)
+        file = _build(source, card, config, folder, images)
+        # that of the ONNX exporter; whether the graph is fused does not matter to it
+        file = gate(file, card, config.onnx_config(config.out), images, what, batches, show=show)
+        if target is OLD:
+            file = _lower(file, card, config, images, batches)
+        proto = load(file.path)
+        findings = check(proto, target)
+        found = _write_side_files(proto, file, config, target, folder, findings)
+        size = sum(entry.stat().st_size for entry in folder.iterdir())
+        _publish(folder, config.out)
+    engine = build_engine(config.out) if config.build else None
+    opset = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    return TensorrtResult(
+        config.out / scripts.MODEL, target.version, opset, config.dtype, file.fused, len(proto.graph.node), size,
+        file.rows, what, tuple(findings), found, time.perf_counter() - start, engine,
+    )  # fmt: skip
+
+
+def build_engine(folder: Path) -> dict[str, Any]:
+    """Run ``build_engine.py`` of an export in a process of its own, and return the engine's stamp.
+
+    Raises:
+        UnavailableError, DataError, VerificationError: what the script ended with.
+    """
+    console.say("building the engine; TensorRT tries kernels for minutes")
+    run = subprocess.run([sys.executable, str(folder / scripts.PYTHON)], capture_output=True, text=True, check=False)
+    if run.returncode:
+        lines = run.stderr.strip().splitlines() or [f"it ended with {run.returncode} and said nothing"]
+        kind = _ERRORS.get(run.returncode, VerificationError)
+        raise kind(f"{lines[-1].removeprefix(f'{scripts.PYTHON}: ')} (the ONNX file is kept)")
+    console.say(run.stdout.strip())
+    stamp: dict[str, Any] = read_json(folder / scripts.STAMP)
+    return stamp
+
+
+def _build(source: Source, card: Card, config: TensorrtConfig, folder: Path, images: Tensor) -> File:
+    """Write the fused form, or the model as it is with attention written out."""
+    if config.fuse is not False:
+        try:
+            return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=True), folder, images)
+        except UsageError as error:
+            if config.fuse:
+                raise
+            console.say(f"exported as it is: {str(error).partition(';')[0]}")
+    return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=False), folder, images)
+
+
+def _explicit(model: nn.Module) -> nn.Module:
+    """Let timm's attention be two products, in place.
+
+    torch's exporter writes scaled_dot_product_attention with shapes that it computes and a scale on both sides.
+    """
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            setattr(module, "fused_attn", False)  # noqa: B010 - nn.Module's attributes are tensors to mypy
+    return model
+
+
+def _lower(file: File, card: Card, config: TensorrtConfig, images: Tensor, batches: tuple[int, ...]) -> File:
+    """Bring a verified file to opset 17, and verify it once more."""
+    proto = load(file.path)
+    lower(proto, ir_version=OLD.ir_version)
+    onnx.save_model(proto, file.path)  # weights that are kept beside it stay there
+    facts = dataclasses.replace(file.facts, target=OLD.text)
+    restamp(file.path, card, facts)
+    verify_structure(file.path, card, opset=OLD.opset, static_batch=config.static_batch, ir_version=OLD.ir_version)
+    rows, _ = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
+                            names=file.names, limits=LIMITS["fp32"])  # fmt: skip
+    check_rows(rows)
+    console.say(f"lowered to opset {OLD.opset} and verified once more")
+    return dataclasses.replace(file, facts=facts, rows=tuple(rows))
+
+
+def _write_side_files(
+    proto: onnx.ModelProto, file: File, config: TensorrtConfig, target: Target, folder: Path, findings: list[Finding]
+) -> dict[str, Any]:
+    found = scripts.profile(
+        proto, target, config.shapes, precision=config.dtype, tf32=config.tf32, workspace=config.workspace
+    )
+    with file.path.open("rb") as data:
+        found["onnx_sha256"] = hashlib.file_digest(data, "sha256").hexdigest()
+    found["slow"] = [finding.line() for finding in findings]
+    write_json(folder / scripts.PROFILE, found)
+    write_text(folder / scripts.BUILD, scripts.build_script(found))
+    write_text(folder / scripts.COMPARE, scripts.compare_script(found))
+    shutil.copyfile(_SCRIPT, folder / scripts.PYTHON)
+    return found
+
+
+def _publish(folder: Path, out: Path) -> None:
+    """Put everything in place, the model last; an engine of the file before goes, the timing cache stays."""
+    for name in (*scripts.BUILT, "compare-inputs.json", "compare-onnxruntime.json"):
+        (out / name).unlink(missing_ok=True)
+    for name in scripts.SIDE_FILES:
+        with replace_file(out / name) as tmp:
+            (folder / name).replace(tmp)
+    move(folder, out)

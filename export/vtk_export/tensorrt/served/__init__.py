@@ -1,0 +1,1 @@
+"""Files that are copied beside a model and run there, without this toolkit."""

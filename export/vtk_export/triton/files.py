@@ -1,0 +1,64 @@
+"""What a version folder and its model folder hold beside weights: the server's code, the client, labels, warm-up."""
+
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vtk.card import Card
+from vtk.files import write_json
+from vtk_export.triton.names import label_lines
+from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
+from vtk_export.triton.publish import forbid_bytecode
+
+_SERVED = Path(__file__).with_name("served")
+_CODE = {
+    "python": {"tasks_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_prepack.py": "vtk_prepack.py"},
+    "vtk": {"bank_model.py": "model.py", "vtk_rows.py": "vtk_rows.py"},
+}
+
+
+def write_code(version: Path, server: str) -> None:
+    """Copy the model that the server's Python back-end runs."""
+    for source, name in _CODE[server].items():
+        shutil.copyfile(_SERVED / source, version / name)
+    forbid_bytecode(version)
+
+
+def same_code(version: Path, server: str) -> bool:
+    """Return whether a version runs the code that `write_code` would put there."""
+    pairs = [(_SERVED / source, version / name) for source, name in _CODE[server].items()]
+    return all(there.is_file() and here.read_bytes() == there.read_bytes() for here, there in pairs)
+
+
+def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:
+    """Write the client, labels and warm-up data, and last the config.
+
+    Args:
+        folder: of the model.
+        config: its message.
+        cards: of its tasks.
+        outputs: names of its outputs.
+    """
+    names = {entry.name for entry in config.input}
+    shutil.copyfile(_SERVED / "client.py", folder / "client.py")
+    kind = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
+    image = next(entry for entry in config.input if entry.name == "pixel_values")
+    about = {
+        "model": config.name,
+        "datatype": kind[image.data_type].name.removeprefix("TYPE_"),
+        "has_task": "task" in names,
+        "static_batch": 0 if config.max_batch_size else image.dims[0],
+        "outputs": list(outputs),
+        "tasks": {n: {"input": dataclasses.asdict(c.input), "classes": list(c.classes)} for n, c in cards.items()},
+    }
+    write_json(folder / "client.json", about)
+    if any(entry.label_filename for entry in config.output):
+        text = label_lines(next(iter(cards.values())).classes)
+        (folder / LABELS).write_bytes(text.encode("utf-8", "surrogateescape"))
+    if "task" in names and config.model_warmup:
+        task = next(iter(cards)).encode()
+        (folder / "warmup").mkdir()
+        (folder / "warmup" / WARMUP_TASK).write_bytes(len(task).to_bytes(4, "little") + task)
+    (folder / CONFIG).write_text(write_text(config), encoding="utf-8", newline="\n")

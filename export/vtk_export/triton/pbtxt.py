@@ -1,0 +1,173 @@
+"""``config.pbtxt``: built as the server's own protobuf message and printed as text.
+
+Nothing is left for the server to complete, so it also loads with ``--disable-auto-complete-config``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf import text_format  # type: ignore[import-untyped]
+
+from vtk import __version__
+from vtk.errors import DataError, VerificationError
+from vtk_export.triton_config import TritonConfig
+
+CONFIG, LABELS, WARMUP_TASK = "config.pbtxt", "labels.txt", "task"
+MARK = "vtk"
+"""Parameter by which a model folder is known to be an export's; servers ignore parameters that they do not know."""
+
+_TYPES = {
+    onnx.TensorProto.FLOAT: "TYPE_FP32", onnx.TensorProto.FLOAT16: "TYPE_FP16", onnx.TensorProto.BFLOAT16: "TYPE_BF16",
+    onnx.TensorProto.UINT8: "TYPE_UINT8", onnx.TensorProto.INT32: "TYPE_INT32",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An input or output.
+
+    Attributes:
+        name: of the tensor.
+        type: the server's name of it, such as ``TYPE_FP32``.
+        dims: without the batch where the server batches, else with it; -1 for any.
+        labels: whether the label file is of it.
+    """
+
+    name: str
+    type: str
+    dims: tuple[int, ...]
+    labels: bool = False
+
+
+def messages() -> Any:
+    """Return the module of the server's protobuf messages, which takes a second to import."""
+    from tritonclient.grpc import model_config_pb2  # type: ignore[import-untyped]
+
+    return model_config_pb2
+
+
+def graph_slots(path: Path, *, labels: str | None) -> tuple[list[Slot], list[Slot], bool]:
+    """Read inputs and outputs of an ONNX file.
+
+    Args:
+        path: the file.
+        labels: the output that the label file is of.
+
+    Returns:
+        Inputs, outputs, and whether the batch is symbolic: its axis is then left out of the dims.
+
+    Raises:
+        VerificationError: a type that the server does not know, or a symbolic axis other than the first.
+    """
+    graph = onnx.load(path, load_external_data=False).graph
+    shapes = {v.name: [d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim]
+              for v in (*graph.input, *graph.output)}  # fmt: skip
+    batched = all(shape and shape[0] is None for shape in shapes.values())
+
+    def slot(value: Any) -> Slot:
+        kind = value.type.tensor_type.elem_type
+        dims = shapes[value.name][1:] if batched else shapes[value.name]
+        if kind not in _TYPES or None in dims:
+            raise VerificationError(
+                f"{path.name}: `{value.name}` has type {onnx.TensorProto.DataType.Name(kind)} and shape "
+                f"{shapes[value.name]}, which no config can describe"
+            )
+        return Slot(value.name, _TYPES[kind], tuple(d or 0 for d in dims), labels=value.name == labels)
+
+    return [slot(v) for v in graph.input], [slot(v) for v in graph.output], batched
+
+
+def task_slots(sizes: Sequence[tuple[int, int, int]], width: int | None) -> tuple[list[Slot], list[Slot]]:
+    """Return inputs and outputs of a model of many tasks, batched.
+
+    Args:
+        sizes: (channels, height, width) of each task's images; axes in which tasks differ are free.
+        width: classes of the task with the most; None where tasks may come later.
+    """
+    dims = tuple(axis[0] if len(set(axis)) == 1 else -1 for axis in zip(*sizes, strict=True))
+    inputs = [Slot("pixel_values", "TYPE_FP32", dims), Slot("task", "TYPE_STRING", (1,))]
+    outputs = [Slot("logits", "TYPE_FP32", (width or -1,)), Slot("label", "TYPE_STRING", (1,)),
+               Slot("score", "TYPE_FP32", (1,))]  # fmt: skip
+    return inputs, outputs
+
+
+def build(
+    name: str,
+    config: TritonConfig,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    *,
+    batched: bool = True,
+    parameters: Mapping[str, str] | None = None,
+    warm: tuple[int, ...] = (),
+) -> Any:
+    """Build a ``ModelConfig``.
+
+    Args:
+        name: of the model, from `check_name`.
+        config: options.
+        inputs: in any order.
+        outputs: in any order.
+        batched: the server may join requests; else every dim is given and ``max_batch_size`` is 0.
+        parameters: for the back-end.
+        warm: dims of the images that warm-up requests have, where those of the input are free.
+    """
+    pb = messages()
+    most = config.max_batch_size if batched else 0
+    made = pb.ModelConfig(name=name, max_batch_size=most)
+    made.backend = "onnxruntime" if config.server == "onnxruntime" else "python"
+    if config.server == "onnxruntime":
+        made.default_model_filename = "model.onnx"
+    made.version_policy.latest.num_versions = 1
+    for slot in inputs:
+        made.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
+    for slot in outputs:
+        made.output.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims,
+                        label_filename=LABELS if slot.labels else "")  # fmt: skip
+    if most > 1:
+        # no preferred sizes: a graph of any batch size gains nothing from waiting for a certain one
+        made.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
+    kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
+    kind = "cpu" if config.server == "python" else config.server_device
+    made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
+    for key, value in {MARK: __version__, **(parameters or {})}.items():
+        made.parameters[key].string_value = value
+    if config.warmup:
+        for batch in sorted({1, most or 1}):
+            _warm(pb, made.model_warmup.add(name=f"batch {batch}", batch_size=batch), inputs, warm)
+    return made
+
+
+def _warm(pb: Any, request: Any, inputs: Sequence[Slot], warm: tuple[int, ...]) -> None:
+    for slot in inputs:
+        entry = request.inputs[slot.name]
+        entry.data_type = pb.DataType.Value(slot.type)
+        entry.dims.extend(warm if -1 in slot.dims else slot.dims)
+        if slot.type == "TYPE_STRING":
+            entry.input_data_file = WARMUP_TASK  # an empty name is no task
+        else:
+            entry.zero_data = True
+
+
+def write_text(message: Any) -> str:
+    """Print a config; a ``max_batch_size`` of 0 too, which protobuf leaves out and a strict server asks for."""
+    text: str = text_format.MessageToString(message, as_utf8=True)
+    if not message.max_batch_size:
+        text += "max_batch_size: 0\n"
+    assert read_text(text) == message
+    return text
+
+
+def read_text(text: str, where: str = CONFIG) -> Any:
+    """Parse a config.
+
+    Raises:
+        DataError: it is none; ``where`` names the file.
+    """
+    try:
+        return text_format.Parse(text, messages().ModelConfig())
+    except text_format.ParseError as error:
+        raise DataError(f"{where} is no config of a server's model ({error}); was it edited?") from error

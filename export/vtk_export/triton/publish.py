@@ -1,0 +1,158 @@
+"""How a model reaches a repository that a server may be reading: complete, under one rename.
+
+A polling server takes every folder of the repository for a model, and one that it failed to load it may never look at
+again. So a model's folder is made beside the repository, with links to its earlier versions, and exchanged as a whole.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vtk.errors import DataError
+from vtk.files import replace_dir
+from vtk_export.triton.pbtxt import CONFIG, MARK, read_text
+
+NO_BYTECODE = "__pycache__"
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A model that an earlier export left.
+
+    Attributes:
+        path: its folder.
+        config: its message.
+        versions: in ascending order.
+    """
+
+    path: Path
+    config: Any
+    versions: tuple[int, ...]
+
+
+@dataclass
+class Draft:
+    """A model's folder on its way.
+
+    Attributes:
+        folder: to be filled; takes the model's place.
+        old: what was there.
+        version: number of the version to be written: the next one, or an earlier one to be written anew.
+        reused: it takes the place of the last version.
+    """
+
+    folder: Path
+    old: Existing | None
+    version: int
+    reused: bool = False
+
+    @property
+    def at(self) -> Path:
+        """The version's folder."""
+        return self.folder / str(self.version)
+
+    def reuse(self) -> None:
+        """Take the place of the last version: the model that runs follows its files by itself.
+
+        A polling server does not know that, and loads it once more beside the one that serves.
+        """
+        assert self.old is not None
+        at = self.at
+        self.version, self.reused = self.old.versions[-1], True
+        at.rename(self.at)
+
+
+def find_existing(repo: Path, name: str) -> Existing | None:
+    """Return the model of an earlier export.
+
+    Raises:
+        DataError: ``repo`` is a file, or holds something else under this name.
+    """
+    if repo.exists() and not repo.is_dir():
+        raise DataError(f"`--out` {repo} is a file; give the folder of a model repository")
+    path = repo / name
+    if not path.exists():
+        return None
+    try:
+        config = read_text((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
+    except (OSError, UnicodeDecodeError):
+        config = None
+    if config is None or MARK not in config.parameters:
+        raise DataError(f"{path} was not written by `vtk export triton`, so it stays; give another --name or --out")
+    versions = sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir())
+    return Existing(path, config, tuple(versions))
+
+
+@contextlib.contextmanager
+def draft(repo: Path, name: str) -> Iterator[Draft]:
+    """Yield a draft of the model's next version; on success it is published, on an error nothing has changed.
+
+    Raises:
+        DataError: the repository or the folder around it cannot be written, or another export was quicker.
+    """
+    old = find_existing(repo, name)
+    repo = repo.absolute()
+    existed = repo.exists()
+    staging = _staging(repo)
+    try:
+        with replace_dir(repo / name, beside=staging) as folder:
+            made = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
+            yield made
+            now = find_existing(repo, name)
+            if (now and now.versions) != (old and old.versions):
+                raise DataError(f"another export has written {repo / name} meanwhile; export again")
+            if old is not None:
+                _link_versions(old, made)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if not existed:
+            with contextlib.suppress(OSError):
+                repo.rmdir()  # only if nothing was put there
+
+
+def _staging(repo: Path) -> Path:
+    prefix = f".{repo.name}.staging-"
+    for left in repo.parent.glob(f"{prefix}*"):
+        pid = left.name.removeprefix(prefix)
+        if not (pid.isdecimal() and psutil.pid_exists(int(pid))):
+            shutil.rmtree(left, ignore_errors=True)  # of an export that was killed
+    staging = repo.parent / f"{prefix}{os.getpid()}"
+    try:
+        staging.mkdir(parents=True)
+        if repo.exists() and repo.stat().st_dev != staging.stat().st_dev:
+            staging.rmdir()
+            raise DataError(
+                f"`--out` {repo} is a file system of its own, and nothing beside it can be renamed into it; give a "
+                f"folder inside it, such as {repo / 'models'}"
+            )
+    except OSError as error:
+        raise DataError(
+            f"cannot write {repo.parent}, where a model is made before it is moved into {repo}: "
+            f"{error.strerror or error}; give an --out in a folder of yours"
+        ) from error
+    return staging
+
+
+def _link_versions(old: Existing, made: Draft) -> None:
+    """Take the earlier versions along, without copying their weights."""
+    for version in old.versions:
+        if version != made.version:
+            shutil.copytree(old.path / str(version), made.folder / str(version), copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def forbid_bytecode(version: Path) -> None:
+    """Put a file where Python would make a folder: compiled files would look like a change to a polling server."""
+    (version / NO_BYTECODE).write_bytes(b"")

@@ -1,0 +1,256 @@
+"""``vtk export aoti`` and its back-end. Compiling takes a minute, so most tests run a file without a library."""
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor
+
+from vtk.__main__ import main
+from vtk.card import Card, InputSpec, ModelSpec
+from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.profiling.result import ProfileResult
+from vtk.runtime import aoti_backend
+from vtk.runtime.aoti_backend import open_aoti, read_metadata
+from vtk.runtime.backend import load_backend
+from vtk.runtime.source import Source, open_source
+from vtk_export import aoti
+from vtk_export.aoti_config import AotiConfig
+
+Model = Callable[[Tensor], Tensor]
+
+
+def write_file(path: Path, card: Card, **changed: str) -> None:
+    """A .pt2 with metadata and no library."""
+    meta = {
+        "vtk": card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_backend.cpu_level(),
+        "vtk.torch": aoti_backend.torch_release(), "AOTI_DEVICE_KEY": "cpu", **changed,
+    }  # fmt: skip
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data/aotinductor/model/abc.wrapper_metadata.json", json.dumps(meta))
+
+
+@pytest.fixture
+def file(packed, tmp_path: Path) -> Path:
+    write_file(tmp_path / "model.pt2", packed.card)
+    return tmp_path / "model.pt2"
+
+
+@pytest.fixture
+def fake_compiler(packed, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model | None], list[Any]]:
+    """In place of the compiler: the file has no library, and what is loaded from it is ``model``."""
+
+    def use(model: Model | None = None) -> list[Any]:
+        compiled: list[Any] = []
+
+        def compile_package(form: Any, example: Tensor, card: Card, precision: str, path: Path) -> None:
+            compiled.append((form, tuple(example.shape), example.dtype))
+            write_file(path, card, **{"vtk.precision": precision})
+
+        plain = packed.model()
+        monkeypatch.setattr(aoti, "compile_package", compile_package)
+        monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: model or plain)
+        return compiled
+
+    return use
+
+
+def test_card_and_facts_come_from_the_file(packed, file: Path) -> None:
+    source = open_source(file)
+    assert source.kind == "aoti" and source.card == packed.card and source.facts.precision == "fp32"
+    assert open_source(file.parent).kind == "aoti"  # a folder that holds it
+    with pytest.raises(UsageError, match="AOTInductor file, not a torch model"):
+        source.model()
+
+
+@pytest.mark.parametrize("changed,said", [
+    ({"vtk.torch": "2.1"}, "made with torch 2.1"),
+    ({"AOTI_DEVICE_KEY": "cuda"}, "made for cuda, and cpu was asked for"),
+    ({"vtk.cpu": "AVX512"}, "made for CPUs with AVX512"),
+    ({"AOTI_MACHINE": "riscv128"}, "made for riscv128"),
+])  # fmt: skip
+def test_a_file_for_another_machine_is_refused_before_it_is_loaded(
+    changed: dict[str, str], said: str, packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(aoti_backend, "cpu_level", lambda: "AVX2")
+    write_file(tmp_path / "m.pt2", packed.card, **changed)
+    with pytest.raises(UnavailableError, match=said):
+        load_backend("aoti", open_aoti(tmp_path / "m.pt2"))
+
+
+def test_other_precision_source_and_options_are_refused(packed, file: Path) -> None:
+    with pytest.raises(UsageError, match="--precision fp32"):
+        load_backend("aoti", open_aoti(file), dtype="bf16")
+    with pytest.raises(UsageError, match="files, not the pack"):
+        load_backend("aoti", open_source(packed.path))
+    with pytest.raises(UsageError, match="no option `mode`"):
+        load_backend("aoti", open_aoti(file), mode="x")
+
+
+@pytest.mark.parametrize("content,said", [
+    (b"PK not a zip", "not a readable .pt2"), (None, "not a file of AOTInductor"),
+])  # fmt: skip
+def test_other_files_are_refused(content: bytes | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.pt2"
+    if content is None:
+        torch.save({"a": 1}, path)  # a zip, and a pickle
+    else:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        read_metadata(path)
+
+
+def test_a_file_of_another_program_has_no_card(file: Path, packed) -> None:
+    write_file(file, packed.card, **{"vtk.precision": "int3"})
+    with pytest.raises(DataError, match="carries no vtk card"):
+        open_aoti(file)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 48, 32), (0, 3, 32, 48), (2, 1, 32, 48), (3, 32, 48)])
+def test_images_that_the_library_would_read_beyond_are_refused(file: Path, fake_compiler, shape) -> None:
+    fake_compiler()
+    backend = load_backend("aoti", open_aoti(file))
+    with pytest.raises(UsageError, match="resize or split"):
+        backend.run({"pixel_values": torch.zeros(shape)})
+    assert backend.run({"pixel_values": torch.zeros(2, 3, 32, 48)})["logits"].shape == (2, 5)
+    backend.close()
+
+
+def test_export_is_verified_and_kept(packed, fake_compiler, tmp_path: Path) -> None:
+    compiled = fake_compiler()
+    out = tmp_path / "out"
+    result = aoti.export_aoti(open_source(packed.path), AotiConfig(str(packed.path), out, device="cpu", threads=1))
+    ((form, shape, dtype),) = compiled
+    assert type(form).__name__ == "FusedViT" and shape == (2, 3, 32, 48) and dtype == torch.float32
+    assert [row.batch for row in result.rows] == [1, 2, 3, 7, 16] and all(row.passed for row in result.rows)
+    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.pt2"]
+    assert open_source(out).card.classes == packed.card.classes and open_source(out).card.base is None
+
+
+def test_the_file_predicts_like_the_pack(
+    packed, file: Path, fake_compiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_compiler()
+    labels = []
+    for source in (file, packed.path):
+        options = ["--out", str(tmp_path / "found.csv"), "--json"]
+        assert main(["predict", str(source), str(packed.photos / "a" / "0.png"), *options]) == 0
+        labels.append(json.loads(capsys.readouterr().out)["predictions"][0]["labels"])
+    assert labels[0] == labels[1]
+
+
+@pytest.mark.parametrize("fault", [
+    lambda y: y + 0.1, lambda y: y.flip(0), lambda y: y[:1].expand_as(y), lambda y: y / 0, lambda y: y[:, 1:],
+], ids=["off", "rows swapped", "first row repeated", "infinite", "class missing"])  # fmt: skip
+def test_a_file_with_other_values_is_not_kept(
+    fault: Model, packed, fake_compiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = packed.model()
+    fake_compiler(lambda x: fault(model(x)))
+    argv = ["export", "aoti", str(packed.path), "--out", str(tmp_path / "out"), "--device", "cpu", "--threads", "1"]
+    assert main(argv) == 4
+    assert capsys.readouterr().err.startswith("vtk export: error: ") and not list((tmp_path / "out").iterdir())
+
+
+def test_what_cannot_be_fused_is_compiled_as_it_is_unless_one_insists(
+    fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    resnet = timm.create_model("test_resnet", pretrained=False, num_classes=5).eval()
+    torch.nn.init.normal_(resnet.fc.weight)
+    compiled = fake_compiler(resnet)
+    source = open_source("test_resnet", pretrained=False, num_classes=5)
+    monkeypatch.setattr(type(source), "model", lambda self: resnet)
+    options = {"device": "cpu", "pretrained": False, "num_classes": 5}
+    result = aoti.export_aoti(source, AotiConfig("test_resnet", tmp_path / "a", **options), show=False)
+    assert not result.fused and type(compiled[0][0]).__name__ == "ResNet"
+    assert "compiled as it is" in capsys.readouterr().out
+    with pytest.raises(UsageError):
+        aoti.export_aoti(source, AotiConfig("test_resnet", tmp_path / "b", fuse=True, **options), show=False)
+
+
+def test_a_missing_compiler_is_exit_5_and_other_files_are_exit_3(
+    packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    argv = ["export", "aoti", str(packed.path), "--out", str(tmp_path), "--device", "cpu"]
+    assert main(argv) == 3
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert main(argv) == 5
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2 and "mine.txt" in lines[0] and "AOTInductor needs a C++ compiler" in lines[1]
+
+
+def test_profile_leaves_latency_beside_the_model(
+    packed, fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_compiler()
+    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    out = tmp_path / "out"
+    argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--threads", "1", "--json"]
+    assert main([*argv, "--profile", "1,2"]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["latency.json", "latency.png", "model.json", "model.pt2"]
+    found = ProfileResult.read(out / "latency.json")
+    assert found.kind == "aoti" and [c.batch for _, c in found.cells()] == [1, 2]
+    assert found.reference == f"torch fp32 on the CPU of {packed.path.parent.name}" and found.remarks == ()
+    assert json.loads(capsys.readouterr().out)["profile"]["backends"][0]["name"] == "aoti"
+    # again into the same folder: what an export left there is no stranger, and no latency of another file stays
+    assert main(argv) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.pt2"]
+
+
+class _Half(Source):
+    """A block of ordinary weights: those of `packed` are so large that half precision differs visibly."""
+
+    def model(self) -> torch.nn.Module:
+        torch.manual_seed(3)
+        options = {"img_size": 32, "depth": 1, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
+        model = timm.create_model("vit_tiny_patch16_224", pretrained=False, **options).eval()
+        torch.nn.init.normal_(model.head.weight)
+        return model
+
+
+@pytest.mark.slow
+def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
+    card = Card(ModelSpec("half"), InputSpec(32, 32), tuple("abcde"))
+    source = _Half("timm", "half", None, card, described=False)
+    result = aoti.export_aoti(source, AotiConfig("half", tmp_path, dtype="bf16", device="cpu"), show=False)
+    assert min(row.cosine for row in result.rows) < 1 - 1e-7  # it really is another precision
+    backend = load_backend("aoti", open_source(tmp_path), dtype="bf16")
+    assert backend.run({"pixel_values": torch.zeros(5, 3, 32, 32)})["logits"].dtype == torch.bfloat16
+    backend.close()
+
+
+@pytest.mark.slow
+def test_compiled_file_runs_any_batch(packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--json"]
+    assert main([*argv, "--data", str(packed.photos)]) == 0
+    assert all(row["passed"] for row in json.loads(capsys.readouterr().out)["verified"])
+    source = open_source(out)
+    assert source.card.classes == packed.card.classes
+    backend = load_backend("aoti", source, threads=1)
+    images = torch.randn(33, 3, 32, 48)
+    with torch.no_grad():
+        expected = packed.model()(images)
+    for batch in (1, 5, 33):
+        found = backend.run({"pixel_values": images[:batch]})["logits"]
+        assert (found - expected[:batch]).abs().max() < 1e-5 * expected.abs().max()
+    backend.close()
+    options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1"]
+    assert main(["profile", str(out), "--backends", "aoti", "--reference", str(packed.path), *options]) == 0
+    assert "aoti: aotinductor cpu" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_profile_compiles_a_pack_for_the_backend(packed, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1", "--json"]
+    assert main(["profile", str(packed.path), "--backends", "eager,aoti", *options]) == 0
+    _, found = json.loads(capsys.readouterr().out)["backends"]
+    assert [c["status"] for c in found["cells"]] == ["ok", "ok"] and found["prepare_s"] > 0

@@ -1,0 +1,193 @@
+"""``--int8``: what onnxruntime's quantiser wrote, how it is judged, and every way in which it is refused."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+
+from vtk.__main__ import main
+from vtk.errors import UsageError, VerificationError
+from vtk.runtime.ort_quantize import quantize_static
+from vtk_export.config import OnnxConfig
+from vtk_export.judge import Judgement, Photographs, check_judgement
+from vtk_export.limits import LIMITS
+
+
+@pytest.fixture
+def export(
+    calm: Any, fake_calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[onnx.ModelProto, dict[str, Any], str]]:
+    fake_calm()
+
+    def run(*argv: object) -> tuple[onnx.ModelProto, dict[str, Any], str]:
+        out = tmp_path / "out"
+        argv = ("export", "onnx", calm.path, "--out", out, "--threads", 1, "--json", "--data", calm.photos, *argv)
+        assert main(list(map(str, argv))) == 0
+        printed = capsys.readouterr()
+        assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.onnx"]
+        return onnx.load(out / "model.onnx"), json.loads(printed.out), printed.err
+
+    return run
+
+
+def _weights(proto: onnx.ModelProto, kind: int) -> dict[str, np.ndarray]:
+    return {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.data_type == kind}
+
+
+def test_dynamic_has_int8_weights_and_integer_products(export: Any, exported_calm: Any) -> None:
+    proto, result, _ = export("--int8", "dynamic")
+    kinds = Counter(node.op_type for node in proto.graph.node)
+    plain = Counter(node.op_type for node in exported_calm.proto.graph.node)
+    # qkv, proj, fc1, fc2 and the head; the two products of attention have no weights
+    assert kinds["MatMulInteger"] == 5
+    assert kinds["MatMul"] == 2
+    assert kinds["Softmax"] == plain["Softmax"]
+    assert kinds["LayerNormalization"] == plain["LayerNormalization"]
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
+    assert [entry.domain for entry in proto.opset_import] == [""]
+    # no large float is left but the patch convolution and the position table
+    floats = [name for name, value in _weights(proto, TensorProto.FLOAT).items() if value.size > 200]
+    assert sorted(name.partition(".")[0] for name in floats) == ["patch_embed", "pos_embed"]
+    assert result["facts"]["int8"] == "dynamic"
+    assert result["nodes"] == len(proto.graph.node)
+    assert result["judged"]["count"] == 6
+    assert result["judged"]["top1"] is not None
+
+
+def test_static_has_symmetric_activations_weights_per_channel_and_float_biases(export: Any) -> None:
+    proto, result, said = export("--int8", "static", "--calibration-images", 3)
+    graph = proto.graph
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    quantized = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert quantized
+    for node in quantized:  # activations: signed, symmetric, one scale
+        assert values[node.input[2]].dtype == np.int8
+        assert values[node.input[2]] == 0
+        assert values[node.input[1]].ndim == 0
+    scaled = 0
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in values:  # weights: one scale a channel
+            weight, scale = values[node.input[0]], values[node.input[1]]
+            axis = next(a.i for a in node.attribute if a.name == "axis")
+            assert weight.dtype == np.int8
+            assert scale.shape == (weight.shape[axis],)
+            assert len(np.unique(scale)) > 1
+            scaled += 1
+        if node.op_type == "Conv":
+            assert values[node.input[2]].dtype == np.float32
+    assert scaled == 6
+    assert not any(value.dtype == np.int32 for value in values.values())  # int32 biases
+    for node in graph.node:
+        if node.op_type in ("Softmax", "LayerNormalization"):
+            assert makers[node.input[0]].op_type != "DequantizeLinear"
+    assert "calibrated on 3 images of " in said
+    assert result["judged"]["count"] == 3  # the other half of the six
+
+
+def test_int8_files_run_in_eval_and_say_what_they_are(
+    export: Any, calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export("--int8", "dynamic")
+    assert main(["eval", str(tmp_path / "out"), str(calm.photos), "--split", "all", "--workers", "0", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "this file is int8 (dynamic)" in printed.err
+    assert json.loads(printed.out)["precision"] == "fp32"
+    # its rounding differs with the optimisations of the graph, which is no wrong output
+    argv = ["profile", str(tmp_path / "out"), "--backends", "ort-cpu", "--batch-sizes", "1", "--duration", "0.1"]
+    assert main([*argv, "--threads", "1", "--json"]) == 0
+    printed = capsys.readouterr()
+    (backend,) = json.loads(printed.out)["backends"]
+    assert backend["status"] == "measured"
+    assert "this file is int8 (dynamic)" in printed.err
+
+
+def test_static_scales_come_from_the_images(export: Any, calm: Any, exported_calm: Any) -> None:
+    proto, _, _ = export("--int8", "static", "--calibration-images", 3)
+    node = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear" and "pixel" in node.input[0])
+    scale = next(numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == node.input[1])
+    seen = Photographs(calm.photos, calm.card.classes, 3, part=1, parts=2)
+    (images, _), *_ = seen.batches(calm.card.input, 8)
+    assert len(images) == 3
+    assert scale == pytest.approx(float(images.abs().max()) / 127.5, rel=0.01)
+
+
+def test_a_quantiser_that_fails_is_exit_4(tmp_path: Path) -> None:
+    (tmp_path / "x.onnx").write_bytes(b"no")
+    with pytest.raises(VerificationError, match="onnxruntime's quantiser cannot convert the graph: "):
+        quantize_static(tmp_path / "x.onnx", tmp_path / "y.onnx", [torch.zeros(1, 3, 4, 4)])
+
+
+def _zero_head(proto: onnx.ModelProto) -> None:
+    tensor = next(t for t in proto.graph.initializer if t.name == "head.weight")
+    value = numpy_helper.to_array(tensor)
+    tensor.CopyFrom(numpy_helper.from_array(np.roll(value, 1, 0), tensor.name))
+
+
+def test_an_int8_file_with_wrong_weights_is_not_kept(
+    calm: Any, fake_calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_calm(_zero_head)
+    out = tmp_path / "out"
+    assert main(["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", "--int8", "dynamic"]) == 4
+    assert "the cosine with torch is" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "message"),
+    [
+        (Judgement(200, 0.985, 0.99999, 0.99995), "fp16", r"torch's in 98.50 %, at least 99.50 % is allowed"),
+        (Judgement(200, 1.0, 0.99985, 0.99), "fp16", r"cosine with torch is 0.999850 on average"),
+        (Judgement(200, 1.0, float("nan"), 0.99), "fp16", r"cosine with torch is nan"),
+        (Judgement(200, 0.99, 0.95, 0.9, 0.80, 0.82), "int8", r"top-1 falls from 82.00 % to 80.00 %, at most 1.0 %"),
+        (Judgement(200, 0.88, 0.95, 0.9), "int8", r"torch's in 88.00 %"),
+        (Judgement(200, 1.0, 0.65, 0.6, 0.8, 0.8), "int8", r"cosine"),
+    ],
+)
+def test_a_judgement_beyond_its_bound_fails(result: Judgement, kind: str, message: str) -> None:
+    with pytest.raises(VerificationError, match=message):
+        check_judgement(result, LIMITS[kind])
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (Judgement(200, 0.995, 0.99995, 0.9999), "fp16"),
+        (Judgement(20, 0.95, 0.99995, 0.9999), "fp16"),  # one image of twenty
+        (Judgement(200, 0.95, 0.95, 0.9, 0.81, 0.82), "int8"),
+        (Judgement(200, 0.85, 0.95, 0.9, 0.83, 0.82), "int8"),  # other classes, and more of them right
+        (Judgement(20, 0.95, 0.95, 0.9, 0.75, 0.8), "int8"),
+    ],
+)
+def test_a_judgement_within_its_bounds_passes(result: Judgement, kind: str) -> None:
+    check_judgement(result, LIMITS[kind])
+
+
+def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> None:
+    judged = Photographs(calm.photos, calm.card.classes, 10, parts=2)
+    calibrated = Photographs(calm.photos, calm.card.classes, 10, part=1, parts=2)
+    assert len(judged.paths) == len(calibrated.paths) == 3
+    assert not set(judged.paths) & set(calibrated.paths)
+    assert judged.labels == [0, 0, 0]
+    assert Photographs(calm.photos, ("x", "y"), 2).labels is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"int8": "static"}, "give --data FOLDER"),
+        ({"int8": "dynamic", "dtype": "fp16"}, "contradicts it"),
+        ({"calibration_images": 0}, "--calibration-images"),
+    ],
+)
+def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        OnnxConfig(source="x", out=Path("y"), **options)
