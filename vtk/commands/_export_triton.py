@@ -5,10 +5,11 @@ from vtk.commands import _cli
 
 _TEXT = """Write models into the repository of a Triton Inference Server: config, weights, class names and a client.
 
-onnxruntime: each source is a model with a whole copy of its weights, input `pixel_values`, output `logits`. python: all
-packs of one base are one model on numpy and onnxruntime, what they have in common in memory once. vtk: the same in a
-bank of this toolkit; a batch mixes tasks, and exporting again with other packs adds and removes them while it serves.
-Models of tasks take a `task` name beside each image and give `logits`, `label` and `score`.
+onnxruntime: each source is a model with a whole copy of its weights, input `pixel_values`, output `logits`. tensorrt:
+the same, with engines that the server builds on its GPU. python: all packs of one base are one model on numpy and
+onnxruntime, what they have in common in memory once. vtk: the same in a bank of this toolkit; a batch mixes tasks, and
+exporting again with other packs adds and removes them while it serves. Models of tasks take a `task` name beside each
+image and give `logits`, `label` and `score`.
 
 Every file is verified against torch first (exit code 4). A model appears in the repository complete, under one rename;
 exporting again writes the next version, which a polling server takes up while the old one serves."""

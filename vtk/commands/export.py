@@ -8,10 +8,10 @@ from vtk.errors import UsageError
 
 TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
-    "aoti": "a .pt2 that torch's AOTInductor compiled, for C++ and Python without a compiler",
-    "tasks": "several packs as ONNX files that share their weights, or as one file for mixed batches",
-    "tensorrt": "an ONNX file in the form that TensorRT fuses, with the scripts that build an engine of it",
-    "triton": "models in the repository of a Triton Inference Server, for one task or for many",
+    "aoti": "a .pt2 compiled by AOTInductor, for C++ and Python",
+    "tasks": "packs as ONNX files that share weights, or one for mixed batches",
+    "tensorrt": "an ONNX file for TensorRT, with scripts that build its engine",
+    "triton": "a model repository for Triton Inference Server, one task or many",
 }
 
 _ONNX = """Export a pack, a merged checkpoint or a timm model to DIR/model.onnx with torch's dynamo exporter.

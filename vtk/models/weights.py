@@ -186,10 +186,14 @@ def _reference(name: str, kwargs: Mapping[str, Any], raw: Mapping[str, Tensor], 
                 return _build_sized(name, {**kwargs, "num_classes": len(card.classes)}, card.input.size)
             if table is None or own is None or table.ndim != 3 or table.shape[1] == own.shape[1]:
                 return model
-            patch: Any = model.patch_embed.patch_size  # type: ignore[union-attr]
-            for prefix in dict.fromkeys((getattr(model, "num_prefix_tokens", 1), 1, 0)):
-                side = math.isqrt(table.shape[1] - prefix)
-                if side * side == table.shape[1] - prefix:
+            stem: Any = model.patch_embed
+            patch = stem.patch_size
+            # the model's own table says how many of its rows are not patches: register tokens have none in some
+            first = own.shape[1] - math.prod(stem.grid_size)
+            for prefix in dict.fromkeys((first, getattr(model, "num_prefix_tokens", 1), 1, 0)):
+                patches = table.shape[1] - prefix
+                side = math.isqrt(max(patches, 0))
+                if 0 < patches == side * side:
                     return parallel.build(name, **{**kwargs, "img_size": (side * patch[0], side * patch[1])})
             return model
         except (RuntimeError, TypeError, AssertionError, AttributeError) as error:

@@ -138,6 +138,27 @@ def load_state(path: Path) -> Saved:
     return Saved(tensors, fit, best, ident)
 
 
+def of_task(saved: Saved, name: str) -> Saved:
+    """Return the part of one task of a run of several.
+
+    Raises:
+        DataError: it is not there, as in a file that was edited.
+    """
+    try:
+        best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
+        rows = [dict(row) for row in saved.best["rows"][name]]
+        fit = FitState(saved.fit.epoch, saved.fit.optimizer[name], saved.fit.schedule[name], rows)
+        if lacking := {"epoch", "count", "top1", "top5", "loss"} - best.keys():
+            raise KeyError(min(lacking))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"`--resume`: the saved state of task `{name}` is damaged ({type(error).__name__}: {error}); give "
+            "--overwrite in place of --resume to restart"
+        ) from error
+    tensors = {k.partition("/")[2]: v for k, v in saved.tensors.items() if k.partition("/")[0] == name}
+    return Saved(tensors, fit, best, saved.identity)
+
+
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to continue a run with other flags, another base or other images.
 
@@ -169,13 +190,15 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise DataError("`--resume`: the training images are not those the run started with; start another run")
 
 
-def restore(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def restore(model: nn.Module, tensors: Mapping[str, Tensor], trained: Iterable[str]) -> None:
     """Copy saved tensors into a model that was created anew.
 
     Raises:
-        DataError: a tensor does not fit.
+        DataError: a tensor does not fit, or one of ``trained`` is not among them.
     """
     state = model.state_dict()
+    if missing := sorted(set(trained) - tensors.keys()):
+        raise DataError(f"`--resume`: the saved state has no tensor `{missing[0]}`; start another run")
     for name, value in tensors.items():
         if name not in state or state[name].shape != value.shape:
             raise DataError(f"`--resume`: saved tensor `{name}` does not fit this model; start another run")

@@ -109,6 +109,11 @@ class JointRun:
             run.base = None if first is None else first.created.base
             run.command = outputs.command_line(self.config)
             run.build()
+            if (images := len(run.audit.train)) < self.ranks.world:  # no batch has one for each process
+                raise UsageError(
+                    f"task `{spec.name}` has {images} training images for {self.ranks.world} processes; start at most "
+                    f"{images}"
+                )
             if first is None:
                 first = run
             else:
@@ -138,12 +143,14 @@ class JointRun:
 
     def _restore(self, saved: checkpoint.Saved) -> None:
         for name, run in self.runs.items():
-            own = {k.partition("/")[2]: v for k, v in saved.tensors.items() if k.partition("/")[0] == name}
-            checkpoint.restore(run.model, own)
-            run.best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
-            run.rows = [dict(row) for row in saved.best["rows"][name]]
+            own = checkpoint.of_task(saved, name)
+            checkpoint.restore(run.model, own.tensors, run.trained)
+            run.best, run.rows = own.best, own.fit.rows
+            outputs.check_best(run.out, self.config.train)
 
     def _start(self) -> None:
+        if self.config.overwrite:  # the earlier run's state, too: it must not outlive that run's packs
+            outputs.clear_run(self.out)
         for name, run in self.runs.items():
             console.say(f"{name}: {run.audit.root}", style="bold")
             run.out.mkdir(exist_ok=True)

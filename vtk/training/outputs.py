@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from vtk.errors import DataError
-from vtk.files import prepare_output, write_text
+from vtk.files import existing_dir, prepare_output, write_text
 from vtk.training.config import FinetuneConfig
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
     "census.json",
 )  # fmt: skip
-_INSIDE = {
+_INSIDE = {  # cleared in this order: a run without its packs must not look as if it could go on
+    LAST: {"model.safetensors", "state.pt", "state.json"},
     TASK: {"task.json", "task.safetensors", "base_tensors.json"},
     TASK_LAST: {"task.json", "task.safetensors", "base_tensors.json"},
-    LAST: {"model.safetensors", "state.pt", "state.json"},
     ADAPTER: {"adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"},
 }
 
@@ -48,6 +48,19 @@ def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
         own = _INSIDE[folder.name.removesuffix(".old")]
         if folder.is_dir() and (foreign := sorted({p.name for p in folder.iterdir()} - own)):
             raise DataError(f"`--overwrite`: {folder} holds {foreign[0]}, which no run wrote; move it away")
+
+
+def check_best(out: Path, train: str) -> None:
+    """Make sure that what a run to be resumed left as its best is still there: nothing could write it again.
+
+    Raises:
+        DataError: the pack or, of LoRA, the adapter is gone.
+    """
+    for folder in (out / name for name in (TASK, *((ADAPTER,) if train == "lora" else ()))):
+        if not existing_dir(folder).is_dir():
+            raise DataError(
+                f"`--resume`: {folder}, the best so far, is gone; put it back, or give --overwrite in place of --resume"
+            )
 
 
 def clear_run(out: Path) -> None:

@@ -41,8 +41,9 @@ class Run(Setup):
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity)
-            checkpoint.restore(self.model, saved.tensors)
+            checkpoint.restore(self.model, saved.tensors, self.trained)
             self.best, self.rows = saved.best, list(saved.fit.rows)
+            outputs.check_best(out, self.config.train)
         if ranks.main:
             self.start()
         ranks.wait()

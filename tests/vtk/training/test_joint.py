@@ -200,6 +200,25 @@ def test_a_run_whose_best_pack_is_gone_does_not_go_on(both, config, tmp_path):
             run(dataclasses.replace(changed, epochs=2, resume=True))
 
 
+def test_an_edited_state_is_refused(both, tmp_path):
+    finetune_tasks(both(epochs=2, stop_after=1, out=tmp_path / "run"))
+    last = tmp_path / "run" / "last"
+    info, state = json.loads((last / "state.json").read_text()), torch.load(last / "state.pt", weights_only=True)
+    tensors = load_file(last / "model.safetensors")
+
+    def refused(match):
+        with pytest.raises(DataError, match=match):
+            finetune_tasks(both(epochs=2, resume=True, out=tmp_path / "run"))
+
+    save_file({k: v for k, v in tensors.items() if k != "shade/head.bias"}, last / "model.safetensors")
+    refused("no tensor `head.bias`")
+    torch.save({**state, "optimizer": {"colour": state["optimizer"]["colour"]}}, last / "state.pt")
+    refused(r"state of task `shade` is damaged \(KeyError")
+    del info["best"]["tasks"]["colour"]["top1"]
+    (last / "state.json").write_text(json.dumps(info))
+    refused("state of task `colour` is damaged .*top1")
+
+
 def test_a_task_with_fewer_images_than_processes_is_refused(both, tmp_path):
     many = Ranks(torch.device("cpu"), world=15)
     with pytest.raises(UsageError, match="task `shade` has 14 training images for 15 processes"):
