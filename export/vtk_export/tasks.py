@@ -99,7 +99,8 @@ def export_tasks(
     start = time.perf_counter()
     named = named_packs(packs)
     if len(named) < 2:
-        raise UsageError(f"{len(named)} packs were given; give two or more, or export one with `vtk export onnx`")
+        were = "pack was" if len(named) == 1 else "packs were"
+        raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
     with workspace(config.out, overwrite=config.overwrite, known=known_files(config.out)) as folder:
         built = Build(config, members)

@@ -66,9 +66,7 @@ class TensorrtConfig:
     )
     fuse: bool | None = field(
         default=None,
-        metadata={
-            "help": "fold norms and scales, merge branches, split q, k, v; default: wherever that can be"
-        },
+        metadata={"help": "fold norms and scales, merge branches, split q, k, v; default: wherever that can be"},
     )
     data: Path | None = field(
         default=None, metadata={"help": "image or folder of images to verify with; default: smoothed random images"}

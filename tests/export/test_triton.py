@@ -19,7 +19,7 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
+from vtk.errors import DataError, UsageError, VerificationError
 from vtk_export.triton.files import write_model_files
 from vtk_export.triton.names import check_name, label_lines
 from vtk_export.triton.pbtxt import build, graph_slots, task_slots, write_text
@@ -258,12 +258,15 @@ def test_a_version_can_take_the_place_of_the_last(tmp_path: Path) -> None:
     ("argv", "code", "said"),
     [
         (["--out", "r"], 2, "no sources"),
-        (["p", "--out", "r", "--backend", "tensorrt"], 5, "onnxruntime"),
+        (["p", "--out", "r", "--backend", "tensorrt", "--dtype", "bf16"], 2, "--dtype bf16"),
+        (["p", "--out", "r", "--backend", "tensorrt", "--server-device", "cpu"], 2, "--server-device cpu"),
         (["p", "q", "--out", "r", "--backend", "onnxruntime", "--name", "x"], 2, "NAME=SOURCE"),
         (["p", "--out", "r", "--max-batch-size", "0"], 2, "--max-batch-size"),
         (["p", "--out", "r", "--backend", "vtk", "--static-batch", "2"], 2, "--static-batch"),
         (["p", "--out", "r", "--backend", "python", "--dtype", "fp16"], 2, "--dtype"),
         (["p", "--out", "r", "--keep-io-types"], 2, "--keep-io-types"),
+        (["p", "--out", "r", "--backend", "vtk", "--fuse"], 2, "--fuse"),
+        (["p", "q", "--out", "r", "--img-size", "64"], 2, "--img-size"),
         (["vit_tiny_patch16_224", "--out", "r", "--name", "../up"], 2, "--name"),
         (["vit_tiny_patch16_224", "--out", "r", "--name", 'a" }'], 2, "--name"),
         (["a/b=vit_tiny_patch16_224", "--out", "r"], 2, "NAME=PACK"),
@@ -280,9 +283,23 @@ def test_mistakes_are_one_line(
     assert os.listdir(tmp_path) == []
 
 
-def test_the_tensorrt_back_end_says_what_to_do_instead() -> None:
-    with pytest.raises(UnavailableError, match="--backend onnxruntime"):
-        config("tensorrt")
+@pytest.mark.parametrize(
+    ("most", "preferred", "shapes"), [(16, [8, 16], ("1", "8", "16")), (4, [4], ("1", "4", "4")), (1, [], "111")]
+)
+def test_tensorrt_gets_a_profile_of_the_batches_that_the_server_makes(
+    tmp_path: Path, most: int, preferred: list[int], shapes: tuple[str, ...]
+) -> None:
+    path = graph(tmp_path / "m.onnx", TensorProto.FLOAT16)
+    found = made(path, backend="tensorrt", dtype="fp16", max_batch_size=most, engine_cache='/e "x"')
+    (engine,) = found.optimization.execution_accelerators.gpu_execution_accelerator
+    assert engine.name == "tensorrt" and engine.parameters["precision_mode"] == "FP16"
+    told = tuple(engine.parameters[f"trt_profile_{name}_shapes"] for name in ("min", "opt", "max"))
+    assert told == tuple(f"pixel_values:{batch}x3x8x8" for batch in shapes)
+    assert (
+        engine.parameters["trt_engine_cache_enable"] == "1" and engine.parameters["trt_engine_cache_path"] == '/e "x"'
+    )
+    assert list(found.dynamic_batching.preferred_batch_size) == preferred
+    assert found.backend == "onnxruntime" and found.instance_group[0].kind == 1  # KIND_GPU
 
 
 def test_an_onnx_model_in_a_repository(packed: Any, exported: Any, fake_exporter: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
+from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import PLAIN, Facts, read_facts
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
 
     Raises:
         UsageError: a file of many tasks where only one task's will do.
-        DataError: not an ONNX file, or its input is not images of a fixed size.
+        DataError: not an ONNX file, weights beside it that are not whole, or no images of a fixed size as its input.
     """
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -151,6 +152,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         proto = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable ONNX file ({error})") from error
+    check_data_files(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
     types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}

@@ -9,14 +9,14 @@ from pathlib import Path
 from vtk import __version__
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
-from vtk.files import existing_dir, replace_dir
+from vtk.files import replace_dir
 from vtk.models.base import base_id
 from vtk.models.weights import read_safetensors
 from vtk.tasks.base import BUNDLED, base_keys, bundled_base
 from vtk.tasks.bundle import PACK_FILES, bundle_task, check_out
 from vtk.tasks.hub_card import LIBRARY, public_card, readme
 from vtk.tasks.hub_errors import check_online, check_repo_id, client, explained
-from vtk.tasks.load import is_pack, needed_names, read_card
+from vtk.tasks.load import find_pack, needed_names, read_card
 from vtk.tasks.pack import CARD, HASHES, TENSORS, read_hashes, update_card
 
 README = "README.md"
@@ -138,21 +138,6 @@ def pull_task(
             (arrived / name).rename(tmp / name)
         shutil.rmtree(arrived)
     return Pulled(out, card, files)
-
-
-def find_pack(path: Path) -> Path:
-    """Return a pack's folder: ``path``, or the best pack of a run folder.
-
-    Raises:
-        DataError: it is neither.
-    """
-    for folder in (path, path / "task"):
-        if is_pack(folder):
-            return existing_dir(folder)
-    if several := sorted(str(card.parent) for card in path.glob(f"*/task/{CARD}")):
-        raise DataError(f"{path} is the folder of several tasks; give one of them: {', '.join(several[:5])}")
-    what = "is neither a pack nor a run folder" if path.is_dir() else "is no folder"
-    raise DataError(f"{path} {what}; give the folder that holds {CARD}")
 
 
 def check_pack(folder: Path) -> Card:

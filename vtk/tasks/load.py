@@ -50,6 +50,21 @@ def is_pack(path: Path) -> bool:
     return (existing_dir(path) / CARD).is_file()
 
 
+def find_pack(path: Path) -> Path:
+    """Return a pack's folder: ``path``, or the best pack of a run folder.
+
+    Raises:
+        DataError: it is neither.
+    """
+    for folder in (path, path / "task"):
+        if is_pack(folder):
+            return existing_dir(folder)
+    if several := sorted(str(card.parent) for card in path.glob(f"*/task/{CARD}")):
+        raise DataError(f"{path} is the folder of several tasks; give one of them: {', '.join(several[:5])}")
+    what = "is neither a pack nor a run folder" if path.is_dir() else "is no folder"
+    raise DataError(f"{path} {what}; give the folder that holds {CARD}")
+
+
 def read_card(path: Path) -> Card:
     """Read the card of a pack or of a merged checkpoint, without its tensors.
 
@@ -75,7 +90,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     """Load a pack onto its base.
 
     Args:
-        path: the folder of a pack, or of a bundle, which brings its base.
+        path: the folder of a pack, of a bundle, which brings its base, or of a run, whose best pack is taken.
         base: file with the base weights; by default they are looked up.
 
     Raises:
@@ -86,6 +101,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     if not folder.is_dir():
         what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is a file"
         raise DataError(f"{what}; give the folder of a pack, which holds {CARD}")
+    folder = find_pack(folder)
     card = read_card(folder)
     hashes = read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:

@@ -72,8 +72,9 @@ class JointRun:
             for folder in (out / spec.name for spec in self.specs):
                 if folder.exists():  # what is refused now leaves no folders behind
                     outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
-        self.build()
-        self.settle(saved)
+        with outputs.no_empty_folder(out):
+            self.build()
+            self.settle(saved)
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity)
@@ -151,6 +152,7 @@ class JointRun:
     def _start(self) -> None:
         if self.config.overwrite:  # the earlier run's state, too: it must not outlive that run's packs
             outputs.clear_run(self.out)
+        outputs.sweep(self.out)
         for name, run in self.runs.items():
             console.say(f"{name}: {run.audit.root}", style="bold")
             run.out.mkdir(exist_ok=True)
@@ -159,6 +161,7 @@ class JointRun:
             f"{len(self.runs)} tasks share {count_shared(self.model):,} frozen weights; a step holds up to "
             f"{self.memory.batch} images of each"
         )
+        console.say(self.memory.line)
         write_text(self.out / "config.yaml", outputs.config_text(self.config))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:

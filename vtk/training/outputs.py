@@ -1,5 +1,6 @@
 """The files of a run: which there are, how they are cleared away, and how they are written."""
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -8,11 +9,12 @@ import math
 import platform
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import yaml
 
 from vtk.errors import DataError
@@ -48,6 +50,29 @@ def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
         own = _INSIDE[folder.name.removesuffix(".old")]
         if folder.is_dir() and (foreign := sorted({p.name for p in folder.iterdir()} - own)):
             raise DataError(f"`--overwrite`: {folder} holds {foreign[0]}, which no run wrote; move it away")
+
+
+@contextlib.contextmanager
+def no_empty_folder(out: Path) -> Iterator[None]:
+    """Take ``out`` away again if what is inside the context fails and the folder is empty."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            out.rmdir()
+        raise
+
+
+def sweep(out: Path) -> None:
+    """Delete the temporary files and folders of a run that was killed while it wrote them."""
+    for left in out.glob("*.tmp-*"):
+        name, _, pid = left.name.rpartition(".tmp-")
+        if (name not in FILES and name not in _INSIDE) or not pid.isdecimal() or psutil.pid_exists(int(pid)):
+            continue
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def check_best(out: Path, train: str) -> None:

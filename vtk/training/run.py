@@ -36,8 +36,9 @@ class Run(Setup):
         saved = self.load()
         if ranks.main:
             outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
-        self.build()
-        self.settle(saved)
+        with outputs.no_empty_folder(out):
+            self.build()
+            self.settle(saved)
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity)
@@ -70,8 +71,10 @@ class Run(Setup):
         self.census.print()
         if self.lora is not None:
             lora.warn_of_shared(self.model, self.lora)
-        console.say(self.memory.line)
+        if not self.title:  # of several tasks it is one line for all
+            console.say(self.memory.line)
         out = self.out
+        outputs.sweep(out)
         store_base(self.created.base)
         if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
             outputs.clear_run(out)

@@ -6,7 +6,8 @@ between two MatMuls, casts the only other thing between, heads of 16 to 256 chan
 Sources: "Fused Attention" in NVIDIA's TensorRT documentation (scale before the first product, shapes, the two ways);
 the restrictions on types and head size as quoted in NVIDIA/TensorRT issue 2981; a maximum taken off by hand before
 Softmax hides the pattern (tier4/autoware-ml pull request 95); products in fp32 are not fused at all
-(Stability-AI/stable-audio-3 pull request 79).
+(Stability-AI/stable-audio-3 pull request 79). NVIDIA writes nothing about a Softmax in fp32 between half products;
+reports have it fused, so its casts are let pass. Only the layers of a built engine can tell.
 """
 
 from collections.abc import Iterator

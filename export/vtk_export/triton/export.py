@@ -1,5 +1,6 @@
 """``vtk export triton``: models of a repository, each verified before it is published."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.many.names import named_packs
 from vtk_export.onnx import export_onnx
 from vtk_export.tasks import export_tasks
+from vtk_export.tensorrt.export import export_tensorrt
+from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.triton.files import same_code, write_code, write_model_files
 from vtk_export.triton.lines import command_lines
 from vtk_export.triton.names import check_name
 from vtk_export.triton.packs import read_base_id, write_packs
-from vtk_export.triton.pbtxt import Slot, build, graph_slots, task_slots
+from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft, draft
 from vtk_export.triton_config import TritonConfig
 
@@ -59,7 +62,7 @@ class TritonExportResult:
 
     Attributes:
         path: the repository.
-        backend: ``onnxruntime``, ``python`` or ``vtk``.
+        backend: ``onnxruntime``, ``tensorrt``, ``python`` or ``vtk``.
         models: one, or one for each source.
         seconds: of export and verification.
     """
@@ -91,7 +94,7 @@ def export_triton(config: TritonConfig, *, show: bool = True) -> TritonExportRes
     start = time.perf_counter()
     named = named_packs(config.sources)
     server = config.server
-    if server == "onnxruntime":
+    if server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
             console.say(
                 f"{len(named)} models, each with a whole copy of its weights; --backend python or vtk share them"
@@ -107,8 +110,11 @@ def export_triton(config: TritonConfig, *, show: bool = True) -> TritonExportRes
 def _one_onnx(model: str, task: str, path: Path, config: TritonConfig, show: bool) -> Published:
     with draft(config.out, check_name(model)) as made:
         source = _open(path, config)
-        result = export_onnx(source, _onnx_config(str(path), made.at, config), show=show)
-        inputs, outputs, batched = graph_slots(made.at / "model.onnx", labels=result.outputs[0])
+        if config.server == "tensorrt":
+            export_tensorrt(source, _tensorrt_config(str(path), made.at, config), show=show)
+        else:
+            export_onnx(source, _onnx_config(str(path), made.at, config), show=show)
+        inputs, outputs, batched = graph_slots(made.at / "model.onnx", labels="logits")
         threads = {} if config.server_threads is None else {"intra_op_thread_count": str(config.server_threads)}
         message = build(model, config, inputs, outputs, batched=batched, parameters=threads)
         return _finish(made, message, {task: source.card}, config, outputs)
@@ -178,6 +184,17 @@ def _onnx_config(source: str, out: Path, config: TritonConfig) -> OnnxConfig:
         dtype="fp32" if config.dtype == "auto" else config.dtype, keep_io_types=config.keep_io_types,
         seed=config.seed, threads=config.threads,
     )  # fmt: skip
+
+
+def _tensorrt_config(source: str, out: Path, config: TritonConfig) -> TensorrtConfig:
+    options = TensorrtConfig(
+        source, out, opset=config.opset, static_batch=config.static_batch, data=config.data, fuse=config.fuse,
+        dtype="fp16" if config.dtype == "fp16" else "fp32", keep_io_types=config.keep_io_types, seed=config.seed,
+        threads=config.threads,
+    )  # fmt: skip
+    if config.static_batch is not None:
+        return options
+    return dataclasses.replace(options, opt=min(USUAL, config.max_batch_size), max=config.max_batch_size)
 
 
 def _index_of_one(task: str, card: Card) -> dict[str, Any]:

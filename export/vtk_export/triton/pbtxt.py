@@ -19,6 +19,9 @@ CONFIG, LABELS, WARMUP_TASK = "config.pbtxt", "labels.txt", "task"
 MARK = "vtk"
 """Parameter by which a model folder is known to be an export's; servers ignore parameters that they do not know."""
 
+USUAL = 8
+"""Images of a call that a TensorRT engine is tuned for."""
+
 _TYPES = {
     onnx.TensorProto.FLOAT: "TYPE_FP32", onnx.TensorProto.FLOAT16: "TYPE_FP16", onnx.TensorProto.BFLOAT16: "TYPE_BF16",
     onnx.TensorProto.UINT8: "TYPE_UINT8", onnx.TensorProto.INT32: "TYPE_INT32",
@@ -118,8 +121,9 @@ def build(
     pb = messages()
     most = config.max_batch_size if batched else 0
     made = pb.ModelConfig(name=name, max_batch_size=most)
-    made.backend = "onnxruntime" if config.server == "onnxruntime" else "python"
-    if config.server == "onnxruntime":
+    graph = config.server in ("onnxruntime", "tensorrt")
+    made.backend = "onnxruntime" if graph else "python"
+    if graph:
         made.default_model_filename = "model.onnx"
     made.version_policy.latest.num_versions = 1
     for slot in inputs:
@@ -130,8 +134,10 @@ def build(
     if most > 1:
         # no preferred sizes: a graph of any batch size gains nothing from waiting for a certain one
         made.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
+    if config.server == "tensorrt":
+        _accelerate(made, config, inputs, batched=batched)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
-    kind = "cpu" if config.server == "python" else config.server_device
+    kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
     made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
     for key, value in {MARK: __version__, **(parameters or {})}.items():
         made.parameters[key].string_value = value
@@ -139,6 +145,22 @@ def build(
         for batch in sorted({1, most or 1}):
             _warm(pb, made.model_warmup.add(name=f"batch {batch}", batch_size=batch), inputs, warm)
     return made
+
+
+def _accelerate(made: Any, config: TritonConfig, inputs: Sequence[Slot], *, batched: bool) -> None:
+    """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make."""
+    engine = made.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt").parameters
+    engine["precision_mode"] = "FP16" if config.dtype == "fp16" else "FP32"
+    engine["trt_layer_norm_fp32_fallback"] = "1"
+    for what in ("engine", "timing"):  # not beside the model: a polling server would take them for a change
+        engine[f"trt_{what}_cache_enable"], engine[f"trt_{what}_cache_path"] = "1", config.engine_cache
+    if batched:
+        usual = min(USUAL, config.max_batch_size)
+        for name, batch in (("min", 1), ("opt", usual), ("max", config.max_batch_size)):
+            shapes = (f"{slot.name}:{'x'.join(map(str, (batch, *slot.dims)))}" for slot in inputs)
+            engine[f"trt_profile_{name}_shapes"] = ",".join(shapes)
+        if config.max_batch_size > 1:  # engines are quickest at the sizes that they were tuned for
+            made.dynamic_batching.preferred_batch_size.extend(sorted({usual, config.max_batch_size}))
 
 
 def _warm(pb: Any, request: Any, inputs: Sequence[Slot], warm: tuple[int, ...]) -> None:

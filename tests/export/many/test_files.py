@@ -115,6 +115,22 @@ def test_a_moved_folder_still_works(files: Any, lab: Any, tools: Any, tmp_path: 
         _logits(moved / "pets.onnx", images)
 
 
+def test_weights_that_are_not_whole_are_noticed(files: Any, tmp_path: Path) -> None:
+    moved = tmp_path / "out"
+    shutil.copytree(files.out, moved)
+    shared = moved / files.index["shared"]["file"]
+    whole = bytearray(shared.read_bytes())
+    assert open_source(moved / "pets.onnx").kind == "onnx"
+    whole[len(whole) // 2] ^= 1
+    for data, told in ((bytes(whole), "is damaged"), (bytes(whole[:-1]), f"has {len(whole) - 1} bytes")):
+        shared.write_bytes(data)
+        with pytest.raises(DataError, match=told):
+            open_source(moved / "pets.onnx")
+    shared.unlink()
+    with pytest.raises(DataError, match="which is not beside it; keep the files of an export together"):
+        open_source(moved / "pets.onnx")
+
+
 def test_predict_takes_a_tasks_file(files: Any, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(files.out / "pets.onnx"), str(photos), "--json"]) == 0
     assert '"pets2"' in capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_an_export_that_was_killed_while_files_moved_is_cleared_up(
 Make = Callable[[Any, dict[str, Path], Path], list[object]]
 
 REFUSED: dict[str, tuple[int, str, Make]] = {
-    "one": (2, "1 packs were given", lambda lab, packs, tmp: [packs["pets"]]),
+    "one": (2, "1 pack was given", lambda lab, packs, tmp: [packs["pets"]]),
     "none": (2, "0 packs were given", lambda lab, packs, tmp: []),
     "clash": (2, "would both be the task `pets`", lambda lab, packs, tmp: [packs["pets"], packs["pets"] / "task"]),
     "absent": (3, "does not exist", lambda lab, packs, tmp: [packs["pets"], tmp / "absent"]),

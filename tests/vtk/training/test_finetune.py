@@ -97,6 +97,18 @@ def test_frozen_tensors_are_the_bases_and_only_what_is_trained_is_packed(config)
     assert len(moved) == len(names)
 
 
+def test_what_a_killed_run_left_half_written_is_cleared_away(config):
+    first = finetune(config(epochs=1))
+    dead = 2**22 - 3  # above what a system gives
+    for name in ("last", "task"):
+        shutil.copytree(first.out / name, first.out / f"{name}.tmp-{dead}")
+    for name in (f"metrics.csv.tmp-{dead}", f"metrics.csv.tmp-{os.getpid()}", f"mine.tmp-{dead}"):
+        (first.out / name).write_text("")
+    finetune(config(epochs=1, resume=True))
+    left = sorted(p.name for p in first.out.glob("*.tmp-*"))
+    assert left == sorted([f"metrics.csv.tmp-{os.getpid()}", f"mine.tmp-{dead}"])
+
+
 def test_same_seed_same_bytes_whatever_the_workers(config, tmp_path):
     changes = {"mixup": 0.8, "cutmix": 1.0, "drop_path": 0.2, "auto_augment": "rand-m5", "reprob": 0.2}
     packs = []

@@ -316,7 +316,7 @@ def test_refusals(config, photos, shades, tmp_path):
         finetune_tasks(config(data=None, tasks=(f"a={photos}@33", tasks[1]), out=out))
     with pytest.raises(DataError, match="does not exist"):
         finetune_tasks(config(data=None, tasks=(tasks[0], f"b={tmp_path / 'nowhere'}"), out=out))
-    assert not any(out.iterdir())
+    assert not out.exists()
     out = tmp_path / "used"
     (out / "a").mkdir(parents=True)
     (out / "a" / "thesis.txt").write_text("mine")
