@@ -38,7 +38,7 @@ $(SERVER)/.installed: pyproject.toml
 	@touch $@
 
 test-server: $(SERVER)/.installed  ## exported repositories in a real Triton Inference Server, on the CPU
-	OMP_NUM_THREADS=1 $(SERVER)/bin/python -m pytest -m server tests/server
+	OMP_NUM_THREADS=1 $(SERVER)/bin/python -m pytest -m server -s tests/server
 
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .

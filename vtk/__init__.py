@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
         "evaluate": "vtk.evaluation.metrics",
         "export_onnx": "vtk_export.onnx",
         "export_tasks": "vtk_export.tasks",
+        "export_triton": "vtk_export.triton.export",
         "finetune": "vtk.training.finetune",
         "finetune_tasks": "vtk.training.finetune",
         "fuse": "vtk.fused.build",

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import vtk_export.convert
 from vtk.__main__ import main
+from vtk.errors import DataError
 from vtk.files import read_json
 from vtk.runtime import load_backend, open_source
 from vtk.tasks.load import load_task
@@ -131,8 +132,11 @@ def test_weights_that_are_not_whole_are_noticed(files: Any, tmp_path: Path) -> N
         open_source(moved / "pets.onnx")
 
 
-def test_predict_takes_a_tasks_file(files: Any, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(files.out / "pets.onnx"), str(photos), "--json"]) == 0
+def test_predict_takes_a_tasks_file(
+    files: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [str(files.out / "pets.onnx"), str(photos), "--out", str(tmp_path / "p.csv"), "--json"]
+    assert main(["predict", *argv]) == 0
     assert '"pets2"' in capsys.readouterr().out
 
 

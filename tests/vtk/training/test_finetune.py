@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
