@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from vtk import console
 
 REPO = Path(__file__).resolve().parents[1]
+# the server and its clients are in an environment of their own (make test-server)
+collect_ignore = [] if importlib.util.find_spec("pytriton") else ["server"]
 ASSETS = Path(os.environ.get("VTK_ASSETS") or REPO.parent / "shared" / "assets")
 
 

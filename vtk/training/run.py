@@ -108,9 +108,9 @@ class Run(Setup):
         return numbers
 
     def live_state(self) -> dict[str, Tensor]:
-        """Return what training changes, on the CPU."""
-        state = self.precision.master_state_dict(self.model)
-        return {name: state[name] for name in self.trained}
+        """Return what training changes, on the CPU: masters, and buffers as they are; of a CPU model no copies."""
+        state = self.model.state_dict()
+        return {name: state[name].detach().cpu() for name in self.trained}
 
     def score(self, row: Mapping[str, float]) -> Mapping[str, float]:
         """Evaluate after an epoch whose numbers are ``row``, and keep the pack if it is the best so far."""
