@@ -79,7 +79,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
         (["tasks", "push"], 2, "Missing from vtk tasks push"),
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "Missing from vtk export triton"),
-        (["export", "coreml"], 2, "unknown; choose one of: onnx"),
+        (["export", "coreml"], 2, "unknown export target `coreml`; choose one of: onnx"),
         (["finetune", "d", "--batch-size", "auto2"], 2, "--batch-size: 'auto2' is not INT|{auto}; --batch-size"),
         (["tasks", "list", "/nowhere"], 3, "no such folder"),
         (["tasks", "diff", "/nowhere"], 3, "there is no folder /nowhere; give the folder of a pack"),
