@@ -102,6 +102,22 @@ def engine(rows: list[Row]) -> Iterator[str]:
     yield where(found)
 
 
+def joint(rows: list[Row]) -> Iterator[str]:
+    """Several tasks in one run against runs of their own."""
+    found = latest(rows, "model", "task", "tasks", "epochs", "batch_size")
+    sizes = ("peak_alone_bytes", "peak_together_bytes", "allowed_bytes")
+    lines = [
+        (r["model"], r["task"], r["top1_alone"], r["top1_together"], *(f"{int(r[k]) / 1e6:.0f}" for k in sizes))
+        for r in found
+    ]
+    yield (
+        "Held-out top-1, and the peak memory of the process in MB. Allowed is the first task's peak, and of each other "
+        "its trained weights, gradients, optimiser state and activations."
+    )
+    yield table(("model", "task", "alone", "together", "peak alone", "together", "allowed"), lines, left=2)
+    yield where(found)
+
+
 def correct(rows: list[Row]) -> Iterator[str]:
     """How many comparisons held, per kernel and model."""
     found = latest(rows, "unit", "case", "dtype")
@@ -222,6 +238,7 @@ SECTIONS = (
     ("GPU: whole models", "gpu_e2e.csv", end_to_end),
     ("GPU: where the time goes", "gpu_breakdown.csv", breakdown),
     ("Training engine", "engine.csv", engine),
+    ("Several tasks in one run", "joint.csv", joint),
 )
 
 
