@@ -29,19 +29,10 @@ def main(argv: list[str]) -> int:
             "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
         ),
     )
-    from vtk.runtime.source import open_source
+    from vtk.runtime.asked import open_asked
     from vtk_export.aoti import export_aoti
 
-    source = open_source(
-        config.source,
-        base=config.base,
-        pretrained=config.pretrained,
-        num_classes=config.num_classes,
-        img_size=config.img_size,
-        seed=config.seed,
-    )
-    for note in source.notes:
-        console.say(note)
+    source = open_asked(config)
     result = export_aoti(source, config)
     graph = "fused" if result.fused else "as it is"
     size = console.size(result.bytes)

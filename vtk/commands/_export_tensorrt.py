@@ -39,19 +39,10 @@ def main(argv: list[str]) -> int:
     )
     if config.lint:
         return _lint(config)
-    from vtk.runtime.source import open_source
+    from vtk.runtime.asked import open_asked
     from vtk_export.tensorrt.export import export_tensorrt
 
-    source = open_source(
-        config.source,
-        base=config.base,
-        pretrained=config.pretrained,
-        num_classes=config.num_classes,
-        img_size=config.img_size,
-        seed=config.seed,
-    )
-    for note in source.notes:
-        console.say(note)
+    source = open_asked(config)
     result = export_tensorrt(source, config)
     for finding in result.findings:
         console.say(f"slow: {finding.line()}")

@@ -79,19 +79,10 @@ def _onnx(argv: list[str]) -> int:
             "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
         ),
     )
-    from vtk.runtime.source import open_source
+    from vtk.runtime.asked import open_asked
     from vtk_export.onnx import export_onnx
 
-    source = open_source(
-        config.source,
-        base=config.base,
-        pretrained=config.pretrained,
-        num_classes=config.num_classes,
-        img_size=config.img_size,
-        seed=config.seed,
-    )
-    for note in source.notes:
-        console.say(note)
+    source = open_asked(config)
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")

@@ -19,6 +19,7 @@ from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
 from vtk.profiling.session import Loader, Session
 from vtk.profiling.work import Ceilings, Work, work_of
+from vtk.runtime.asked import open_asked
 from vtk.runtime.backend import load_backend, resolve_device
 from vtk.runtime.source import Source, open_source
 from vtk_export.images import gate_images
@@ -57,16 +58,7 @@ def profile(source: str | Path | ProfileConfig, *, command: str = "", show_progr
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:
         prepare_output(config.out, overwrite=config.overwrite)
-    opened = open_source(
-        config.source,
-        base=config.base,
-        pretrained=config.pretrained,
-        num_classes=config.num_classes,
-        img_size=config.img_size,
-        seed=config.seed,
-    )
-    for note in opened.notes:
-        console.say(note)
+    opened = open_asked(config)
     reference = None if config.reference is None else open_source(config.reference)
     result = run(config, opened, load_backend, reference=reference, command=command, show_progress=show_progress)
     if config.out is not None:

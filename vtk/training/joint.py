@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vtk import console
@@ -20,7 +19,7 @@ from vtk.training.joint_model import JointModel, count_shared, share_frozen
 from vtk.training.memory import Subject, choose_memory
 from vtk.training.objective import Classification, JointObjective
 from vtk.training.parallel import Ranks
-from vtk.training.precision import Precision
+from vtk.training.precision import Fp32
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
 from vtk.training.run import Run
 from vtk.training.scoring import default_workers
@@ -210,12 +209,12 @@ class JointRun:
         return numbers
 
 
-class JointPrecision:
+class JointPrecision(Fp32):
     """The number formats of several tasks, each with the masters of its own; what they share is rounded once."""
 
     def __init__(self, runs: list[Run]) -> None:
-        self.runs, first = runs, runs[0].precision
-        self.name, self.scaler = first.name, first.scaler
+        super().__init__(runs[0].precision.scaler)
+        self.runs, self.name = runs, runs[0].precision.name
 
     def prepare(self, model: nn.Module, trained: Collection[str]) -> None:
         """Prepare every task's model; ``model`` is a `JointModel` of them."""
@@ -225,17 +224,6 @@ class JointPrecision:
                 precision.share(self.runs[0].precision)
             precision.prepare(run.model, [n for n, p in run.model.named_parameters() if p.requires_grad])
             model.register_forward_pre_hook(precision.before_forward, with_kwargs=True)
-
-    def share(self, other: Precision) -> None:
-        """Do nothing: the tasks share with each other."""
-
-    def before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the inputs; the tasks' own hooks are on the model."""
-        return args, kwargs
-
-    def after_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the loss's factor, if it has one."""
-        self.scaler.unscale(optimizer)
 
     def before_eval(self, model: nn.Module) -> None:
         """Drop the casts of the last training step."""

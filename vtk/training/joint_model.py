@@ -91,11 +91,12 @@ def count_shared(model: JointModel) -> int:
     return sum(n for key, n in first.items() if all(key in other for other in rest))
 
 
-def _joint_block(blocks: Sequence[Any], tokens: Sequence[Tensor]) -> list[Tensor]:
-    """Run block i of several tasks on the tokens (B, N, C) of each."""
+def _joint_block(blocks: Sequence[Any], tokens: list[Tensor]) -> list[Tensor]:
+    """Run block i of several tasks on the tokens (B, N, C) of each, which are used up: nobody keeps them for backward."""
     if len(blocks) == 1 or not can_join(blocks):
         return [block(x) for block, x in zip(blocks, tokens, strict=True)]
-    tokens = [attention_stage(block, x) for block, x in zip(blocks, tokens, strict=True)]
+    for i, block in enumerate(blocks):
+        tokens[i] = attention_stage(block, tokens[i])
     shapes = [x.shape[:2] for x in tokens]
 
     def apart(rows: Tensor) -> list[Tensor]:
@@ -106,4 +107,5 @@ def _joint_block(blocks: Sequence[Any], tokens: Sequence[Tensor]) -> list[Tensor
         return torch.cat([module(part).flatten(0, 1) for part in apart(rows)])[None]
 
     rows = torch.cat([x.flatten(0, 1) for x in tokens])[None]
+    tokens.clear()
     return apart(ffn_stage(blocks[0], rows, each))
