@@ -92,7 +92,7 @@ def count_shared(model: JointModel) -> int:
 
 
 def _joint_block(blocks: Sequence[Any], tokens: list[Tensor]) -> list[Tensor]:
-    """Run block i of several tasks on the tokens (B, N, C) of each, which are used up: nobody keeps them for backward."""
+    """Run block i of several tasks on the tokens (B, N, C) of each, which are used up."""
     if len(blocks) == 1 or not can_join(blocks):
         return [block(x) for block, x in zip(blocks, tokens, strict=True)]
     for i, block in enumerate(blocks):
