@@ -71,6 +71,8 @@ def measure(files: dict[str, Path], batches: Sequence[int], rounds: int, threads
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # threads of the sessions that ran before would spin for work in the time of the one that is measured
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     run = partial(onnxruntime.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     sessions = {side: run(path) for side, path in files.items()}
     rows: list[dict[str, object]] = []
