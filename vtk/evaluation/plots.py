@@ -77,6 +77,8 @@ def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             ]
             x, y = [point[0] for point in points], [point[1] for point in points]
             axes.plot(x, y, color=colour, label=column, marker="o" if len(points) <= 30 else "", markersize=3.5)
+        if scale == 100.0 and axes.get_ylim()[1] > 101:
+            axes.set_ylim(top=101)  # no scale that promises more than all
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

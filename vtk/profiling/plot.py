@@ -90,7 +90,8 @@ def _memory(axes: Any, result: ProfileResult) -> None:
         _draw(axes, known, [(c.peak_memory_bytes or 0) / 1e6 for c in known], colour, marker, backend.name)
     axes.set(title="peak memory", ylabel="MB")
     if _batch_axis(axes, result):
-        axes.set_ylim(bottom=0)
+        most = max(c.peak_memory_bytes or 0 for _, _, _, cells in _curves(result) for c in cells)
+        axes.set_ylim(0, 1.08 * max(most / 1e6, 1.0))  # equal numbers would lie on the frame
 
 
 def _roofline(axes: Any, result: ProfileResult) -> None:
@@ -160,7 +161,6 @@ def between(limits: tuple[float, float]):  # type: ignore[no-untyped-def]
     wide = limits[1] > 10 * limits[0]
 
     def label(value: float, _: int) -> str:
-        digit = f"{value:e}"[0]
-        return f"{value:g}" if digit in ("25" if wide else "23456789") else ""
+        return f"{value:g}" if not wide or f"{value:e}"[0] in "25" else ""
 
     return label
