@@ -116,10 +116,10 @@ def test_a_recompilation_while_timed_is_flagged(fakes, capsys: pytest.CaptureFix
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
 
     def recompiling(batch: int, logits: Tensor, call: int) -> Tensor:
-        double(torch.zeros(1 + (call == 9)))  # another shape once, well after the warm-up's calls
+        double(torch.zeros(1 + (call == 9)))  # another shape once; 4 calls go before the timed ones
         return logits
 
-    result = fakes.run({"eager": fakes.Backend("eager", recompiling)}, batch_sizes=(1,), duration=0.001)
+    result = fakes.run({"eager": fakes.Backend("eager", recompiling)}, batch_sizes=(1,), duration=1e-6)
     (cell,) = result.backends[0].cells
     assert cell.status == "ok" and cell.recompiles == 1
     assert any("batch 1 compiled once while it was timed" in text for text in result.warnings)
@@ -136,7 +136,7 @@ def test_a_kernel_that_triton_builds_while_timed_is_flagged(fakes) -> None:
         return logits
 
     before = knobs.runtime.jit_post_compile_hook
-    result = fakes.run({"eager": fakes.Backend("eager", building)}, batch_sizes=(1,), duration=0.001)
+    result = fakes.run({"eager": fakes.Backend("eager", building)}, batch_sizes=(1,), duration=1e-6)
     assert result.backends[0].cells[0].recompiles == 1
     assert knobs.runtime.jit_post_compile_hook is before
 
