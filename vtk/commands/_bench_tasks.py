@@ -34,24 +34,18 @@ def print_result(result: "BenchResult") -> None:
     """Print what was measured, in 80 columns."""
     rows = []
     for cell in result.cells:
-        for name, side, ratio in (
-            ("bank", cell.bank, None), ("separate models", cell.separate, cell.speedup),
-            ("as one task", cell.single, cell.of_single),
-            *((name, side, None) for name, side in cell.fused.items()),
-        ):  # fmt: skip
-            first = cell.images if name == "bank" else ""
-            times = "" if ratio is None else f"{ratio:.2f}×"
-            rows.append((first, name, f"{side.latency_ms:.2f}", f"{side.images_per_s:.1f}", times))
+        for i, (name, side) in enumerate(cell.sides.items()):
+            of_single = "" if side.of_single is None else f"{side.of_single:.2f}"
+            first = "" if i else cell.images
+            numbers = (f"{side.latency_ms:.2f}", f"{side.images_per_s:.1f}", f"{side.speedup:.2f}", of_single)
+            rows.append((first, name, *numbers))
     title = f"{result.tasks} tasks on {result.device}, {result.dtype}, median of {result.rounds}"
-    console.table(title, ("images", "side", "ms", "images/s", "bank is"), rows, left=(1,))
+    console.table(title, ("images", "side", "ms", "images/s", "× separate", "of one task"), rows, left=(1,))
     console.say(
         f"weights: bank {console.size(result.bank_bytes)}"
         + (f" and {console.size(result.bank_host_bytes)} on the host" if result.bank_host_bytes else "")
         + f", separate models {console.size(result.separate_bytes)}"
     )
-    for cell in result.cells:
-        for name, ratio in cell.fused_speedup.items():
-            console.say(f"{cell.images} images: {name} is {ratio:.2f}× as fast as separate models")
     if result.not_fused:
         console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)

@@ -41,7 +41,8 @@ class TaskBank:
         kernels: run the operations of `vtk_kernels`; by default on CUDA in fp16 and bf16. On a CPU their references
             run, which is for tests.
         fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
-            shared part once and of each task's; by default on CUDA in fp16 and bf16, where the model can be folded.
+            shared part once and of each task's; by default on a CPU, and on CUDA in fp16 and bf16, where the model can
+            be folded.
         graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it.
 
     Raises:
@@ -80,7 +81,7 @@ class TaskBank:
                 f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
             )
         self.fused = fused
-        self._folds = half if fused is None else fused
+        self._folds = (half or not cuda) if fused is None else fused
         self._graphs = BucketGraphs() if graphs else None
         self._base = store_base(base) if isinstance(base, Base) else None if base is None else Path(base)
         self._store: Store = StackStore(self.device) if cuda or self.kernels else HeldStore()

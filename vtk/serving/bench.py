@@ -1,7 +1,7 @@
 """A bank against as many separate models: latency, images a second and bytes, side by side in one process.
 
-A third side bounds what any sharing could reach: the same images as if they were all of one task. Further sides are the
-bank and the separate models fused, and on CUDA replayed as graphs.
+A third side bounds what any sharing could reach: the same images as if they were all of one task. All three are there
+with timm's own blocks, fused, and on CUDA replayed as graphs.
 """
 
 import copy
@@ -9,6 +9,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse
 from vtk.serving.bank import TaskBank
-from vtk.serving.bench_result import FUSED, GRAPHED, BenchCell, BenchResult, Side
+from vtk.serving.bench_result import FUSED, GRAPHED, PLAIN, BenchCell, BenchResult, Side
 from vtk.serving.config import BenchConfig
 from vtk.serving.folded import n_bytes
 from vtk.tasks.load import Task, load_task
@@ -31,8 +32,37 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, tor
 """Largest difference between both sides' logits, relative to the largest logit: speed of wrong results is no speed."""
 
 
-Call = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Images of each task in, logits out."""
+@dataclass(frozen=True)
+class Pair:
+    """A bank and as many separate models, in one form.
+
+    Attributes:
+        names: of three sides: the bank, the models, and one of the models for all images of its size.
+        bank: of all tasks.
+        models: by task.
+    """
+
+    names: tuple[str, str, str]
+    bank: TaskBank
+    models: Mapping[str, nn.Module]
+
+    def each(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the logits of each task's own model."""
+        with torch.no_grad():
+            return {name: self.models[name](batch) for name, batch in images.items()}
+
+    def sides(self, images: Mapping[str, Tensor]) -> dict[str, Callable[[], object]]:
+        """Return what is timed, by name."""
+        by_size: dict[torch.Size, list[str]] = {}
+        for name, batch in images.items():
+            by_size.setdefault(batch.shape[1:], []).append(name)
+        joined = [(self.models[same[0]], torch.cat([images[n] for n in same])) for same in by_size.values()]
+
+        def single() -> list[Tensor]:
+            with torch.no_grad():
+                return [model(batch) for model, batch in joined]
+
+        return dict(zip(self.names, (partial(self.bank, images), partial(self.each, images), single), strict=True))
 
 
 def bench(config: BenchConfig) -> BenchResult:
@@ -49,13 +79,13 @@ def bench(config: BenchConfig) -> BenchResult:
         name: copy.deepcopy(tasks[pack].model).to(bank.device, bank.dtype) for name, pack in _names(config)
     }
     memory = bank.memory()
-    further, reason = _fused_calls(config, tasks, bank)
+    fused, reason = _fused(config, tasks, bank)
     result = BenchResult(
         len(models), str(bank.device), str(bank.dtype).removeprefix("torch."), config.rounds, memory.device_bytes,
         memory.host_bytes, sum(n_bytes(list(m.state_dict().values())) for m in models.values()), reason,
     )  # fmt: skip
     for total in config.batch or (config.images_per_task * len(models),):
-        result.cells.append(_cell(bank, models, further, _images(bank, total), config.rounds))
+        result.cells.append(_cell([Pair(PLAIN, bank, models), *fused], _images(bank, total), config.rounds))
     return result
 
 
@@ -73,9 +103,9 @@ def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **option
     return bank
 
 
-def _fused_calls(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank) -> tuple[dict[str, Call], str | None]:
-    """Return the fused sides, or none and why."""
-    device, calls = str(bank.device), dict[str, Call]()
+def _fused(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank) -> tuple[list[Pair], str | None]:
+    """Return the fused forms, or none and why."""
+    device, found = str(bank.device), list[Pair]()
     try:
         for names, graphs in ((FUSED, False), (GRAPHED, True)):
             if graphs and not (bank.device.type == "cuda" and bank.dtype.itemsize == 2):
@@ -84,16 +114,10 @@ def _fused_calls(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank
             for name, pack in _names(config):
                 models[name] = fuse(tasks[pack].model, bank.dtype, keep_source=False).to(bank.device)
                 models[name].graphs = graphs
-            calls[names[0]] = _bank(config, tasks, device, fused=True, graphs=graphs)
-            calls[names[1]] = partial(_each, models)
+            found.append(Pair(names, _bank(config, tasks, device, fused=True, graphs=graphs), models))
     except UsageError as error:
-        return {}, str(error)
-    return calls, None
-
-
-def _each(models: Mapping[str, nn.Module], images: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    with torch.no_grad():
-        return {name: models[name](batch) for name, batch in images.items()}
+        return [], str(error)
+    return found, None
 
 
 def in_turns(
@@ -134,52 +158,31 @@ def compare(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     return largest
 
 
-def _cell(
-    bank: TaskBank,
-    models: Mapping[str, nn.Module],
-    further: Mapping[str, Call],
-    images: Mapping[str, Tensor],
-    rounds: int,
-) -> BenchCell:
-    by_size: dict[torch.Size, list[str]] = {}
-    for name, batch in images.items():
-        by_size.setdefault(batch.shape[1:], []).append(name)
-    joined = [(models[names[0]], torch.cat([images[n] for n in names])) for names in by_size.values()]
-
-    def single() -> list[Tensor]:
-        with torch.no_grad():
-            return [model(batch) for model, batch in joined]
+def _cell(pairs: Sequence[Pair], images: Mapping[str, Tensor], rounds: int) -> BenchCell:
+    plain, *fused = pairs
+    device = plain.bank.device
 
     def wait() -> None:
-        if bank.device.type == "cuda":
-            torch.cuda.synchronize(bank.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    wanted, every = _each(models, images), list[Call]([bank, *further.values()])
-    difference = max(compare(call(images), wanted) for call in every)
-    times = in_turns(
-        {
-            "bank": partial(bank, images), "separate": partial(_each, models, images), "single": single,
-            **{name: partial(call, images) for name, call in further.items()},
-        }, wait, rounds,
-    )  # fmt: skip
+    wanted = plain.each(images)
+    compared = [pair.bank(images) for pair in pairs] + [pair.each(images) for pair in fused]
+    difference = max(compare(logits, wanted) for logits in compared)
+    times = in_turns({name: call for pair in pairs for name, call in pair.sides(images).items()}, wait, rounds)
     total = sum(map(len, images.values()))
-    sides = {name: _side(found, total) for name, found in times.items()}
-    return BenchCell(
-        total, sides["bank"], sides["separate"], sides["single"], speedup=_ratio(times["separate"], times["bank"]),
-        of_single=_ratio(times["single"], times["bank"]), max_difference=difference,
-        fused={name: sides[name] for name in further},
-        fused_speedup={name: _ratio(times["separate"], times[name]) for name in further},
-    )  # fmt: skip
+    single = {pair.names[0]: pair.names[2] for pair in pairs}
+    sides = {}
+    for name, found in times.items():
+        latency = statistics.median(found)
+        of_single = _ratio(times[single[name]], found) if name in single else None
+        sides[name] = Side(latency, 1e3 * total / latency, _ratio(times[PLAIN[1]], found), of_single)
+    return BenchCell(total, sides, difference)
 
 
 def _ratio(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the median over rounds of a / b."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
-
-
-def _side(times: Sequence[float], images: int) -> Side:
-    latency = statistics.median(times)
-    return Side(latency, 1e3 * images / latency)
 
 
 def _images(bank: TaskBank, total: int) -> dict[str, Tensor]:

@@ -3,44 +3,47 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-FUSED = ("bank, fused", "separate, fused")
-GRAPHED = ("bank, fused+graph", "separate, fused+graph")
-"""Sides of a comparison that are not always there."""
+PLAIN = ("bank", "separate models", "as one task")
+"""Sides of a comparison with timm's own blocks; a bank is like this where it is made with ``fused=False``."""
+
+FUSED = ("bank, fused", "separate, fused", "as one task, fused")
+GRAPHED = ("bank, fused+graph", "separate, fused+graph", "one, fused+graph")
+"""Sides that are not always there."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison at one batch: medians over rounds."""
+    """One side of a comparison at one batch: medians over rounds.
+
+    Attributes:
+        latency_ms: of one call with all images.
+        images_per_s: in such calls.
+        speedup: the separate models' time by this side's.
+        of_single: of a bank: the time of "as one task" in the same form by its own, so its throughput as a part of what
+            sharing could reach.
+    """
 
     latency_ms: float
     images_per_s: float
+    speedup: float
+    of_single: float | None = None
 
 
 @dataclass(frozen=True)
 class BenchCell:
-    """Both sides at one number of images.
+    """All sides at one number of images.
 
     Attributes:
         images: in one call, of all tasks.
-        bank: all tasks in one call.
-        separate: a model for each task, one after the other.
-        single: one model of each image size for all images of that size, as if they were one task's.
-        speedup: median over rounds of the separate models' time by the bank's.
-        of_single: likewise of the single model's time by the bank's: its throughput as a part of that one's.
+        sides: `PLAIN`, and where the model can be folded `FUSED`; on CUDA in fp16 and bf16 also `GRAPHED`. Of each
+            three the first is all tasks in one call, the second a model for each task, one after the other, and the
+            third one model of each image size for all images of that size, as if they were one task's.
         max_difference: of logits, relative to the largest, of all sides that compute the tasks' own.
-        fused: further sides, by name: `FUSED`, and on CUDA in fp16 and bf16 `GRAPHED`.
-        fused_speedup: of each of them, as ``speedup``.
     """
 
     images: int
-    bank: Side
-    separate: Side
-    single: Side
-    speedup: float
-    of_single: float
+    sides: dict[str, Side]
     max_difference: float
-    fused: dict[str, Side] = field(default_factory=dict)
-    fused_speedup: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

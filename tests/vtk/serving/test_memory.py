@@ -25,7 +25,7 @@ def test_twenty_small_models_on_real_shapes() -> None:
 @pytest.mark.parametrize("kernels", [False, True], ids=["held", "stacked"])
 def test_memory_is_what_the_tensors_take(five: Any, kernels: bool) -> None:
     lab, packs = five
-    bank = lab.bank(packs, kernels=kernels)
+    bank = lab.bank(packs, kernels=kernels, fused=False)
     memory = bank.memory()
     model = lab.alone(packs["pets"])
     own = own_keys(model)
@@ -41,7 +41,7 @@ def test_memory_is_what_the_tensors_take(five: Any, kernels: bool) -> None:
 
 def test_memory_of_a_fused_bank(five: Any) -> None:
     lab, packs = five
-    bank, plain = lab.bank(packs, kernels=True, fused=True), lab.bank(packs, kernels=True)
+    bank, plain = lab.bank(packs, kernels=True), lab.bank(packs, kernels=True, fused=False)
     memory = bank.memory()
     assert memory.device_bytes == memory.base_bytes + sum(t.bytes for t in memory.tasks.values())
     # tables in place of positions and prefix tokens, classifiers of 16 rows, and no affine parts
