@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.models.base import Base
-from vtk.serving.calls import run
+from vtk.serving.calls import Place, run
 from vtk.serving.entry import Entry, make_entry
 from vtk.serving.folded import Folding, fold, weights_bytes
 from vtk.serving.graphs import BucketGraphs
@@ -176,9 +176,9 @@ class TaskBank:
         for name, batch in images.items():
             find(state, name).check(batch)
         found: dict[str, Tensor] = {}
-        counts = {name: count for name, batch in images.items() if (count := batch.shape[0])}
-        if counts:
-            found = run(state, self._store, images, counts, self.device, self.dtype, self.kernels, self._graphs)
+        if given := {name: batch for name, batch in images.items() if len(batch)}:
+            place = Place(self.device, self.dtype, self.kernels)
+            found = run(state, self._store, given, place, self._graphs)
         for name in images.keys() - found.keys():
             found[name] = torch.empty(0, len(state.entries[name].card.classes), dtype=self.dtype, device=self.device)
         return {name: found[name] for name in images}

@@ -1,15 +1,12 @@
 """One call of a bank: which weights it needs, and the way it runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vtk.models.packed import Layer, Segments, packed_forward
-from vtk.serving.ends import Ends
-from vtk.serving.entry import Entry
-from vtk.serving.folded import Folded
 from vtk.serving.fused_calls import FusedCall
 from vtk.serving.graphs import BucketGraphs
 from vtk.serving.stacks import StackStore
@@ -17,96 +14,98 @@ from vtk.serving.state import State
 from vtk.serving.stores import HeldStore, Store
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a bank computes, and with what.
+
+    Attributes:
+        device: of the weights.
+        dtype: of weights, activations and logits.
+        kernels: whether operations of `vtk_kernels` run.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: bool
+
+
 def run(
-    state: State,
-    store: Store,
-    images: Mapping[str, Tensor],
-    counts: Mapping[str, int],
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: bool,
-    graphs: BucketGraphs | None,
+    state: State, store: Store, images: Mapping[str, Tensor], place: Place, graphs: BucketGraphs | None
 ) -> dict[str, Tensor]:
-    """Compute the logits of the tasks in ``counts``, which have images, in a store's turn if its calls take turns.
+    """Compute the logits of tasks, in a store's turn if its calls take turns.
 
     A call that brings weights in runs without a graph: kernel by kernel, each block waits for its own weights only,
     while a graph would have to wait for all of them.
+
+    Args:
+        state: of the bank.
+        store: of attention weights.
+        images: of each task, at least one.
+        place: of the bank.
+        graphs: of the bank.
     """
-    assert state.shared is not None
-    entries = {name: state.entries[name] for name in counts}
-    numbers = list(dict.fromkeys(e.number for e in entries.values()))
+    numbers = list(dict.fromkeys(state.entries[name].number for name in images))
     layers: Iterable[Layer]
     generation: tuple[int, int] | None = None
     if isinstance(store, StackStore):
         ready = all(n in store.residency for n in numbers)
-        slots, layers = store.layers(numbers)
+        found, layers = store.layers(numbers)
         if ready:
             layers, generation = list(layers), (store.generation, state.version)
     else:
-        slots, layers = list(range(len(numbers))), _held(state, store, numbers)
-    place = dict(zip(numbers, slots, strict=True))
-    shared = state.shared
-    return call(
-        shared.model, shared.folded, state.ends, entries, images, counts, place, layers, device, dtype, kernels,
-        None if generation is None else graphs, generation,
-    )  # fmt: skip
+        found, layers = list(range(len(numbers))), _held(state, store, numbers)
+    slots = dict(zip(numbers, found, strict=True))
+    return call(state, images, slots, layers, place, None if generation is None else graphs, generation)
 
 
 def call(
-    model: Any,
-    folded: Folded | None,
-    ends: Ends | None,
-    entries: Mapping[str, Entry],
+    state: State,
     images: Mapping[str, Tensor],
-    counts: Mapping[str, int],
-    place: Mapping[int, int],
+    slots: Mapping[int, int],
     layers: Iterable[Layer],
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: bool,
+    place: Place,
     graphs: BucketGraphs | None = None,
-    generation: tuple[int, int] | None = None,
+    generation: Hashable = None,
 ) -> dict[str, Tensor]:
-    """Compute logits, folded where the bank is; arguments as of `plain_call` and `FusedCall`."""
-    if folded is None or ends is None:
-        return plain_call(model, entries, images, place, layers, device, dtype, kernels)
-    fused = FusedCall.of(folded, getattr(model, "norm", None), ends, entries, counts, place, kernels)
-    return fused.run(images, layers, device, dtype, graphs, generation)
-
-
-def plain_call(
-    model: Any,
-    entries: Mapping[str, Entry],
-    images: Mapping[str, Tensor],
-    place: Mapping[int, int],
-    layers: Iterable[Layer],
-    device: torch.device,
-    dtype: torch.dtype,
-    kernels: bool,
-) -> dict[str, Tensor]:
-    """Compute logits with timm's own blocks and ends.
+    """Compute logits, folded where the bank is.
 
     Args:
-        model: what tasks share.
-        entries: of the tasks with images.
-        images: of each task.
-        place: of each number of attention weights in ``layers``.
-        layers: attention weights.
-        device: of the weights.
-        dtype: of the weights.
-        kernels: whether operations of `vtk_kernels` run.
+        state: of the bank.
+        images: of each task, at least one.
+        slots: of each number of attention weights in ``layers``.
+        layers: attention weights, block by block.
+        place: of the bank.
+        graphs: captured before; None to start kernel by kernel.
+        generation: of the weights, for graphs.
     """
-    order = sorted(entries, key=lambda n: place[entries[n].number])
-    tokens = [entries[n].embed(images[n].to(device, dtype)) for n in order]
-    parts = [(place[entries[n].number], *t.shape[:2]) for n, t in zip(order, tokens, strict=True)]
+    shared, ends = state.shared, state.ends
+    assert shared is not None
+    if shared.folded is None or ends is None:
+        return _plain(state, images, slots, layers, place)
+    entries = {name: state.entries[name] for name in images}
+    counts = {name: len(batch) for name, batch in images.items()}
+    norm = getattr(shared.model, "norm", None)
+    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels)
+    return fused.run(images, layers, place.device, place.dtype, graphs, generation)
+
+
+def _plain(
+    state: State, images: Mapping[str, Tensor], slots: Mapping[int, int], layers: Iterable[Layer], place: Place
+) -> dict[str, Tensor]:
+    """Compute logits with timm's own blocks and ends."""
+    assert state.shared is not None
+    model = state.shared.model
+    entries = sorted((state.entries[name] for name in images), key=lambda e: slots[e.number])
+    tokens = [e.embed(images[e.name].to(place.device, place.dtype)) for e in entries]
+    parts = [(slots[e.number], *t.shape[:2]) for e, t in zip(entries, tokens, strict=True)]
     x = torch.cat([t.flatten(0, 1) for t in tokens]) if len(tokens) > 1 else tokens[0].flatten(0, 1)
-    segments = Segments.of(parts, device)
+    segments = Segments.of(parts, place.device)
     del tokens
-    x = model.norm(packed_forward(model.blocks, layers, segments, x, kernels=kernels))
+    x = model.norm(packed_forward(model.blocks, layers, segments, x, kernels=place.kernels))
     rows = x.split([count * size for _, count, size in parts])
     return {
-        name: entries[name].logits(of_task.unflatten(0, (count, size)))
-        for name, (_, count, size), of_task in zip(order, parts, rows, strict=True)
+        entry.name: entry.logits(of_task.unflatten(0, (count, size)))
+        for entry, (_, count, size), of_task in zip(entries, parts, rows, strict=True)
     }
 
 

@@ -1,6 +1,7 @@
 """How many kernels one call of a bank starts on CUDA, counted without a GPU."""
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from vtk.errors import UsageError
 from vtk.fused.counting import Counting
 from vtk.models.packed_rows import stacked
 from vtk.serving.bank import TaskBank
-from vtk.serving.calls import call
+from vtk.serving.calls import Place, call
 from vtk.serving.ends import Ends, Heads
 from vtk.serving.folded import Piece
 from vtk.serving.fused_calls import FusedCall
@@ -39,15 +40,15 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
     assert state.shared is not None
     numbers = list(dict.fromkeys(e.number for e in entries.values()))
     slots, stacks = store.layers(numbers)
-    place = dict(zip(numbers, slots, strict=True))
+    slot_of = dict(zip(numbers, slots, strict=True))
     cuda = torch.device("cuda")
     if state.shared.folded is not None and state.ends is not None:
-        fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, place, True)
+        fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, slot_of, True)
         fused.layout(Bucket.exact(fused.parts), cuda)  # remembered: there are no fakes among its integers
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
-        shared = _moved(state.shared.model)
         folded = None if state.shared.folded is None else _moved(state.shared.folded)
+        shared = dataclasses.replace(state.shared, model=_moved(state.shared.model), folded=folded)
         ends = None if state.ends is None else _fake_ends(state.ends)
         for name, entry in entries.items():
             entries[name] = copy.copy(entry)
@@ -58,7 +59,8 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
             for n, count in images.items()
         }  # fmt: skip
         with Counting() as counting:
-            call(shared, folded, ends, entries, batches, images, place, layers, cuda, bank.dtype, True)
+            fake = dataclasses.replace(state, shared=shared, entries=entries, ends=ends)
+            call(fake, batches, slot_of, layers, Place(cuda, bank.dtype, kernels=True))
     return counting.counts
 
 

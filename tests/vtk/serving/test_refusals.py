@@ -9,6 +9,7 @@ import torch
 from vtk.card import Transform
 from vtk.errors import BaseError, DataError, UsageError, VtkError
 from vtk.serving import TaskBank
+from vtk.tasks import load_task
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +95,12 @@ def test_a_pack_that_holds_nan(lab: Any, bank: TaskBank) -> None:
     images = {"pets": torch.randn(1, 3, 32, 32)}
     before = bank(images)["pets"]
     pack = lab.pack("nan", change={"blocks.0.attn.qkv.weight": lambda t: t * float("nan")})
-    with pytest.raises(DataError, match=r"`blocks\.0\.attn\.qkv\.weight` holds NaN or infinity"):
+    with pytest.raises(DataError, match=r"`blocks\.0\.attn\.qkv\.weight` holds numbers that are not finite"):
         bank.add("nan", pack)
+    damaged = load_task(lab.pack("later", classes=3), base=lab.weights)
+    damaged.model.blocks[0].attn.qkv.weight.data[0] = float("nan")
+    with pytest.raises(DataError, match=r"`blocks\.0\.attn\.qkv\.weight` holds NaN or infinity"):
+        bank.add("nan", damaged)
     assert torch.equal(bank(images)["pets"], before)
 
 
