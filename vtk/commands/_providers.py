@@ -20,7 +20,9 @@ from vtk.commands._checks import Check, one_line
 DEADLINE_S = 10.0
 """Seconds for all providers together."""
 
-USED = {"CPUExecutionProvider": "ort-cpu", "CUDAExecutionProvider": "ort-cuda"}
+USED = {
+    "CPUExecutionProvider": "ort-cpu", "CUDAExecutionProvider": "ort-cuda", "TensorrtExecutionProvider": "ort-trt",
+}  # fmt: skip
 """Providers that back-ends of this version run on."""
 
 # One line of JSON for each provider, so that it is known which one ended the process. torch comes first where there is
@@ -147,7 +149,8 @@ def judge(tried: Tried, cuda_device: bool) -> Check:
         return Check("onnxruntime", short, "problem", detail, mend)
     if name == "CUDAExecutionProvider":
         return Check("onnxruntime", short, "note", "listed; does not load, as there is no CUDA device")
-    return Check("onnxruntime", short, "note", f"{detail}; no back-end of this version needs it")
+    needed = f"only the back-end {USED[name]} needs it" if name in USED else "no back-end of this version needs it"
+    return Check("onnxruntime", short, "note", f"{detail}; {needed}")
 
 
 def tiny_model() -> bytes:

@@ -148,6 +148,8 @@ LOG = "\x1b[1;31m2026 [E:onnxruntime] Failed to load library libx.so with error:
     (Tried("CUDAExecutionProvider", "CPUExecutionProvider", False, ""), True, "problem", "fell back to CPUExec"),
     (Tried("CUDAExecutionProvider", "CPUExecutionProvider", False, LOG), False, "note", "no CUDA device"),
     (Tried("TensorrtExecutionProvider", "ended by signal 11", False, ""), True, "note", "signal 11"),
+    (Tried("TensorrtExecutionProvider", "", False, ""), True, "note", "only the back-end ort-trt needs it"),
+    (Tried("OtherExecutionProvider", "", False, ""), True, "note", "no back-end of this version needs it"),
 ])  # fmt: skip
 def test_what_a_trial_means(tried: Tried, device: bool, status: str, said: str) -> None:
     check = _providers.judge(tried, device)
