@@ -1,6 +1,10 @@
 """Our ONNX files of a ViT-S/16 in ONNX Runtime on a CPU: against torch's own export, and int8 against fp32.
 
     python benchmarks/export_cpu.py
+    python benchmarks/export_cpu.py --threads 1 --also optimum=OPTIMUM/model.onnx
+
+Files are fused, as is the exporter's default, but for those called plain (``--no-fuse``). ``--also`` adds files of
+other exporters, whatever they call their input.
 
 Weights are random: they do not change how long a product takes. Files run in turns, round by round; the ratio is the
 median over rounds. Bytes are those of the files. Written to ``results/export_cpu.csv``.
@@ -27,11 +31,12 @@ from vtk_export.onnx import export_onnx
 NAME = "vit_small_patch16_224"
 COMPARED = (  # side, of which, bound of the time at batch 1 and 8, bound of the bytes
     ("fp32", "torch.onnx", ("<= 1.03", "<= 1.03"), ""),
-    ("fp32 fused", "torch.onnx", ("<= 1.03", "<= 1.03"), ""),
+    ("fp32, plain", "torch.onnx", ("<= 1.03", "<= 1.03"), ""),
     ("int8 dynamic", "fp32", ("<= 0.70", ""), "<= 0.29"),
-    ("int8 dynamic, fused", "fp32", ("<= 0.70", ""), "<= 0.29"),
+    ("int8 dynamic, plain", "fp32, plain", ("<= 0.70", ""), "<= 0.29"),
     ("int8 static", "fp32", ("<= 0.85", ""), "<= 0.29"),
 )
+SIDES = {side for pair in COMPARED for side in pair[:2]}
 
 
 def photographs(folder: Path, count: int) -> Path:
@@ -56,8 +61,8 @@ def export(folder: Path) -> dict[str, Path]:
         external_data=False, verbose=False,
     )  # fmt: skip
     options = {
-        "fp32": {"fuse": False}, "fp32 fused": {"fuse": True}, "int8 dynamic": {"int8": "dynamic", "fuse": False},
-        "int8 dynamic, fused": {"int8": "dynamic", "fuse": True}, "int8 static": {"int8": "static", "fuse": False},
+        "fp32": {}, "fp32, plain": {"fuse": False}, "int8 dynamic": {"int8": "dynamic"},
+        "int8 dynamic, plain": {"int8": "dynamic", "fuse": False}, "int8 static": {"int8": "static"},
     }  # fmt: skip
     for i, (side, how) in enumerate(options.items()):
         config = OnnxConfig(source=NAME, out=folder / str(i), opset=OPSET, data=data, **how)  # type: ignore[arg-type]
@@ -76,14 +81,17 @@ def measure(files: dict[str, Path], batches: Sequence[int], rounds: int, threads
     run = partial(onnxruntime.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     sessions = {side: run(path) for side, path in files.items()}
     rows: list[dict[str, object]] = []
-    for side, other, _, bound in COMPARED:
+    compared = (*COMPARED, *((side, "torch.onnx", ("", ""), "") for side in files.keys() - SIDES))
+    for side, other, _, bound in compared:
         size, of = (files[s].stat().st_size for s in (side, other))
         rows.append({"comparison": "bytes", "batch": "", "side": side, "of": other, "value": size, "unit": "bytes",
                      "ratio": round(size / of, 3), "bound": bound, "rounds": 1})  # fmt: skip
     for i, batch in enumerate(batches):
-        feed = {"pixel_values": torch.randn(batch, 3, 224, 224).numpy()}
-        times = in_turns({side: partial(s.run, None, feed) for side, s in sessions.items()}, rounds)
-        for side, other, bounds, _ in COMPARED:
+        images = torch.randn(batch, 3, 224, 224).numpy()
+        times = in_turns(
+            {side: partial(s.run, None, {s.get_inputs()[0].name: images}) for side, s in sessions.items()}, rounds
+        )
+        for side, other, bounds, _ in compared:
             ratio = statistics.median(a / b for a, b in zip(times[side], times[other], strict=True))
             rows.append({"comparison": "time of a run", "batch": batch, "side": side, "of": other,
                          "value": round(statistics.median(times[side]), 2), "unit": "ms",
@@ -96,6 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="default: all cores")
     parser.add_argument("--results", type=Path, default=_rows.RESULTS / "export_cpu.csv")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE", help="another exporter's file")
     parser.add_argument("--skip-tests", action="store_true", help="only for trying out this script")
     args = parser.parse_args()
     if not args.skip_tests:
@@ -103,7 +112,9 @@ def main() -> None:
     threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(export(Path(folder)), (1, 8), args.rounds, threads)
+        files = export(Path(folder))
+        files |= {name: Path(path) for name, _, path in (also.partition("=") for also in args.also)}
+        rows = measure(files, (1, 8), args.rounds, threads)
     for found in rows:
         _rows.append(args.results, {"model": NAME, **found, **_rows.context()})
     shown = [

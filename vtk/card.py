@@ -7,6 +7,7 @@ It is ``task.json`` in a pack, ``__metadata__["vtk"]`` in a merged safetensors f
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vtk.errors import DataError
+from vtk.files import parse_json
 
 SCHEMA = 1
 """Version of the card's layout; a reader refuses a newer one."""
@@ -22,7 +24,12 @@ SCHEMA = 1
 MIN_CROP = 0.05
 """Smallest ``crop_pct``: an image is enlarged to ``size / crop_pct`` before the crop."""
 
+MAX_PIXELS, MAX_CHANNELS, MAX_NUMBER, MAX_LAYERS = 1 << 26, 1024, 1 << 16, 256
+"""Bounds of what a card may ask for, far above any model: building one costs memory before its tensors are compared."""
+
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
+# names come from folders: bytes that are no UTF-8 are escaped as Python does, and that is the only use of this range
+_NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 ResizeMode = Literal["crop", "squash", "pad"]
 T = TypeVar("T")
 
@@ -119,6 +126,8 @@ class Card:
         command: the command line that made it.
         pack: what the tensor file holds (dtype, trained names).
         schema: version of this layout.
+        multi_label: whether an image may have any number of the classes: each logit is then a decision of its own
+            (sigmoid), in place of one among all (softmax).
     """
 
     model: ModelSpec
@@ -133,10 +142,14 @@ class Card:
     command: str = ""
     pack: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
+    multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return dataclasses.asdict(self)
+        """Return plain JSON values; what an older reader does not know is left out where it says nothing."""
+        values = dataclasses.asdict(self)
+        if not self.multi_label:
+            del values["multi_label"]
+        return values
 
     def to_json(self) -> str:
         """Return compact JSON, for metadata fields."""
@@ -149,11 +162,7 @@ class Card:
         Raises:
             DataError: not a card, a newer schema, or a field of the wrong type.
         """
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: the card is not valid JSON ({error})") from error
-        return cls.from_dict(value, where)
+        return cls.from_dict(parse_json(text, f"the card of {where}"), where)
 
     @classmethod
     def from_dict(cls, value: Any, where: str | Path) -> "Card":
@@ -179,6 +188,8 @@ class Card:
 def _input_fault(spec: InputSpec) -> str | None:
     if min(spec.height, spec.width, spec.in_chans) < 1 or not MIN_CROP <= spec.crop_pct <= 1:
         return f"`input` is impossible: {spec}"
+    if spec.height * spec.width > MAX_PIXELS or spec.in_chans > MAX_CHANNELS:
+        return f"`input` is larger than {MAX_PIXELS:,} pixels or {MAX_CHANNELS} channels"
     if len(spec.mean) != spec.in_chans or len(spec.std) != spec.in_chans:
         return f"`input.mean` and `input.std` need {spec.in_chans} values each, std above 0"
     if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
@@ -191,10 +202,18 @@ def _input_fault(spec: InputSpec) -> str | None:
 def _card_fault(card: Card) -> str | None:
     if not card.classes or len(set(card.classes)) != len(card.classes):
         return "`classes` must be one or more different names"
+    if broken := next(filter(_NO_TEXT.search, card.classes), None):
+        return f"`classes` has {_show(broken)}, which is no text"
     if own := sorted(OWN_ARGUMENTS.keys() & card.model.kwargs.keys()):
         return f"`model.kwargs` must not have `{own[0]}`"
-    if card.regime.batch_size < 1:
-        return f"`regime.batch_size` is {card.regime.batch_size}; it is at least 1"
+    arguments = [("model.kwargs", card.model.kwargs), *((f"transforms.{t.op}", t.args) for t in card.transforms)]
+    for place, values in arguments:
+        for name, value in values.items():
+            limit = MAX_LAYERS if "depth" in name or "layers" in name else MAX_NUMBER
+            if not all(abs(number) <= limit for number in _numbers(value)):
+                return f"`{place}.{name}` is {_show(value)}; the largest number there is {limit}"
+    if not 1 <= card.regime.batch_size <= MAX_NUMBER:
+        return f"`regime.batch_size` is {card.regime.batch_size}; it is from 1 to {MAX_NUMBER}"
     for name in ("top1", "top5", "loss", "count", "epoch"):
         if not isinstance(card.metrics.get(name, 0.0), (int, float)):
             return f"`metrics.{name}` is no number: {_show(card.metrics[name])}"
@@ -205,6 +224,14 @@ def _card_fault(card: Card) -> str | None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "`pack.trained` is no list of names"
     return None
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, (list, tuple, dict)):
+        return [
+            number for inner in (value.values() if isinstance(value, dict) else value) for number in _numbers(inner)
+        ]
+    return [value] if isinstance(value, (int, float)) else []
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:

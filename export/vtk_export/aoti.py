@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, UsageError, VerificationError, VtkError
-from vtk.files import replace_file, write_json
+from vtk.files import check_writable, replace_file, write_json
 from vtk.fused import fuse
 from vtk.runtime import aoti_backend
 from vtk.runtime.backend import DTYPES, load_backend, resolve_device
@@ -95,6 +95,8 @@ def export_aoti(source: Source, config: AotiConfig, *, show: bool = True) -> Aot
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
     _check_folder(config.out, overwrite=config.overwrite)
+    if config.out.is_dir():  # compiling takes a minute
+        check_writable(config.out)
     start = time.perf_counter()
     card = dataclasses.replace(source.card, base=None, pack={})
     images, what = gate_images(card.input, sum(BATCHES), data=config.data, seed=config.seed)

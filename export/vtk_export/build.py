@@ -60,15 +60,19 @@ def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images
         UsageError: the model cannot give what was asked for.
         VerificationError: it cannot be converted, or a number is too large for the precision.
     """
+    if config.softmax and card.multi_label:
+        raise UsageError(
+            "`--softmax` is of one label an image; this model gives several: take the sigmoid of each of its logits"
+        )
     names = output_names(config.output, softmax=config.softmax)
     if config.dynamic_size:
         check_sizes(model, card.input, card.model.name)
     if config.output == "logits":
-        graph = choose_form(model, config.fuse)
+        graph = choose_form(model, config.fuse, vits=True)
         fused = graph is not model
     else:
         model = split_classifier(model, logits=config.output == "both")
-        graph = WithFeatures(choose_form(model.body, config.fuse), model.classifier, model.classifier_width)
+        graph = WithFeatures(choose_form(model.body, config.fuse, vits=True), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,

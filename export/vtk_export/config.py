@@ -11,6 +11,20 @@ OPSETS = range(18, 23)
 """Opsets of the standard ONNX domain that torch's exporter writes and that are tested here."""
 
 
+def check_profile(sizes: tuple[int, ...], static_batch: int | None) -> None:
+    """Refuse batch sizes of ``--profile`` that cannot be measured.
+
+    Raises:
+        UsageError: below 1, twice the same, or none that a file of one batch size takes.
+    """
+    told = ",".join(map(str, sizes))
+    if min(sizes, default=1) < 1 or len(set(sizes)) < len(sizes):
+        raise UsageError(f"`--profile` {told}: give different batch sizes from 1 on")
+    if sizes and static_batch is not None and static_batch not in sizes:
+        raise UsageError(f"`--profile` {told}: the file takes batches of {static_batch} only; give --profile "
+                         f"{static_batch}")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class OnnxConfig:
     """Options of ``vtk export onnx``."""
@@ -30,7 +44,7 @@ class OnnxConfig:
     )
     fuse: bool | None = field(
         default=None,
-        metadata={"help": "fold norms and scales, merge parallel branches; default: for models with parallel branches"},
+        metadata={"help": "fold norms and scales, merge parallel branches; default: wherever the model can be"},
     )
     dtype: Literal["fp32", "fp16", "bf16"] = field(
         default="fp32",
@@ -79,11 +93,10 @@ class OnnxConfig:
             raise UsageError(f"`--opset` {self.opset} is not supported; give {OPSETS.start} to {OPSETS.stop - 1}")
         if self.static_batch is not None and self.static_batch < 1:
             raise UsageError(f"`--static-batch` is {self.static_batch}; give at least 1, or leave it out for any batch")
-        if min(self.profile, default=1) < 1:
-            raise UsageError(f"`--profile` {','.join(map(str, self.profile))}: give batch sizes from 1 on")
-        if self.profile and (self.with_preproc or self.output == "features"):
-            why = "takes raw images" if self.with_preproc else "gives no logits"
-            raise UsageError(f"`--profile` compares logits of normalised images, and this file {why}; leave it out")
+        check_profile(self.profile, self.static_batch)
+        if self.profile and self.output == "features":
+            raise UsageError("`--profile` compares logits, and this file gives no logits; leave it out, or give "
+                             "--output both")  # fmt: skip
         if self.num_classes is not None and self.num_classes < 1:
             raise UsageError(f"`--num-classes` is {self.num_classes}; give at least 1")
         if self.keep_io_types and self.dtype == "fp32":
@@ -160,6 +173,9 @@ class TasksConfig:
     )
     seed: int = field(default=0, metadata={"help": "of random images"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the verification"})
+    profile: tuple[int, ...] = field(
+        default=(), metadata={"help": "batch sizes such as 1,8,32: measure each file and leave its latency beside it"}
+    )
     overwrite: bool = field(default=False, metadata={"help": "write into a folder that holds other files too"})
 
     def __post_init__(self) -> None:
@@ -168,6 +184,7 @@ class TasksConfig:
         for flag, value in (("--static-batch", self.static_batch), ("--threads", self.threads)):
             if value is not None and value < 1:
                 raise UsageError(f"`{flag}` is {value}; give at least 1")
+        check_profile(self.profile, self.static_batch)
         if self.fuse and self.form != "files":
             raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights that each image gathers "
                              "cannot be folded; leave it out")  # fmt: skip

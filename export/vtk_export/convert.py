@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import torch
-from timm.models.vision_transformer import ParallelThingsBlock
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
 from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse, separate_qkv
-from vtk_export.rewrite import reorder_gelu
+from vtk_export.attention import four_axes
+from vtk_export.rewrite import reorder_bias, reorder_gelu
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -27,13 +28,18 @@ def is_parallel(model: nn.Module) -> bool:
     return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
 
 
-def choose_form(model: nn.Module, fuse: bool | None) -> nn.Module:
-    """Return what to export: `export_form` where asked for, or unasked (None) for parallel branches, else the model.
+def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False) -> nn.Module:
+    """Return what to export: `export_form`, or the model.
+
+    Args:
+        model: the model.
+        fuse: True asks for `export_form`, False for the model; None gives the first to models with parallel branches.
+        vits: None gives it to every Vision Transformer.
 
     Raises:
         UsageError: asked for, and a part of the model cannot be fused. Unasked, that is said, and the model returned.
     """
-    if fuse or (fuse is None and is_parallel(model)):
+    if fuse or (fuse is None and (is_parallel(model) or (vits and isinstance(model, VisionTransformer)))):
         try:
             return export_form(model)
         except UsageError as error:
@@ -89,7 +95,7 @@ def convert(
     sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC} if dynamic_size else {}
     shapes = tuple({**batch, **(sides if name == "pixel_values" else {})} for name in inputs)
     try:
-        with silence():
+        with silence(), four_axes():
             program = torch.onnx.export(
                 model.eval().requires_grad_(False), tuple(inputs.values()), dynamo=True, verbose=False,
                 opset_version=opset, input_names=list(inputs), output_names=list(names),
@@ -104,6 +110,7 @@ def convert(
         raise VerificationError(f"torch's ONNX exporter cannot convert {type(model).__name__}: {reason}") from error
     _strip(proto.graph)
     reorder_gelu(proto.graph)
+    reorder_bias(proto.graph)
     if dynamic_size:
         _name_sides(proto.graph)
     return proto

@@ -51,7 +51,7 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
 
 
 def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
-    from vtk.data.images import load_image
+    from vtk.data.bands import read_image
     from vtk.data.listing import list_images
     from vtk.data.transforms import eval_transform
 
@@ -62,7 +62,7 @@ def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
     images = []
     for path in ordered:
         try:
-            images.append(transform(load_image(path)))
+            images.append(transform(read_image(path, spec.in_chans)))
         except (DataError, OSError) as error:
             console.warn(f"skipped: {error}")
     if not images:

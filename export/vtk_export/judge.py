@@ -75,7 +75,7 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.images import load_image
+        from vtk.data.bands import read_image
         from vtk.data.transforms import eval_transform
 
         transform = eval_transform(spec)
@@ -84,7 +84,7 @@ class Photographs:
         read = 0
         for i, path in enumerate(self.paths):
             try:
-                images.append(transform(load_image(path)))
+                images.append(transform(read_image(path, spec.in_chans)))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
                 continue
@@ -150,9 +150,10 @@ def check_judgement(result: Judgement, limits: Limits) -> None:
         VerificationError: says which number is beyond its bound.
     """
     where = f"on {result.count} images of --data"
-    if limits.cosine is not None and not result.cosine_mean >= limits.cosine:
+    floor = limits.cosine if limits.mean is None else limits.mean
+    if floor is not None and not result.cosine_mean >= floor:
         raise VerificationError(f"{where} the cosine with torch is {result.cosine_mean:.6f} on average, at least "
-                                f"{limits.cosine:g} is allowed")  # fmt: skip
+                                f"{floor:g} is allowed")  # fmt: skip
     if limits.top1 is not None and result.top1 is not None and result.top1_fp32 is not None:
         # where one image is more than the bound, one image may differ
         if result.top1_fp32 - result.top1 > max(limits.top1, 1 / result.count) + 1e-9:

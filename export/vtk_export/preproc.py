@@ -1,8 +1,10 @@
 """Preprocessing inside the graph: bytes of decoded images in, no resizing on the client or in the server's ensemble.
 
 The nodes repeat `vtk.data.transforms.eval_transform` (timm's resize and crop, Pillow's filters): sizes are computed in
-whole numbers as Pillow's callers do, and the filter runs on uint8 with ``exclude_outside``, where onnxruntime gives
-Pillow's values to within one level. All images of a batch have one size, which may be another in every batch.
+whole numbers as Pillow's callers do. Pillow filters one axis, rounds to uint8, and filters the other, so there are two
+Resize nodes in Pillow's order, with ``exclude_outside``; onnxruntime's fixed-point arithmetic on uint8 is Pillow's, but
+for weights computed in single precision: where a value lies between two levels, it may be the other one. All images of
+a batch have one size, which may be another in every batch.
 """
 
 import math
@@ -10,12 +12,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import PIL
 from onnx import TensorProto, helper, numpy_helper
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 _FILTERS = {"bicubic": "cubic", "bilinear": "linear"}  # of nearest, Pillow and ONNX choose other pixels
+
+CHOOSES_ORDER = int(PIL.__version__.partition(".")[0]) >= 13
+"""Whether this Pillow may filter rows before columns, which rounds differently (its pull request 9549)."""
 
 
 def check_preproc(spec: InputSpec) -> None:
@@ -69,8 +75,10 @@ class _Nodes:
         height, width = self.at(shape, 2), self.at(shape, 3)
         out = spec.size
         rows, columns = self.sizes(spec, height, width)
-        sizes = self.add("Concat", self.at(shape, 0), self.ints(3), rows, columns, axis=0)
-        pixels = self.resize(pixels, sizes, spec.interpolation)
+        one_axis = self.first_pass(height, width, rows, columns)
+        for side in (one_axis, (rows, columns)):
+            sizes = self.add("Concat", self.at(shape, 0), self.ints(3), *side, axis=0)
+            pixels = self.resize(pixels, sizes, spec.interpolation)
         # in numbers from 0 to 1, as the mean and std of the card are
         values = self.add("Cast", pixels, to=TensorProto.FLOAT)
         if spec.resize_mode == "pad":
@@ -109,6 +117,21 @@ class _Nodes:
 
     def scaled(self, side: str, by: str) -> str:
         return self.add("Max", self.rounded(self.add("Mul", self.double(side), by)), self.ints(1))
+
+    def first_pass(self, height: str, width: str, rows: str, columns: str) -> tuple[str, str]:
+        """Return the size after Pillow's first pass, which filters one axis only.
+
+        Pillow 13 filters the height first where that takes away more than twice the pixels that the width loses;
+        all before filter the width first.
+        """
+        if not CHOOSES_ORDER:
+            return height, columns
+        lower, narrower = self.add("Sub", height, rows), self.add("Sub", width, columns)
+        vertical = self.add(
+            "And", self.add("Greater", lower, self.ints(0)),
+            self.add("Greater", lower, self.add("Mul", narrower, self.ints(2))),
+        )  # fmt: skip
+        return self.add("Where", vertical, rows, height), self.add("Where", vertical, width, columns)
 
     def resize(self, pixels: str, sizes: str, interpolation: str) -> str:
         mode = _FILTERS[interpolation]

@@ -1,4 +1,4 @@
-"""Rewriting of the exporter's nodes into the order that run times look for, where they compute the same numbers."""
+"""Rewriting of the exporter's nodes into the order that run times look for."""
 
 from collections import Counter
 
@@ -36,6 +36,44 @@ def reorder_gelu(graph: onnx.GraphProto) -> int:
             count += 1
             break
     return count
+
+
+def reorder_bias(graph: onnx.GraphProto) -> int:
+    """Turn (x + b) + p·W into x + (p·W + b), in place; return how many there were.
+
+    A fused block adds the bias of its last layer to the residual first. onnxruntime has one node for an int8 product
+    and its bias, but only where they are neighbours. The sum is the same up to rounding.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    uses = Counter(name for node in graph.node for name in node.input)
+    uses.update(value.name for value in graph.output)
+    axes = {t.name: len(t.dims) for t in graph.initializer}
+    moved: dict[str, onnx.NodeProto] = {}  # output of the last sum → the sum with b, which now needs the product
+    for last in graph.node:
+        if last.op_type != "Add":
+            continue
+        for shifted, product in (tuple(last.input), tuple(reversed(last.input))):
+            add, matmul = makers.get(shifted), makers.get(product)
+            if add is None or add.op_type != "Add" or matmul is None or matmul.op_type != "MatMul":
+                continue
+            biases = [name for name in add.input if axes.get(name) == 1]
+            others = [name for name in add.input if name not in axes]
+            alone = uses[shifted] == uses[product] == 1
+            if alone and len(biases) == len(others) == 1 and axes.get(matmul.input[1]) == 2:
+                add.input[:] = [product, biases[0]]
+                last.input[:] = [others[0], shifted]
+                moved[last.output[0]] = add
+                break
+    early = {add.output[0] for add in moved.values()}
+    nodes = []
+    for node in graph.node:
+        if node.output[0] not in early:
+            nodes += [moved[node.output[0]], node] if node.output[0] in moved else [node]
+    if moved:
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return len(moved)
 
 
 def _is_one_plus_erf(makers: dict[str, onnx.NodeProto], name: str, x: str, ones: set[str], roots: set[str]) -> bool:

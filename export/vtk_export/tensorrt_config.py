@@ -83,13 +83,18 @@ class TensorrtConfig:
     images: int = field(default=256, metadata={"help": "images of --data that fp16 and bf16 files are judged on"})
     seed: int = field(default=0, metadata={"help": "of random images, and of random weights of a timm name"})
     threads: int | None = field(default=None, metadata={"help": "CPU threads of the verification"})
+    profile: tuple[int, ...] = field(
+        default=(),
+        metadata={"help": "batch sizes such as 1,8,32: measure model.onnx in ONNX Runtime, with --build the engine "
+                          "too, and leave latency.json beside them"},
+    )  # fmt: skip
     overwrite: bool = field(default=False, metadata={"help": "write into a folder that holds other files too"})
 
     def __post_init__(self) -> None:
         target = self.target
         if self.lint:
-            if self.out is not None or self.build:
-                raise UsageError("`--lint` writes and builds nothing; leave out --out and --build")
+            if self.out is not None or self.build or self.profile:
+                raise UsageError("`--lint` writes, builds and measures nothing; leave out --out, --build and --profile")
             return
         if self.out is None:
             raise UsageError("`--out` is missing; give a folder, or --lint to look at an .onnx only")
@@ -123,7 +128,7 @@ class TensorrtConfig:
         options: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("source", "dtype", "keep_io_types", "static_batch", "opset", "fuse", "data", "base",
-                         "pretrained", "num_classes", "img_size", "unverified", "images", "seed", "threads")
+                         "pretrained", "num_classes", "img_size", "unverified", "images", "seed", "threads", "profile")
         }  # fmt: skip
         old = self.target is OLD
         target = {"ir_version": OLD.ir_version} if old else {"target": self.target.text}

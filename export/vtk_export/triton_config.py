@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 from vtk.errors import UsageError
-from vtk_export.config import OPSETS
+from vtk_export.config import OPSETS, OnnxConfig
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
 ONE, MANY = "onnxruntime", "python"
 """Back-ends that are taken for one source and for several."""
+
+_BANK = "a bank runs packs in torch, without a graph"
+_SEVERAL = "several packs share their weights in fp32"
+_CPU = "it runs on the CPU, where ONNX Runtime has no arithmetic in 16 bits"
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,26 @@ class TritonConfig:
         default=None,
         metadata={"help": "onnxruntime: a whole copy for each source; python: all packs of one base in one model, on "
                           "onnxruntime and numpy only; vtk: the same in a bank, mixed batches, packs come and go while "
-                          "it serves; tensorrt: onnxruntime that builds TensorRT engines in the server; default: "
-                          "onnxruntime for one source, python for several"},
+                          "it serves; tensorrt: onnxruntime that builds TensorRT engines in the server, or --engine; "
+                          "default: onnxruntime for one source, python for several"},
     )  # fmt: skip
     name: str | None = field(
         default=None, metadata={"help": "of the model in the server; default: the source's, or `tasks` for several"}
+    )
+    with_preproc: bool = field(
+        default=False,
+        metadata={"help": "take images, not normalised tensors: uint8 RGB, prepared in the graph; or, with --ensemble "
+                          "and where the graph cannot, also JPEG and PNG files, prepared by a step before the model"},
+    )  # fmt: skip
+    ensemble: bool | None = field(
+        default=None,
+        metadata={"help": "--with-preproc by a step of numpy and Pillow before the model (--ensemble), or by nodes of "
+                          "its graph (--no-ensemble); default: the graph, where back-end and resize mode allow it"},
+    )  # fmt: skip
+    softmax: bool = field(default=False, metadata={"help": "give `probabilities` instead of `logits`"})
+    engine: Path | None = field(
+        default=None,
+        metadata={"help": "tensorrt: folder of `vtk export tensorrt` with an engine built for the server's GPU"},
     )
     max_batch_size: int = field(default=32, metadata={"help": "most images that the server puts into one call"})
     static_batch: int | None = field(
@@ -59,13 +78,26 @@ class TritonConfig:
     keep_io_types: bool = field(
         default=False, metadata={"help": "ONNX: inputs and outputs stay fp32 whatever the --dtype"}
     )
+    int8: Literal["dynamic", "static"] | None = field(
+        default=None,
+        metadata={"help": "onnxruntime, or python with one source: dynamic for CPU servers, static (QDQ) calibrated on "
+                          "--data"},
+    )  # fmt: skip
+    calibration_images: int = field(default=128, metadata={"help": "--int8 static: images of --data to calibrate on"})
     opset: int = field(default=18, metadata={"help": "ONNX opset, 18 to 22"})
     fuse: bool | None = field(
         default=None,
-        metadata={"help": "ONNX: fold norms and scales, merge branches; default: for models with parallel branches"},
+        metadata={"help": "ONNX: fold norms and scales, merge branches; default: as vtk export onnx and tasks do"},
     )
     data: Path | None = field(
         default=None, metadata={"help": "image or folder of images to verify with; default: smoothed random images"}
+    )
+    images: int = field(default=256, metadata={"help": "images of --data that fp16, bf16 and int8 files are judged on"})
+    unverified: bool = field(
+        default=False, metadata={"help": "keep a file that nothing here can run (bf16 without a GPU); it says so"}
+    )
+    profile: tuple[int, ...] = field(
+        default=(), metadata={"help": "batch sizes such as 1,8,32: measure the graph and leave latency.json beside it"}
     )
     base: Path | None = field(default=None, metadata={"help": "base weights of the packs, if they moved"})
     pretrained: bool = field(default=True, metadata={"help": "timm name: take the hub's weights, else random ones"})
@@ -81,6 +113,23 @@ class TritonConfig:
         """The back-end, the default resolved."""
         return self.backend or (ONE if len(self.sources) == 1 else MANY)
 
+    def onnx_config(self, source: str, out: Path, *, with_preproc: bool = False) -> OnnxConfig:
+        """Return the options of an ONNX file.
+
+        Args:
+            source: what it is made of.
+            out: its folder.
+            with_preproc: whether its graph prepares images.
+        """
+        # the score beside the logits is their softmax, so the model of one task gives both from logits
+        softmax = self.softmax and self.server != "python"
+        return OnnxConfig(
+            source, out, opset=self.opset, static_batch=self.static_batch, data=self.data, fuse=self.fuse,
+            dtype="fp32" if self.dtype == "auto" else self.dtype, keep_io_types=self.keep_io_types, int8=self.int8,
+            calibration_images=self.calibration_images, images=self.images, unverified=self.unverified,
+            softmax=softmax, with_preproc=with_preproc, profile=self.profile, seed=self.seed, threads=self.threads,
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         if not self.sources:
             raise UsageError("no sources; give packs, run folders, merged .safetensors or timm names")
@@ -92,32 +141,71 @@ class TritonConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UsageError(f"`--{name.replace('_', '-')}` is {value}; give at least {low}")
-        if self.server in ("python", "vtk"):
-            self._refuse_beyond_onnxruntime()
-        if self.server == "tensorrt" and (self.dtype == "bf16" or self.server_device == "cpu"):
-            raise UsageError(
-                "`--backend tensorrt` is ONNX Runtime with TensorRT on a GPU, in fp32 or fp16 only; leave out "
-                f"{'--dtype bf16' if self.dtype == 'bf16' else '--server-device cpu'}, or take --backend onnxruntime"
-            )
-        if self.keep_io_types and self.dtype in ("auto", "fp32"):
-            raise UsageError("`--keep-io-types` is for --dtype fp16 or bf16; an fp32 file has fp32 inputs and outputs")
+        if self.ensemble is not None and not self.with_preproc:
+            flag = "--ensemble" if self.ensemble else "--no-ensemble"
+            raise UsageError(f"`{flag}` says where --with-preproc is done; add that, or leave it out")
+        self._refuse()
         if self.name is not None and self.server in ("onnxruntime", "tensorrt") and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} is of one model, {len(self.sources)} sources make as many; give each NAME=SOURCE"
             )
+        if self.engine is not None and len(self.sources) > 1:
+            raise UsageError(f"`--engine` {self.engine} is of one source, {len(self.sources)} were given; export them "
+                             "one by one")  # fmt: skip
+        if self.server != "vtk":
+            self.onnx_config(self.sources[0], Path(), with_preproc=self.ensemble is False)  # has its own checks
 
-    def _refuse_beyond_onnxruntime(self) -> None:
-        given = {"--static-batch": self.static_batch is not None, "--keep-io-types": self.keep_io_types}
-        if self.server == "python":
-            given |= {f"--dtype {self.dtype}": self.dtype not in ("auto", "fp32"),
-                      "--server-device gpu": self.server_device == "gpu"}  # fmt: skip
-        else:
-            given |= {f"--opset {self.opset}": self.opset != OPSETS.start, "--fuse": self.fuse is not None}
-        if self.server == "vtk" or len(self.sources) > 1:  # packs only, which say these themselves
-            given |= {"--no-pretrained": not self.pretrained, "--num-classes": self.num_classes is not None,
-                      "--img-size": self.img_size is not None}  # fmt: skip
-        for flag, wrong in given.items():
-            if wrong:
-                raise UsageError(
-                    f"`{flag}` is not for --backend {self.server}; leave it out, or take --backend onnxruntime"
-                )
+    def _refuse(self) -> None:
+        """Refuse what the back-end does not do, with the reason."""
+        reasons = {"python": self._python, "vtk": self._vtk, "tensorrt": self._tensorrt}
+        onnx: dict[str, object] = {"--engine": self.engine and "it runs ONNX files"}
+        why = reasons[self.server]() if self.server in reasons else onnx
+        if self.server != "onnxruntime" and self.ensemble is False:
+            why["--no-ensemble"] = "its graph takes normalised tensors"
+        if self.static_batch is not None and self.with_preproc and (self.server != "onnxruntime" or self.ensemble):
+            raise UsageError("`--static-batch` is of one call, and an ensemble passes on what a request holds; leave "
+                             "it out, or give --no-ensemble")  # fmt: skip
+        if self.server == "vtk" or (self.server == "python" and len(self.sources) > 1):  # packs, which say these
+            why |= {"--no-pretrained": not self.pretrained and "it is of packs", "--num-classes": self.num_classes and
+                    "it is of packs", "--img-size": self.img_size and "it is of packs"}  # fmt: skip
+        for flag, reason in why.items():
+            if reason:
+                other = "tensorrt" if flag == "--engine" else "onnxruntime"
+                raise UsageError(f"`{flag}` is not for --backend {self.server}: {reason}; leave it out, or take "
+                                 f"--backend {other}")  # fmt: skip
+
+    def _python(self) -> dict[str, object]:
+        several = len(self.sources) > 1
+        return {
+            "--static-batch": self.static_batch and "it joins the requests of its tasks",
+            "--keep-io-types": self.keep_io_types and "its inputs and outputs are fp32 anyway",
+            f"--dtype {self.dtype}": self.dtype not in ("auto", "fp32") and _CPU,
+            "--server-device gpu": self.server_device == "gpu" and "it runs on the CPU",
+            f"--int8 {self.int8}": self.int8 and several and _SEVERAL,
+            "--engine": self.engine and "it runs ONNX files",
+        }
+
+    def _vtk(self) -> dict[str, object]:
+        return {
+            "--static-batch": self.static_batch and _BANK, "--keep-io-types": self.keep_io_types and _BANK,
+            f"--opset {self.opset}": self.opset != OPSETS.start and _BANK, "--fuse": self.fuse is not None and _BANK,
+            f"--int8 {self.int8}": self.int8 and _BANK,
+            "--profile": bool(self.profile) and f"{_BANK}, and `vtk profile PACK --backends bank` measures it",
+            "--engine": self.engine and _BANK, "--unverified": self.unverified and _BANK,
+        }  # fmt: skip
+
+    def _tensorrt(self) -> dict[str, object]:
+        gpu = "it is TensorRT on a GPU"
+        why: dict[str, object] = {
+            "--server-device cpu": self.server_device == "cpu" and gpu,
+            f"--int8 {self.int8}": self.int8 and "its engines are fp32, fp16 or, built beforehand, bf16",
+            "--softmax": self.softmax and "its graph ends with the logits",
+        }
+        if self.engine is None:
+            return why | {"--dtype bf16": self.dtype == "bf16" and f"{gpu} in fp32 or fp16; build an --engine for bf16"}
+        built = "an --engine has been built"
+        return why | {
+            f"--dtype {self.dtype}": self.dtype != "auto" and built, "--keep-io-types": self.keep_io_types and built,
+            "--static-batch": self.static_batch and built, "--fuse": self.fuse is not None and built,
+            f"--opset {self.opset}": self.opset != OPSETS.start and built, "--profile": bool(self.profile) and built,
+        }  # fmt: skip

@@ -105,6 +105,20 @@ def test_sequential_models_are_fused_when_asked(tmp_path: Path, capsys: pytest.C
     assert ", fused, " in err.splitlines()[-1]
 
 
+def test_unasked_every_known_vit_is_fused_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    import timm
+
+    vit, other = timm.create_model("test_vit"), timm.create_model("test_resnet")
+    assert choose_form(vit, None) is vit
+    assert type(choose_form(vit, None, vits=True)).__name__ == "FusedViT"
+    assert choose_form(vit, False, vits=True) is vit
+    assert choose_form(other, None, vits=True) is other
+    assert capsys.readouterr().out == ""
+    odd = timm.create_model("test_vit", scale_mlp_norm=True)
+    assert choose_form(odd, None, vits=True) is odd
+    assert "exported as it is: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("flag", "expected"), [([], None), (["--fuse"], True), (["--no-fuse"], False)])
 def test_the_flag_has_three_states(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flag: list[str], expected: bool | None

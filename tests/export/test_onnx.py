@@ -202,7 +202,7 @@ def test_an_exporter_that_fails_is_exit_4(
     monkeypatch.setattr(torch.onnx, "export", fail)
     assert main(["export", "onnx", str(packed.path), "--out", str(tmp_path / "new")]) == 4
     printed = capsys.readouterr()
-    assert "cannot convert VisionTransformer: no decomposition for aten.strange" in printed.err
+    assert "cannot convert FusedViT: no decomposition for aten.strange" in printed.err
     assert "chatter" not in printed.out + printed.err
     assert list(tmp_path.iterdir()) == []
 

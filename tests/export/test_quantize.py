@@ -149,7 +149,8 @@ def test_an_int8_file_with_wrong_weights_is_not_kept(
         (Judgement(200, 1.0, float("nan"), 0.99), "fp16", r"cosine with torch is nan"),
         (Judgement(200, 0.99, 0.95, 0.9, 0.80, 0.82), "int8", r"top-1 falls from 82.00 % to 80.00 %, at most 1.0 %"),
         (Judgement(200, 0.88, 0.95, 0.9), "int8", r"torch's in 88.00 %"),
-        (Judgement(200, 1.0, 0.65, 0.6, 0.8, 0.8), "int8", r"cosine"),
+        # one wrong matrix can leave most classes as they are
+        (Judgement(200, 1.0, 0.945, 0.6, 0.8, 0.8), "int8", r"cosine with torch is 0.945000 on average, at least 0.95"),
     ],
 )
 def test_a_judgement_beyond_its_bound_fails(result: Judgement, kind: str, message: str) -> None:

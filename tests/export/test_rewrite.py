@@ -1,4 +1,4 @@
-"""The exporter's GELU in the order that onnxruntime fuses: the same numbers, fewer passes."""
+"""GELU and biases in the order that onnxruntime fuses: the same numbers, fewer passes."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from vtk.card import InputSpec
+from vtk.runtime.ort_quantize import quantize_dynamic
 from vtk_export.convert import convert
-from vtk_export.rewrite import reorder_gelu
+from vtk_export.rewrite import reorder_bias, reorder_gelu
 
 
 def gelu(
@@ -83,3 +84,51 @@ def test_exported_linear_and_gelu_become_one_node(tmp_path: Path) -> None:
     kinds = optimized(tmp_path / "x.onnx", tmp_path / "y.onnx")
     assert kinds["Erf"] == 0
     assert kinds["Gelu"] + kinds["BiasGelu"] == 1
+
+
+def residual(*, bias_axes: int = 1, tap: str = "", constant: bool = True, swapped: bool = False) -> onnx.ModelProto:
+    """Return (x + b) + (x·V)·W as a fused block is exported, with one thing changed."""
+    rng = np.random.default_rng(0)
+    values = {"w": rng.normal(size=(16, 16)), "v": rng.normal(size=(16, 16)), "b": rng.normal(size=16)}
+    values["b"] = values["b"].reshape((1,) * (bias_axes - 1) + (16,))
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["p"]),
+        helper.make_node("Add", ["b", "x"] if swapped else ["x", "b"], ["shifted"]),
+        helper.make_node("MatMul", ["p", "w" if constant else "other"], ["product"]),
+        helper.make_node("Add", ["product", "shifted"] if swapped else ["shifted", "product"], ["z"]),
+    ]
+    weights = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()]
+    info = {
+        n: helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 5, 16]) for n in ("x", "z", "shifted", "product")
+    }
+    inputs = [info["x"]]
+    if not constant:
+        inputs.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [16, 16]))
+    graph = helper.make_graph(nodes, "g", inputs, [info[n] for n in ("z", tap) if n], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["x+b", "b+x"])
+def test_a_bias_comes_beside_its_product_and_is_fused_into_an_int8_one(tmp_path: Path, swapped: bool) -> None:
+    x = np.random.default_rng(1).normal(size=(2, 5, 16)).astype(np.float32)
+    before, after = residual(swapped=swapped), residual(swapped=swapped)
+    assert reorder_bias(after.graph) == 1
+    onnx.checker.check_model(after, full_check=True)  # the order of nodes too
+    np.testing.assert_allclose(run(after, x), run(before, x), atol=1e-5)
+    for model, sums in ((before, 2), (after, 1)):
+        onnx.save(model, tmp_path / "x.onnx")
+        quantize_dynamic(tmp_path / "x.onnx", tmp_path / "q.onnx")
+        kinds = optimized(tmp_path / "q.onnx", tmp_path / "y.onnx")
+        assert (kinds["DynamicQuantizeMatMul"], kinds["Add"]) == (2, sums)
+    assert reorder_bias(after.graph) == 0
+
+
+@pytest.mark.parametrize(
+    "model",
+    [residual(bias_axes=2), residual(tap="shifted"), residual(tap="product"), residual(constant=False)],
+    ids=["no-bias", "sum-read-elsewhere", "product-read-elsewhere", "no-weights"],
+)
+def test_other_sums_are_left_alone(model: onnx.ModelProto) -> None:
+    before = model.SerializeToString()
+    assert reorder_bias(model.graph) == 0
+    assert model.SerializeToString() == before

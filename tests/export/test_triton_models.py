@@ -1,7 +1,10 @@
 """The models that a server runs, with the server's module replaced by a few lines; and the repository of a bank."""
 
+import dataclasses
 import importlib.util
+import io
 import json
+import re
 import sys
 import time
 import types
@@ -14,9 +17,12 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
+from PIL import Image
 from safetensors.torch import load_file
 
 from vtk.__main__ import main
+from vtk.card import InputSpec, from_plain
+from vtk.data.transforms import eval_transform
 from vtk.tasks.load import load_task
 from vtk_export.triton import served
 from vtk_export.triton.export import export_triton
@@ -67,7 +73,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     logger = types.SimpleNamespace(log_error=said.append, log_warn=said.append, said=said)
     vars(fake).update(
         Tensor=Tensor, InferenceResponse=Response, TritonError=TritonError, TritonModelException=RuntimeError,
-        Logger=logger, get_input_tensor_by_name=lambda request, name: request[name],
+        Logger=logger, get_input_tensor_by_name=lambda request, name: request.get(name),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake)
 
@@ -124,6 +130,14 @@ def test_every_image_of_a_task_is_in_one_batch_and_every_row_goes_back_to_its_pl
     share = np.exp([1.0, 2.0, 3.0])
     assert found[0].found["score"][0, 0] == pytest.approx(share[2] / share.sum(), rel=1e-6)
     assert found[1].found["score"][0, 0] == 1
+
+
+def test_shares_in_place_of_logits_sum_to_one(rows: Any) -> None:
+    found = rows.answer([request(images(1, 2), ["b", "a"])], tasks_of(rows), weigh, softmax=True)[0].found
+    share = np.exp([2.0, 4.0, 6.0])
+    assert sorted(found) == ["label", "probabilities", "score"]
+    np.testing.assert_allclose(found["probabilities"], [[1, 0, 0], share / share.sum()], rtol=1e-6)
+    assert found["score"][:, 0].tolist() == found["probabilities"].max(1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -238,6 +252,96 @@ def test_what_is_no_external_tensor_stays_byte_for_byte(load: Load) -> None:
     model = helper.make_model(helper.make_graph([attribute], "g", [], [], weights), producer_name="p" * 200)
     raw = model.SerializeToString()
     assert prepack.move(raw, lambda offset, length: pytest.fail("nothing to move")) == raw
+
+
+class Images:
+    """A model that prepares images, loaded as a server does, of tasks `a` (8×8) and `b` (8×12), and its index."""
+
+    def __init__(self, load: Load, root: Path) -> None:
+        load("vtk_images")
+        self.specs = {
+            "a": dataclasses.asdict(InputSpec(8, 8)),
+            "b": dataclasses.asdict(InputSpec(8, 12, mean=(0.1, 0.2, 0.3), resize_mode="pad")),
+        }
+        self.index = root / "1" / "tasks.json"
+        self.index.parent.mkdir(parents=True)
+        self.write(self.specs)
+        self.model = load("preprocess_model").TritonPythonModel()
+        config = json.dumps({"parameters": {"threads": {"string_value": "2"}}})
+        self.model.initialize({"model_repository": str(root), "model_version": "1", "model_config": config})
+
+    def write(self, specs: dict[str, Any]) -> None:
+        new = self.index.with_name("new")
+        new.write_text(json.dumps({"tasks": specs}))
+        new.replace(self.index)
+
+    def ask(self, *requests: dict[str, np.ndarray]) -> list[Response]:
+        tensors = [{name: Tensor(name, value) for name, value in sent.items()} for sent in requests]
+        return self.model.execute(tensors)
+
+
+def encode(image: Image.Image, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def column(*values: bytes) -> np.ndarray:
+    return np.array([[value] for value in values], dtype=np.object_)
+
+
+@pytest.fixture
+def prepared(load: Load, tmp_path: Path) -> Iterator[Images]:
+    found = Images(load, tmp_path)
+    yield found
+    found.model.finalize()
+
+
+def photograph(seed: int, height: int = 20, width: int = 30) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def test_files_and_raw_images_of_several_requests_are_each_prepared_as_its_task_wants(prepared: Images) -> None:
+    pictures = [photograph(i, 20 + i, 30) for i in range(3)]
+    found = prepared.ask(
+        {"encoded": column(encode(pictures[0]), encode(pictures[1])), "task": column(b"b", b"b")},
+        {"images": np.asarray(pictures[2])[None], "task": column(b"a")},
+    )
+    transforms = {name: eval_transform(from_plain(InputSpec, spec, name)) for name, spec in prepared.specs.items()}
+    wanted = np.stack([transforms["b"](picture).numpy() for picture in pictures[:2]])
+    np.testing.assert_array_equal(found[0].found["pixel_values"], wanted)
+    np.testing.assert_array_equal(found[1].found["pixel_values"], transforms["a"](pictures[2]).numpy()[None])
+
+
+def test_what_is_wrong_with_one_request_is_not_the_others_fault(prepared: Images) -> None:
+    good, raw, whole = column(encode(photograph(0))), np.zeros((1, 9, 9, 3), np.uint8), encode(photograph(1), "JPEG")
+    wrong: list[tuple[dict[str, np.ndarray], str]] = [
+        ({"encoded": column(whole[: len(whole) // 2]), "task": column(b"a")}, "image 1 of 1: .*[Tt]runcated"),
+        ({"encoded": column(whole, b"?"), "task": column(b"a", b"a")}, "image 2 of 2: not an image"),
+        ({"encoded": good, "images": raw, "task": column(b"a")}, "either `encoded`"),
+        ({"task": column(b"a")}, "either `encoded`"),
+        ({"encoded": good, "task": column(b"c")}, "unknown task 'c'; this model has 'a', 'b'"),
+        ({"encoded": good, "task": column(b"a", b"b")}, "2 names for 1 images"),
+        ({"encoded": column(whole, whole), "task": column(b"a", b"b")}, "2 image sizes"),
+    ]
+    right = {"encoded": good, "task": column(b"a")}
+    found = prepared.ask(right, *(sent for sent, _ in wrong), right)
+    for response, (_, said) in zip(found[1:-1], wrong, strict=True):
+        assert re.search(said, str(response.error)) and response.error.code == TritonError.INVALID_ARG, response.error
+    for response in (found[0], found[-1]):
+        assert response.found["pixel_values"].shape == (1, 3, 8, 8)
+
+
+def test_an_index_is_followed_and_a_broken_one_is_not(prepared: Images) -> None:
+    sent = {"encoded": column(encode(photograph(0))), "task": column(b"c")}
+    assert "unknown task 'c'" in str(prepared.ask(sent)[0].error)
+    prepared.write({**prepared.specs, "c": prepared.specs["a"]})
+    assert prepared.ask(sent)[0].error is None
+    prepared.index.write_text("{")
+    assert prepared.ask(sent)[0].error is None
+    prepared.write({"c": prepared.specs["b"]})
+    assert prepared.ask(sent)[0].found["pixel_values"].shape == (1, 3, 8, 12)
+    assert "unknown task 'a'" in str(prepared.ask({**sent, "task": column(b"a")})[0].error)
 
 
 def export(packs: dict[str, Path], repo: Path, **options: Any) -> Any:

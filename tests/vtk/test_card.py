@@ -3,7 +3,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtk.card import BaseRef, Card, InputSpec, ModelSpec, Transform
@@ -51,6 +51,12 @@ def test_a_card_survives_json() -> None:
         ({"data": {"val_split": "x"}}, "`data` is impossible"),
         ({"data": {"val_split": 7}}, "`data` is impossible"),
         ({"pack": {"trained": 3}}, "`pack.trained`"),
+        ({"input": {"height": 1 << 20, "width": 1 << 20}}, "larger than 67,108,864 pixels"),
+        ({"model": {"name": "x", "kwargs": {"depth": 10**9}}}, "`model.kwargs.depth` is 1000000000; the largest"),
+        ({"model": {"name": "x", "kwargs": {"a": [1, {"b": 1e9}]}}}, "largest number there is 65536"),
+        ({"transforms": [{"op": "x", "args": {"layers": [1, 10**6]}}]}, "`transforms.x.layers` is"),
+        ({"regime": {"batch_size": 10**9}}, "from 1 to 65536"),
+        ({"classes": ["a\ud800"]}, "which is no text"),
     ],
 )
 def test_a_damaged_card_is_refused_with_the_field(change: dict[str, Any], message: str) -> None:
@@ -65,6 +71,7 @@ json_values = st.recursive(
 )
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.sampled_from([f.name for f in dataclasses.fields(Card)]), json_values)
 def test_any_json_in_any_field_gives_a_card_or_a_data_error(name: str, value: Any) -> None:
     try:

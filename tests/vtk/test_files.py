@@ -128,3 +128,61 @@ def test_names_that_are_not_utf8_are_escaped_in_json_and_kept_in_text(tmp_path: 
     assert files.to_json({"a": name}) == '{"a": "caf\\udce9"}'
     files.write_text(tmp_path / "t", name)
     assert (tmp_path / "t").read_bytes() == b"caf\xe9"
+
+
+def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    dead = 2**22 - 3  # above what a system gives
+    names = [f"a.tmp-{dead}", f"dir.tmp-{dead}", f"a.tmp-{os.getpid()}", f"strange.tmp-{dead}", "a.tmp-x", "a"]
+    for name in names:
+        (tmp_path / name).mkdir() if name.startswith("dir") else (tmp_path / name).touch()
+    files.sweep(tmp_path, lambda name: name in ("a", "dir"), age=3600)
+    assert sorted(os.listdir(tmp_path)) == sorted(names)  # they are new, and could be another machine's
+    os.utime(tmp_path / names[0], (0, 0))
+    files.sweep(tmp_path, lambda name: name in ("a", "dir"), age=3600)
+    assert sorted(os.listdir(tmp_path)) == sorted(names[1:])
+    files.sweep(tmp_path, lambda name: name in ("a", "dir"))
+    assert sorted(os.listdir(tmp_path)) == sorted(names[2:])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "key 'c' is there twice"),
+        ('{"a": ' + "[" * 70 + "]" * 70 + "}", "more than 64 levels"),
+        ("1" * 5000, "not valid JSON"),
+        ("\ufeff{}", "not valid JSON"),
+    ],
+)
+def test_json_that_readers_would_understand_differently_or_choke_on(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        files.read_json(tmp_path / "x.json")
+    assert files.parse_json('{"a": ' + "[" * 60 + "]" * 60 + "}", "x")["a"] == files.parse_json(
+        "[" * 60 + "]" * 60, "x"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is no plain file"):
+        files.read_json(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is no plain file"):
+        files.check_safetensors(tmp_path / "pipe")
+
+
+def test_tensors_of_any_strides_and_shared_memory_come_back(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    large = torch.arange(600.0).reshape(6, 4, 5, 5)
+    tensors = {
+        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "rows": large[1:3], "columns": large[:, ::2], "turned": large[0, 0].t(), "all": large, "again": large,
+        "spread": torch.ones(1).expand(7), "none": large[:0], "number": torch.tensor(3.0),
+        "parameter": torch.nn.Parameter(large[2:4]),
+    }  # fmt: skip
+    files.save_tensors(tmp_path / "t", tensors, {"who": "me"})
+    found = load_file(tmp_path / "t")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[k], v) and found[k].is_contiguous() for k, v in tensors.items())

@@ -133,11 +133,11 @@ def _list_element(hint: Any) -> type | None:
 
 
 def _list_spec(element: type) -> Any:
-    """Accept ``1,2,4`` as well as ``1 2 4``."""
+    """Accept ``1,2,4`` as well as ``1 2 4``; commas inside of brackets are a value's own."""
     name = element.__name__.upper()
 
     def from_str(args: list[str]) -> Any:
-        parts = [part.strip() for arg in args for part in arg.split(",")]
+        parts = [part.strip() for arg in args for part in re.split(r",(?![^\[\]]*\])", arg)]
         return tuple(element(part) for part in parts if part)
 
     def to_str(value: Any) -> list[str]:

@@ -100,10 +100,10 @@ def _summary(out: Path, weights: Path, runs: dict[str, FinetuneResult], diff: Di
     """Print the closing table; bytes are those of the files."""
     full = weights.stat().st_size
     packs = {name: pack_bytes(runs[name].task) for name in ("digits", "parity")}
-    rows = [("base, all weights", "32", console.percent(runs["base"].metrics.top1), "100.0 %", console.size(full))]
+    rows = [("base, all weights", "32", console.percent(runs["base"].top1), "100.0 %", console.size(full))]
     for name, px in (("digits", "32"), ("parity", "48")):
         census = runs[name].census
-        rows.append((f"{name}, attention only", px, console.percent(runs[name].metrics.top1),
+        rows.append((f"{name}, attention only", px, console.percent(runs[name].top1),
                      console.percent(census.trained / census.total), console.size(packs[name])))  # fmt: skip
     console.say()
     console.table("what the demo made", ("model", "px", "top-1", "trained", "on disk"), rows)
@@ -113,7 +113,7 @@ def _summary(out: Path, weights: Path, runs: dict[str, FinetuneResult], diff: Di
         f"task adds {console.size(max(packs.values()))} in place of {console.size(full)}"
     )
     return {
-        "top1": {name: run.metrics.top1 for name, run in runs.items()},
+        "top1": {name: run.top1 for name, run in runs.items()},
         "shared_ffn_tensors": diff.shared_ffn,
         "ffn_tensors": diff.total_ffn,
         "full_bytes": full,

@@ -7,38 +7,116 @@ from typing import TYPE_CHECKING, Any
 from vtk import console
 
 if TYPE_CHECKING:
+    from vtk.profiling.session import Answers
     from vtk.runtime.source import Source
-    from vtk_export.config import OnnxConfig
+    from vtk_export.config import OnnxConfig, TasksConfig
+    from vtk_export.tasks import TasksExportResult
+    from vtk_export.tensorrt_config import TensorrtConfig
 
 SECONDS = 3.0
 """Of each cell, at most; `vtk profile` on the file takes longer and says more."""
 
+STEM = "latency"
 
-def profile_onnx(path: Path, config: "OnnxConfig", source: "Source") -> tuple[int, dict[str, Any]]:
-    """Measure an exported ONNX file with ONNX Runtime on the CPU, and on CUDA where that can be.
+
+def onnx_backends(precision: str, *, engine: bool = False) -> tuple[str, ...]:
+    """Return what runs an ONNX file here: ONNX Runtime on the CPU and on CUDA, and the engine that was built of it.
+
+    Args:
+        precision: of the file.
+        engine: whether there is one.
+
+    Raises:
+        UnavailableError: bf16, for which ONNX Runtime has no arithmetic on a CPU, without CUDA.
+    """
+    from vtk.errors import UnavailableError
+    from vtk.runtime.backend import check_backend
+
+    found = () if precision == "bf16" else ("ort-cpu",)
+    try:
+        check_backend("ort-cuda")
+        found = (*found, "ort-cuda")
+    except UnavailableError as error:
+        if not found:
+            raise UnavailableError(
+                f"`--profile` of a bf16 file needs CUDA ({error}); leave it out, and measure the file where it runs"
+            ) from error
+        console.say(f"latency on the CPU alone: {error}")
+    return (*found, "tensorrt") if engine else found
+
+
+def profile_onnx(
+    path: Path,
+    config: "OnnxConfig | TensorrtConfig",
+    source: "Source",
+    backends: tuple[str, ...] | None = None,
+    shown: Path | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Measure an exported ONNX file.
 
     Args:
         path: of the file.
         config: what it was exported with.
         source: what it was exported from.
+        backends: of `onnx_backends`, where it was asked before the export.
+        shown: as of `profile_export`.
 
     Returns:
         As of `profile_export`.
     """
-    from vtk.errors import UnavailableError
-    from vtk.runtime.backend import check_backend
-
-    backends: tuple[str, ...] = ("ort-cpu",)
-    try:
-        check_backend("ort-cuda")
-        backends = (*backends, "ort-cuda")
-    except UnavailableError as error:
-        console.say(f"latency on the CPU alone: {error}")
     # probabilities do not say what the logits were, only how they differ
-    reference = None if config.softmax else source
+    reference = None if getattr(config, "softmax", False) else source
+    chosen = onnx_backends(config.dtype) if backends is None else backends
     return profile_export(
-        path, config.profile, backends=backends, precision=config.dtype, threads=config.threads, reference=reference
-    )
+        path, config.profile, backends=chosen, precision=config.dtype, threads=config.threads, reference=reference,
+        shown=shown,
+    )  # fmt: skip
+
+
+def check_task_names(config: "TasksConfig") -> None:
+    """Refuse names of tasks whose cards would be where another's latency goes.
+
+    Raises:
+        UsageError: names both.
+    """
+    from vtk.errors import UsageError
+    from vtk_export.many.names import named_packs
+
+    known = {name.casefold(): name for name in named_packs(config.packs)}
+    for name in known:
+        if other := known.get(f"{name}.{STEM}"):
+            raise UsageError(
+                f"`--profile` writes {known[name]}.{STEM}.json, which is the card of the task `{other}`; give it "
+                "another name: NAME=PACK"
+            )
+
+
+def profile_tasks(result: "TasksExportResult", config: "TasksConfig") -> tuple[int, dict[str, Any]]:
+    """Measure each file of an export of many tasks, the gathered one with all tasks in turn.
+
+    Returns:
+        The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
+    """
+    from vtk.profiling.mixed import mixed_answers
+    from vtk.runtime.source import open_source
+    from vtk_export.many.index import remember
+    from vtk_export.many.names import named_packs
+
+    packs, backends = named_packs(config.packs), onnx_backends("fp32")
+    files: list[tuple[Path, Source | Answers]] = [
+        (file.path, open_source(packs[file.name], base=config.base)) for file in result.files
+    ]
+    if result.gathered is not None:
+        files.append((result.gathered, mixed_answers(packs, base=config.base)))
+    code, found = 0, {}
+    for path, reference in files:
+        stem = f"{path.stem}.{STEM}"
+        status, found[path.stem] = profile_export(
+            path, config.profile, backends=backends, threads=config.threads, reference=reference, stem=stem
+        )
+        remember(result.path, [f"{stem}.json", f"{stem}.png"])
+        code = max(code, status)
+    return code, found
 
 
 def profile_export(
@@ -49,7 +127,9 @@ def profile_export(
     device: str = "auto",
     precision: str = "fp32",
     threads: int | None = None,
-    reference: "Source | None" = None,
+    reference: "Source | Answers | None" = None,
+    stem: str = STEM,
+    shown: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Measure an exported file and leave ``latency.json`` and ``latency.png`` beside it.
 
@@ -61,6 +141,8 @@ def profile_export(
         precision: of the file.
         threads: CPU threads.
         reference: what its outputs are compared with; None for the file without graph optimisation.
+        stem: of the two files' names.
+        shown: where the file will be, if it is measured before it is put there.
 
     Returns:
         `vtk profile`'s exit code, and what is in ``latency.json``.
@@ -75,11 +157,14 @@ def profile_export(
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(str(path), batch_sizes=tuple(batches), backends=backends, **options)
-    result = run(config, open_source(path), load_backend, reference=reference, command=f"--profile of {path.name}")
+    source = open_source(path, many=True)
+    result = run(config, source, load_backend, reference=reference, command=f"--profile of {path.name}")
     print_result(result)
     found = result.to_dict()
-    write_json(path.parent / "latency.json", found)
-    with replace_file(path.parent / "latency.png") as tmp:
+    if shown is not None:
+        found["source"] = str(shown)
+    write_json(path.parent / f"{stem}.json", found)
+    with replace_file(path.parent / f"{stem}.png") as tmp:
         tmp.write_bytes(latency_png(result))
-    console.say(f"wrote {path.parent / 'latency.json'} and latency.png")
+    console.say(f"wrote {(shown or path).parent / f'{stem}.json'} and {stem}.png")
     return result.exit_code, found

@@ -34,14 +34,17 @@ def main(argv: list[str]) -> int:
         examples=(
             "vtk export tensorrt runs/pets/task --dtype fp16 --data data/pets/val --out exports/pets-trt",
             "vtk export tensorrt vit_small_patch16_224 --trt 11.x --opt 32 --max 64 --out exports/vits-trt",
+            "vtk export tensorrt vit_small_patch16_224 --static-batch 8 --out exports/vits8-trt --profile 8",
             "vtk export tensorrt other/model.onnx --lint --trt 10.3",
         ),
     )
     if config.lint:
         return _lint(config)
+    from vtk.commands._export_profile import onnx_backends, profile_onnx
     from vtk.runtime.asked import open_asked
     from vtk_export.tensorrt.export import export_tensorrt
 
+    backends = onnx_backends(config.dtype, engine=config.build) if config.profile else ()
     source = open_asked(config)
     result = export_tensorrt(source, config)
     for finding in result.findings:
@@ -55,8 +58,13 @@ def main(argv: list[str]) -> int:
         console.say("TensorRT has no fused attention in fp32: --dtype fp16 or bf16 is faster")
     if result.engine is None:
         console.say("on the GPU that is to run it: bash build.sh, or python build_engine.py")
-    console.emit_json(result.to_dict())
-    return 0
+    found, code = result.to_dict(), 0
+    if config.profile:
+        if result.engine is None:
+            console.say("of the ONNX file in ONNX Runtime; TensorRT's own latency is that of an engine (--build)")
+        code, found["profile"] = profile_onnx(result.path, config, source, backends)
+    console.emit_json(found)
+    return code
 
 
 def _lint(config: "TensorrtConfig") -> int:

@@ -15,6 +15,7 @@ from vtk import console
 from vtk.card import Card, Transform
 from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.audit import scan
+from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UsageError, VerificationError
@@ -129,14 +130,18 @@ def _accuracies(
     if config.data is None or not source.described or not config.data.is_dir():
         return None, None
     try:
-        audit = scan(config.data, **_split(source.card, config), show_progress=False)
+        channels, limit = source.card.input.in_chans, pixel_limit(source.card)
+        division = _split(source.card, config)
+        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False)
     except DataError:
         if config.finetune:
             raise
         return None, None  # loose images, which the drift was measured on all the same
     if audit.classes != source.card.classes or not audit.val:
         return None, None
-    loader = make_loader(audit.val, eval_transform(source.card.input), batch_size=64, shuffle=False, seed=0, workers=0)
+    loader = make_loader(
+        audit.val, eval_transform(source.card.input), batch_size=64, shuffle=False, seed=0, workers=0, max_pixels=limit
+    )
     found = [
         evaluate(_on(model, device), loader, audit.classes, device=device, show_progress=False).top1 for model in models
     ]
@@ -174,9 +179,9 @@ def _finetune(config: ParallelizeConfig, card: Card, before: tuple[float | None,
     told = [
         f"{n} {console.percent(v)}" for n, v in zip(("sequential", "parallel"), before, strict=True) if v is not None
     ]
-    told.append(f"parallel after {config.finetune} epochs {console.percent(result.metrics.top1)}")
+    told.append(f"parallel after {config.finetune} epochs {console.percent(result.top1)}")
     console.say(f"held-out top-1: {', '.join(told)}")
-    return {"top1_finetuned": result.metrics.top1, "finetune": result.to_dict()}
+    return {"top1_finetuned": result.top1, "finetune": result.to_dict()}
 
 
 def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> None:

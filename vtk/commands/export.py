@@ -23,8 +23,9 @@ Size, preprocessing and class names travel inside the file and beside it in mode
 fp16, bf16 (--dtype) and int8 files (--int8) are judged by the cosine with torch, and with --data by the share of images
 with torch's class and by the accuracy on folders named after the classes. docs/export.md tells the bounds.
 
-Models with parallel branches are folded and merged first (--fuse, --no-fuse): half of the nodes, standard operators
-only. --fuse does it to any Vision Transformer of timm and refuses what it does not know by name."""
+Vision Transformers of timm are folded and merged first, where all their parts are known: fewer nodes, standard
+operators only, the same numbers up to rounding. --fuse refuses what it does not know by name, --no-fuse leaves all as
+it is."""
 
 _TASKS = """Export packs of one base as one folder, in one or both of two forms.
 
@@ -79,9 +80,11 @@ def _onnx(argv: list[str]) -> int:
             "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
         ),
     )
+    from vtk.commands._export_profile import onnx_backends, profile_onnx
     from vtk.runtime.asked import open_asked
     from vtk_export.onnx import export_onnx
 
+    backends = onnx_backends(config.dtype) if config.profile else ()
     source = open_asked(config)
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
@@ -91,9 +94,7 @@ def _onnx(argv: list[str]) -> int:
     console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     found, code = result.to_dict(), 0
     if config.profile:
-        from vtk.commands._export_profile import profile_onnx
-
-        code, found["profile"] = profile_onnx(result.path, config, source)
+        code, found["profile"] = profile_onnx(result.path, config, source, backends)
     console.emit_json(found)
     return code
 
@@ -109,11 +110,14 @@ def _tasks(argv: list[str]) -> int:
         positional=("packs",),
         examples=(
             "vtk export tasks runs/pets runs/cars --out exports/all --data data/pets/val",
-            "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed",
+            "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
         ),
     )
+    from vtk.commands._export_profile import check_task_names, profile_tasks
     from vtk_export.tasks import export_tasks
 
+    if config.profile:
+        check_task_names(config)
     result = export_tasks(config.packs, config)
     alone = console.size(result.separate_bytes)
     for file in result.files:
@@ -121,5 +125,8 @@ def _tasks(argv: list[str]) -> int:
     if result.gathered is not None:
         console.say(f"{result.gathered}: {len(result.tasks)} tasks, in this order: {', '.join(result.tasks)}")
     console.say(f"{result.path}: {console.size(result.bytes)} in place of {alone}, {result.seconds:.1f} s")
-    console.emit_json(result.to_dict())
-    return 0
+    found, code = result.to_dict(), 0
+    if config.profile:
+        code, found["profile"] = profile_tasks(result, config)
+    console.emit_json(found)
+    return code

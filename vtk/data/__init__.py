@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = attach(
         "list_images": "vtk.data.listing",
         "load_image": "vtk.data.images",
         "make_loader": "vtk.data.loader",
+        "read_image": "vtk.data.bands",
         "scan": "vtk.data.audit",
         "set_epoch": "vtk.data.loader",
         "train_transform": "vtk.data.transforms",

@@ -1,24 +1,21 @@
 """The look at the data before training: every file decoded once, classes and split decided, everything odd named."""
 
-import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vtk import console
-from vtk.data import cache as memory
-from vtk.data.layout import EXPECTED, Files, Layout, collect, find_layout, split
+from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.layout import EXPECTED, Files, Layout, Part, collect, find_layout, split
 from vtk.data.listing import Found, natural
-from vtk.data.pool import probe_many
+from vtk.data.named import fetch, is_named
+from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
+from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
-
-_UNKNOWN = Probe(0, 0, "", 1)
 
 
 def scan(
@@ -27,6 +24,10 @@ def scan(
     val_split: float = 0.2,
     seed: int = 0,
     classes: Sequence[str] | None = None,
+    on_bad_image: str = "skip",
+    keep_empty_classes: bool = False,
+    in_chans: int = 3,
+    max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     cache: bool = True,
     show_progress: bool = True,
@@ -34,42 +35,58 @@ def scan(
     """Decode every image below ``root`` once and say what is there.
 
     Args:
-        root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders.
+        root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a data set of
+            timm's readers such as ``torch/cifar10`` (`vtk.data.named`).
         val_split: fraction of each class held out where the folder itself does not say.
         seed: of that division.
         classes: names in index order, when a trained model has them already; by default the folders of the training
             part, naturally sorted.
+        on_bad_image: ``skip`` leaves out what cannot be read and names it; ``fail`` stops.
+        keep_empty_classes: make classes of folders without (readable) images, too.
+        in_chans: channels of the model's input, which a file must be able to fill (`vtk.data.bands`).
+        max_pixels: a larger image, width × height, is a bad one.
         workers: processes that decode; None for one per CPU, 0 for this process.
         cache: remember what was decoded (`vtk.data.cache`); a file is decoded again when its size or time changes.
         show_progress: draw a progress bar.
 
     Raises:
-        DataError: no images, no layout that is known, a class without a readable training image, or a folder that is
-            not a known class.
-        UsageError: ``val_split`` is not in [0, 1).
+        DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
+            a known class, or bad files with ``on_bad_image="fail"``.
+        UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
     start = time.perf_counter()
     if not 0 <= val_split < 1:
         raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")
-    root = Path(root)
+    if on_bad_image not in ("skip", "fail"):
+        raise UsageError(f"`--on-bad-image` {on_bad_image} is not known; give skip or fail")
+    if max_pixels < 1 or in_chans < 1:
+        raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; both are at least 1")
+    root = fetch(root) if is_named(root := Path(root)) else root
     layout = find_layout(root, classes)
-    notes = list(layout.notes)
-    train = collect(root, layout.train, notes) if layout.train else {}
-    val = collect(root, layout.val, notes) if layout.val else {}
-    names = _class_names(layout, train, val, classes)
+    notes, warnings = list(layout.notes), list(layout.warnings)
+    parts = [collect(root, part, keep_empty=keep_empty_classes) for part in (layout.train, layout.val)]
+    train, val = (part.files for part in parts)
+    warnings += [text for part in parts for text in part.warnings]
+    names = _class_names(layout, parts, classes)
+    if (empty := parts[0].empty) and classes is None:
+        warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
-    probes, cached = _probe(root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress)
+    probes, cached = probe_files(
+        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels
+    )
+    if on_bad_image == "fail":
+        refuse_bad(root, probes)
 
     train_samples, val_samples = _good(root, train, labels, probes), _good(root, val, labels, probes)
-    if classes is None:
+    if classes is None and not keep_empty_classes:
         _check_classes(layout, names, train, train_samples)
     if layout.kind == "flat" and layout.train:
         train_samples, val_samples = _split(layout.train, train_samples, val_split, seed)
         notes.insert(0, _split_note(layout.train, train_samples, val_samples, val_split, seed))
     if not train_samples and not val_samples:
-        raise DataError(f"{root}: none of its {len(probes)} image files can be read; {_first_bad(probes)}")
+        raise DataError(f"{root}: none of its {len(probes)} image files can be read; {first_bad(probes)}")
     if layout.val and not val_samples:
-        raise DataError(f"{layout.val}: none of its image files can be read; {_first_bad(probes)}")
+        raise DataError(f"{layout.val}: none of its image files can be read; {first_bad(probes)}")
     if val_samples and (absent := [names[i] for i in sorted(set(labels.values()) - {s.label for s in val_samples})]):
         notes.append(f"no held-out images of: {_some(absent)}")
     good = [probe for probe in probes.values() if not probe.bad]
@@ -80,19 +97,25 @@ def scan(
         train=tuple(train_samples),
         val=tuple(val_samples),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
-        sizes=_sizes(good),
+        sizes=sizes_of(good),
         modes=dict(Counter(probe.mode for probe in good).most_common()),
         exif_rotated=sum(probe.orientation != 1 for probe in good),
         notes=tuple(notes),
+        warnings=tuple(warnings),
+        odd=find_odd(
+            (f.name, of, probes[f.name]) for part in (train, val) for of, files in part.items() for f in files
+        ),
         val_split=val_split,
         seed=seed,
+        max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
     )
 
 
-def _class_names(layout: Layout, train: Files, val: Files, classes: Sequence[str] | None) -> tuple[str, ...]:
-    if not train and not val:
+def _class_names(layout: Layout, parts: Sequence[Part], classes: Sequence[str] | None) -> tuple[str, ...]:
+    train, val = (part.files for part in parts)
+    if not any(train.values()) and not any(val.values()):
         raise DataError(f"{layout.train or layout.val} has folders, but no image files in them; {EXPECTED}")
     if classes is not None:
         known = tuple(classes)
@@ -103,35 +126,20 @@ def _class_names(layout: Layout, train: Files, val: Files, classes: Sequence[str
             )
         return known
     if unknown := natural(set(val) - set(train)):
-        raise DataError(
-            f"{layout.val} has classes that {layout.train} has not: {_some(unknown)}; move or rename those folders"
-        )
+        lost = set(unknown) & set(parts[0].empty)
+        do = "fill those folders, or give --keep-empty-classes" if lost else "move or rename those folders"
+        raise DataError(f"{layout.val} has classes that {layout.train} has not: {_some(unknown)}; {do}")
     if len(train) < 2:
         raise DataError(f"{layout.train} has images of one class only ({_some(list(train))}); {EXPECTED}")
     return tuple(natural(train))
 
 
-def _probe(
-    root: Path, files: Sequence[Found], workers: int | None, cache: bool, show_progress: bool
-) -> tuple[dict[str, Probe], int]:
-    """Return what is known of every file, and for how many an earlier scan told it."""
-    known = memory.load(root) if cache else {}
-    probes: dict[str, Probe] = {}
-    new: list[Found] = []
-    for file in files:
-        size, mtime, probe = known.get(file.name, (-1, -1, _UNKNOWN))
-        if (size, mtime) == (file.bytes, file.mtime_ns):
-            probes[file.name] = probe
-        else:
-            new.append(file)
-            probes[file.name] = _UNKNOWN  # keeps the order of the walk
-    with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
-        paths = [os.path.join(root, file.name) for file in new]
-        results = probe_many(paths, sum(file.bytes for file in new), workers=workers, on_done=bar.advance)
-    probes.update(zip((file.name for file in new), results, strict=True))
-    if cache and (new or len(known) > len(probes)):
-        memory.save(root, files, probes)
-    return probes, len(files) - len(new)
+def _empty_note(layout: Layout, empty: Sequence[str], kept: bool) -> str:
+    assert layout.train is not None
+    found = f"{_some([f'{name}/' for name in empty])} in {layout.train.name}/ {'has' if len(empty) == 1 else 'have'}"
+    if kept:
+        return f"{found} no image files: a class that cannot be learnt"
+    return f"{found} no image files, so no class is made of it (--keep-empty-classes makes one)"
 
 
 def _flatten(files: Files) -> list[Found]:
@@ -180,22 +188,5 @@ def _split_note(folder: Path, train: Sequence[Sample], val: Sequence[Sample], fr
     )
 
 
-def _sizes(probes: Sequence[Probe]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for side in ("height", "width"):
-        values = [getattr(probe, side) for probe in probes]
-        sizes |= {
-            f"min_{side}": min(values),
-            f"median_{side}": int(statistics.median_low(values)),
-            f"max_{side}": max(values),
-        }
-    return sizes
-
-
-def _first_bad(probes: Mapping[str, Probe]) -> str:
-    name, probe = next((name, probe) for name, probe in probes.items() if probe.bad)
-    return f"for example {name}: {probe.bad}"
-
-
 def _some(names: Sequence[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(map(one_line, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -12,22 +12,25 @@ from vtk.data.listing import Found
 from vtk.data.probe import Probe
 from vtk.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 _LIMIT = 1 << 30
 
 Known = dict[str, tuple[int, int, Probe]]
 """File name below the root → size in bytes, time of last change in ns, what decoding told."""
 
 
-def cache_path(root: Path) -> Path:
-    """Return the file that remembers ``root``: ``$VTK_HOME/scan/<hash of its real path>.json``."""
+def cache_path(root: Path, in_chans: int = 3) -> Path:
+    """Return the file that remembers ``root``: ``$VTK_HOME/scan/<hash of its real path>.json``.
+
+    A file that fills three channels need not fill six, so other numbers of channels are remembered apart.
+    """
     name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return files.home() / "scan" / f"{name}.json"
+    return files.home() / "scan" / (f"{name}.json" if in_chans in (1, 3) else f"{name}-{in_chans}.json")
 
 
-def load(root: Path) -> Known:
+def load(root: Path, in_chans: int = 3) -> Known:
     """Return what is known about ``root``; nothing if the file is absent, damaged or by another Pillow."""
-    path = cache_path(root)
+    path = cache_path(root, in_chans)
     if not path.is_file():
         return {}
     try:
@@ -42,13 +45,13 @@ def load(root: Path) -> Known:
         return {}
 
 
-def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe]) -> None:
+def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3) -> None:
     """Remember the good files of ``root``; a bad one is looked at again, in case only its permissions were wrong."""
     entries = {
         file.name: [file.bytes, file.mtime_ns, *probes[file.name][:4]] for file in found if not probes[file.name].bad
     }
     value = {"format": _FORMAT, "pillow": PIL.__version__, "root": str(root.resolve()), "files": entries}
     try:
-        files.write_text(cache_path(root), json.dumps(value, separators=(",", ":")))
+        files.write_text(cache_path(root, in_chans), json.dumps(value, separators=(",", ":")))
     except DataError as error:
         console.warn(f"the scan is not remembered: {error}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import (
     Image,
+    ImageFile,
     TiffImagePlugin,  # noqa: F401  imported, like the next ones, for its registration
     UnidentifiedImageError,
     WebPImagePlugin,  # noqa: F401
@@ -26,6 +27,9 @@ Image.preinit()
 
 BACKGROUND = (255, 255, 255)
 """What transparent pixels are composited on: white, as web pages and viewers do."""
+
+MAX_PIXELS = 178_956_970
+"""Largest image by default, width × height: what Pillow allows before it suspects a decompression bomb."""
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif .heic .heif".split()
@@ -49,19 +53,70 @@ _ORIENTATION = 0x0112
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
-def load_image(path: str | os.PathLike[str]) -> Image.Image:
+class TooLargeError(ValueError):
+    """An image has more pixels than ``--max-pixels`` allows; only its header was read."""
+
+
+def load_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode ``path`` (the first frame, if it has several) to an upright 8-bit RGB image.
 
     Transparent pixels are composited on `BACKGROUND`; 16-bit values are scaled, not clipped.
+
+    Args:
+        path: the file.
+        max_pixels: largest width × height; a larger image is refused by its header, before memory is taken.
 
     Raises:
         DataError: the file cannot be read or decoded; the message names it and says why.
     """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path, max_pixels) as image:
             return upright(to_rgb(image), orientation(image))
     except Exception as error:  # decoders of damaged files raise nearly anything; the reason is passed on
-        raise DataError(f"cannot read the image {os.fspath(path)}: {reason(error, path)}") from error
+        raise unreadable(path, error) from error
+
+
+def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Read the header of ``path`` with the formats that are tried here.
+
+    Raises:
+        TooLargeError: it has more than ``max_pixels``.
+        Exception: whatever Pillow raises for a file that is no image.
+    """
+    own = Image.MAX_IMAGE_PIXELS
+    if own is not None and max_pixels > 2 * own:
+        # Pillow's limit is the process's. It is raised once and not lowered again, since other threads open images, too
+        Image.MAX_IMAGE_PIXELS = max_pixels
+    image = Image.open(path, formats=FORMATS)
+    if image.format == "TIFF" and isinstance(image, ImageFile.ImageFile):
+        # Pillow maps plain pixels into memory by the upright size: of images on their side it then garbles the rows
+        image.filename = ""  # without a name it reads them
+    check_pixels(image.width, image.height, max_pixels)
+    return image
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Refuse an image that is too large.
+
+    Raises:
+        TooLargeError: it is.
+    """
+    if width * height > max_pixels:
+        raise TooLargeError(
+            f"{width}×{height} are {width * height:,} pixels, more than --max-pixels {max_pixels:,}; make it smaller, "
+            "or allow more if the file is trusted"
+        )
+
+
+def unreadable(path: str | os.PathLike[str], error: BaseException) -> DataError:
+    """Return the error for a file that cannot be used, in one line even if the file's name has several."""
+    return DataError(f"cannot read the image {one_line(path)}: {reason(error, path)}")
+
+
+def one_line(path: str | os.PathLike[str]) -> str:
+    """Return a path for a message; line ends and other control characters in it are shown as escapes."""
+    text = os.fspath(path)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def orientation(image: Image.Image) -> int:
@@ -89,9 +144,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     taken: [0, 1] (``F`` only), [0, 255], [0, 65535], else the image's own minimum and maximum.
     """
     mode = image.mode
-    if mode.startswith("I;16") or mode in ("I", "F"):
-        image.load()
-        return _from_wide(image)
+    if is_wide(mode):
+        return to_grey(image).convert("RGB")
     if mode in _ALPHA_MODES or "transparency" in image.info:
         image = image.convert("LA") if mode == "La" else image
         image = image.convert("RGBA")
@@ -115,7 +169,10 @@ def reason(error: BaseException, path: str | os.PathLike[str]) -> str:
     """Say in a few words why ``path`` could not be decoded."""
     if isinstance(error, Image.DecompressionBombError):
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        return f"its header claims more than {limit // 10**6} million pixels (a decompression bomb?); make it smaller"
+        return (
+            f"its header claims more than {limit // 10**6} million pixels (a decompression bomb?); make it smaller, or "
+            "give a higher --max-pixels if the file is trusted"
+        )
     if isinstance(error, (UnidentifiedImageError, SyntaxError)):
         with contextlib.suppress(OSError):
             if os.stat(path).st_size == 0:
@@ -130,14 +187,21 @@ def reason(error: BaseException, path: str | os.PathLike[str]) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _from_wide(image: Image.Image) -> Image.Image:
+def is_wide(mode: str) -> bool:
+    """Tell whether the pixels of a Pillow mode have more than 8 bits."""
+    return mode.startswith("I;16") or mode in ("I", "F")
+
+
+def to_grey(image: Image.Image) -> Image.Image:
+    """Scale a wide image (`is_wide`) to 8-bit grey, as `to_rgb` says."""
     import numpy as np  # here, so that the scan's worker processes start without it
 
+    image.load()
     values = np.asarray(image).astype(np.float64)
     values[~np.isfinite(values)] = 0.0
     low, high = _range(image, values)
     grey = np.rint((values - low) * (255.0 / (high - low)))
-    return Image.fromarray(np.clip(grey, 0, 255).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(np.clip(grey, 0, 255).astype(np.uint8))
 
 
 def _range(image: Image.Image, values: "np.ndarray") -> tuple[float, float]:

@@ -11,11 +11,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from vtk.data.images import load_image
+from vtk.data.bands import read_image
+from vtk.data.images import MAX_PIXELS
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 
 _MASK = (1 << 64) - 1
+Transform = Callable[[Any], Tensor]
+"""From an RGB `PIL.Image.Image` or, for other than one or three channels, `vtk.data.bands.Bands` to a tensor."""
 
 
 class ImageDataset(Dataset[tuple[Tensor, int]]):
@@ -26,12 +29,21 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
 
     Args:
         samples: files and labels.
-        transform: RGB image to (C, H, W) fp32 tensor; picklable.
+        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read, by default
+            three.
         seed: of the augmentation.
+        max_pixels: a larger image is an error.
     """
 
-    def __init__(self, samples: Sequence[Sample], transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
-        self.samples, self.transform, self.seed = list(samples), transform, seed
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        transform: Transform,
+        seed: int = 0,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.samples, self.transform, self.seed, self.max_pixels = list(samples), transform, seed, max_pixels
+        self.in_chans = int(getattr(getattr(transform, "spec", None), "in_chans", 3))
         self.random = bool(getattr(transform, "random", True))
 
     def __len__(self) -> int:
@@ -53,7 +65,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     def _item(self, epoch: int, i: int) -> tuple[Tensor, int]:
         path, label = self.samples[i]
         try:
-            image = load_image(path)
+            image = read_image(path, self.in_chans, self.max_pixels)
         except DataError as error:
             raise ImageReadError(str(error)) from error
         if self.random:
@@ -94,17 +106,20 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 def make_loader(
     samples: Sequence[Sample],
-    transform: Callable[[Image.Image], Tensor],
+    transform: Transform,
     *,
     batch_size: int,
     shuffle: bool,
     seed: int,
     workers: int,
     drop_last: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    sampler: EpochSampler | None = None,
 ) -> DataLoader:
     """Return a loader of (images (B, C, H, W) fp32, labels (B,) int64).
 
-    The same seed and epoch give the same batches with any number of workers; `set_epoch` chooses the epoch.
+    The same seed and epoch give the same batches with any number of workers; `set_epoch` chooses the epoch. A
+    ``sampler`` is taken in place of ``shuffle``.
 
     Raises:
         UsageError: ``batch_size`` below 1, ``workers`` below 0, or ``drop_last`` would leave no batch.
@@ -119,9 +134,9 @@ def make_loader(
     if drop_last and len(samples) < batch_size:
         raise UsageError(f"{len(samples)} images do not fill one batch of {batch_size}; give a smaller batch size")
     return DataLoader(
-        ImageDataset(samples, transform, seed),
+        ImageDataset(samples, transform, seed, max_pixels),
         batch_size=batch_size,
-        sampler=EpochSampler(len(samples), shuffle=shuffle, seed=seed),
+        sampler=sampler or EpochSampler(len(samples), shuffle=shuffle, seed=seed),
         num_workers=workers,
         worker_init_fn=_quiet_worker if workers else None,
         persistent_workers=workers > 0,

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+from vtk.data.images import MAX_PIXELS
 from vtk.data.probe import Probe, probe_all
 
 _CHUNK = 32
@@ -31,13 +32,21 @@ def usable_cpus() -> int:
 
 
 def probe_many(
-    paths: Sequence[str], n_bytes: int, *, workers: int | None = None, on_done: Callable[[int], None] = lambda n: None
+    paths: Sequence[str],
+    n_bytes: int,
+    *,
+    in_chans: int = 3,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    on_done: Callable[[int], None] = lambda n: None,
 ) -> list[Probe]:
     """Probe every file; the answers are in the order of ``paths``.
 
     Args:
         paths: files.
         n_bytes: their size in all, which decides whether worker processes pay.
+        in_chans: channels that a file must fill.
+        max_pixels: of the largest image that is read.
         workers: processes; None for one per usable CPU, 0 for this process only.
         on_done: told how many more files are done, from the calling thread.
     """
@@ -46,11 +55,11 @@ def probe_many(
     if count == 0 or not sys.executable or (workers is None and (n_bytes < _FEW_BYTES or count == 1)):
         results = []
         for chunk in chunks:
-            results += probe_all(chunk)
+            results += probe_all(chunk, in_chans, max_pixels)
             on_done(len(chunk))
         return results
     pool: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    crew = [_Worker() for _ in range(count)]
+    crew = [_Worker(in_chans, max_pixels) for _ in range(count)]
     for worker in crew:
         pool.put(worker)
 
@@ -80,13 +89,16 @@ def probe_many(
 class _Worker:
     """One process that answers lists of paths; started on first use, and again if a file brought it down."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> None:
+        self.options = in_chans, max_pixels
         self.process: subprocess.Popen[str] | None = None
         self.stopped = False
 
     def probe(self, paths: list[str]) -> list[Probe]:
         if not self._start():
-            return probe_all(paths)  # this Python cannot run programs of its own (embedded, or no memory to spare)
+            return probe_all(
+                paths, *self.options
+            )  # this Python cannot run programs of its own (embedded, or no memory to spare)
         answers = self._ask(paths)
         if answers is None:  # it died: alone, each file shows whether it was the cause
             answers = []
@@ -124,7 +136,7 @@ class _Worker:
         if process is None or process.stdin is None or process.stdout is None:
             return None
         try:
-            process.stdin.write(json.dumps(paths) + "\n")
+            process.stdin.write(json.dumps([paths, *self.options]) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:

@@ -9,9 +9,11 @@ import sys
 import warnings
 from typing import Any, NamedTuple
 
-from PIL import Image
+from vtk.data.bands import to_bands
+from vtk.data.images import MAX_PIXELS, open_image, orientation, reason, to_rgb
 
-from vtk.data.images import FORMATS, orientation, reason, to_rgb
+TRANSPARENT = " with transparency"
+"""Behind the mode of an image that has no opacity channel, but a palette entry or a colour that is transparent."""
 
 
 class Probe(NamedTuple):
@@ -20,7 +22,7 @@ class Probe(NamedTuple):
     Attributes:
         width: pixels, after turning upright; 0 for a bad file.
         height: pixels, after turning upright; 0 for a bad file.
-        mode: Pillow's name for the stored pixels (``RGB``, ``P``, ``I;16`` …).
+        mode: Pillow's name for the stored pixels (``RGB``, ``P``, ``I;16`` …), with `TRANSPARENT` behind it or not.
         orientation: EXIF orientation, 1–8.
         bad: why the file cannot be used; empty if it can.
     """
@@ -32,30 +34,41 @@ class Probe(NamedTuple):
     bad: str = ""
 
 
-def probe(path: str) -> Probe:
-    """Decode the whole file, exactly as `vtk.data.images.load_image` would."""
+def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
+    """Decode the whole file, as `vtk.data.bands.read_image` would; a JPEG at an eighth of its size.
+
+    Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size, a third to a
+    half of the time.
+    """
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path, max_pixels) as image:
             mode, (width, height) = image.mode, image.size
             turn = orientation(image)  # before decoding: Pillow turns TIFF files itself and then forgets it
-            to_rgb(image)
+            if image.format == "JPEG":
+                image.draft(None, (1, 1))  # type: ignore[arg-type]
+            if in_chans in (1, 3):
+                to_rgb(image)
+            else:
+                to_bands(image, in_chans, max_pixels)
+            if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
+                mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints
         return Probe(0, 0, "", 1, reason(error, path))
     return Probe(height, width, mode, turn) if turn >= 5 else Probe(width, height, mode, turn)
 
 
-def probe_all(paths: list[str]) -> list[Probe]:
+def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> list[Probe]:
     """Probe a few files in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubtful metadata, large images: neither makes a file bad
-        return [probe(path) for path in paths]
+        return [probe(path, in_chans, max_pixels) for path in paths]
 
 
 def serve() -> None:
-    """Answer each line of stdin, a JSON list of paths, with one line of JSON probes, until stdin ends."""
+    """Answer each line of stdin, JSON arguments of `probe_all`, with one line of JSON probes, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # a decoder that prints must not garble the answers
     for line in sys.stdin:
-        value: list[Any] = probe_all(json.loads(line))
+        value: list[Any] = probe_all(*json.loads(line))
         answers.write(json.dumps(value) + "\n")
         answers.flush()

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from vtk import console
+from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.odd import Odd
 
 _ROWS = 24
 _BAD_SHOWN = 10
@@ -40,8 +42,11 @@ class DataAudit:
         modes: Pillow mode → number of good images.
         exif_rotated: good images that EXIF turns or mirrors.
         notes: what else the user should know, one sentence each.
+        warnings: what is probably not meant, one sentence each.
+        odd: kinds of unusual images, with examples.
         val_split: fraction held out of a flat folder.
         seed: of that division.
+        max_pixels: of the largest image that counted as good.
         seconds: wall time of the scan.
         cached: files known from an earlier scan.
     """
@@ -56,8 +61,11 @@ class DataAudit:
     modes: dict[str, int] = field(default_factory=dict)
     exif_rotated: int = 0
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    odd: tuple[Odd, ...] = ()
     val_split: float = 0.2
     seed: int = 0
+    max_pixels: int = MAX_PIXELS
     seconds: float = 0.0
     cached: int = 0
 
@@ -86,6 +94,8 @@ class DataAudit:
             "modes": dict(self.modes),
             "exif_rotated": self.exif_rotated,
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "odd": [odd.to_dict() for odd in self.odd],
             "seconds": self.seconds,
             "cached": self.cached,
         }
@@ -93,7 +103,7 @@ class DataAudit:
     def print(self) -> None:
         """Print the audit for people."""
         train, val = self.counts("train"), self.counts("val")
-        rows: list[tuple[object, ...]] = [(name, train[i], val[i]) for i, name in enumerate(self.classes)]
+        rows: list[tuple[object, ...]] = [(one_line(name), train[i], val[i]) for i, name in enumerate(self.classes)]
         if len(rows) > _ROWS:
             rows.sort(key=lambda row: -int(str(row[1])))
             half = _ROWS // 2
@@ -110,10 +120,12 @@ class DataAudit:
             )
         for note in self.notes:
             console.say(note)
+        for warning in self.warnings:
+            console.warn(warning)
         for bad in self.bad[:_BAD_SHOWN]:
-            console.say(f"skipped {bad.path}: {bad.reason}", style="yellow")
+            console.say(f"skipped {one_line(bad.path)}: {bad.reason}", style="yellow")
         if len(self.bad) > _BAD_SHOWN:
             console.say(f"… and {len(self.bad) - _BAD_SHOWN} more", style="yellow")
         if self.bad:
-            console.say(f"{len(self.bad)} unreadable files skipped", style="yellow")
+            console.say(f"{len(self.bad)} unreadable file{'s' * (len(self.bad) > 1)} skipped", style="yellow")
         console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files known from an earlier scan)", style="dim")

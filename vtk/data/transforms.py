@@ -1,23 +1,25 @@
 """From an upright RGB image to the model's input, for evaluation and for training."""
 
+import random
 import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
-from timm.data import auto_augment as auto_augment_ops
+from PIL import Image
 from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
-from timm.data.transforms import str_to_pil_interp
 from torch import Tensor
 
 from vtk.card import InputSpec
+from vtk.data.bands import Bands
+from vtk.data.mended import FitInside, mend_crops, mend_posterize
 from vtk.errors import UsageError
 
 _CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 _ASPECTS = (3 / 4, 4 / 3)
+Step = Callable[[Any], Any]
 _WORD = re.compile(r"t[a-z0-9_]+|[a-z]+\d[\d.]*")
 
 
@@ -31,26 +33,19 @@ class EvalTransform:
     random = False
 
     def __init__(self, spec: InputSpec) -> None:
-        # `crop_pct` belongs to the centre crop; squash and pad are chosen in order to see the whole image.
-        steps = create_transform(
-            input_size=spec.size,
-            interpolation=spec.interpolation,
-            crop_pct=spec.crop_pct if spec.resize_mode == "crop" else 1.0,
-            crop_mode=_CROP_MODES[spec.resize_mode],
-            mean=_rgb_mean(spec),
-            use_prefetcher=True,
-        )
         self.spec = spec
-        self.geometry: list[Callable[[Any], Any]] = steps.transforms[:-1]
-        if spec.resize_mode == "pad":
-            self.geometry[0] = _FitInside(spec)
+        self.geometry = _geometry(spec, _rgb_mean(spec))
+        self.of_channel: list[list[Step]] = []
+        if spec.in_chans not in (1, 3):  # padding has a colour of its own in each
+            self.of_channel = [_geometry(spec, (mean,)) for mean in spec.mean]
         self.normalize = Normalize(spec)
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into a (C, H, W) fp32 tensor."""
-        for step in self.geometry:
-            image = step(image)
-        return self.normalize(image)
+    def __call__(self, image: Image.Image | Bands) -> Tensor:
+        """Turn what `vtk.data.bands.read_image` gives into a (C, H, W) fp32 tensor."""
+        if isinstance(image, tuple):
+            pairs = zip(self.of_channel, image, strict=True)
+            return self.normalize(tuple(_follow(steps, band) for steps, band in pairs))
+        return self.normalize(_follow(self.geometry, image))
 
 
 class TrainTransform:
@@ -66,11 +61,18 @@ class TrainTransform:
         self.spec, self.steps, self.erase = spec, steps, erase
         self.normalize = Normalize(spec)
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Turn an RGB image into a (C, H, W) fp32 tensor."""
-        for step in self.steps:
-            image = step(image)
-        tensor = self.normalize(image)
+    def __call__(self, image: Image.Image | Bands) -> Tensor:
+        """Turn what `vtk.data.bands.read_image` gives into a (C, H, W) fp32 tensor."""
+        if isinstance(image, tuple):
+            before = random.getstate(), torch.default_generator.get_state()
+            bands = []
+            for band in image:  # every channel is cut and mirrored alike
+                random.setstate(before[0])
+                torch.default_generator.set_state(before[1])
+                bands.append(_follow(self.steps, band))
+            tensor = self.normalize(tuple(bands))
+        else:
+            tensor = self.normalize(_follow(self.steps, image))
         return tensor if self.erase is None else self.erase(tensor)
 
 
@@ -87,27 +89,41 @@ class Normalize:
         self.grey = spec.in_chans == 1
         self.table: list[np.ndarray] = [levels.sub(m).div(s).numpy() for m, s in zip(mean, std, strict=True)]
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Normalise an RGB image; for one-channel models its luminance."""
-        pixels = np.asarray(image.convert("L") if self.grey else image)
-        out = np.empty((len(self.table), image.height, image.width), dtype=np.float32)
-        for c, levels in enumerate(self.table):
+    def __call__(self, image: Image.Image | Bands) -> Tensor:
+        """Normalise an RGB image, for one-channel models its luminance; or channels, one by one."""
+        if isinstance(image, tuple):
+            planes = [np.asarray(band) for band in image]
+        elif self.grey:
+            planes = [np.asarray(image.convert("L"))]
+        else:
+            planes = list(np.moveaxis(np.asarray(image), 2, 0))
+        out = np.empty((len(self.table), *planes[0].shape), dtype=np.float32)
+        for c, (levels, plane) in enumerate(zip(self.table, planes, strict=True)):
             # "wrap" never wraps 8-bit indices; it only spares NumPy the bounds check and a buffer
-            np.take(levels, pixels if self.grey else pixels[..., c], out=out[c], mode="wrap")
+            np.take(levels, plane, out=out[c], mode="wrap")
         return torch.from_numpy(out)
 
 
-class _FitInside:
-    """timm's ResizeKeepRatio on the longer side, but a very long, thin image keeps at least one pixel of width."""
+def _follow(steps: list[Step], image: Image.Image) -> Image.Image:
+    for step in steps:
+        image = step(image)
+    return image
 
-    def __init__(self, spec: InputSpec) -> None:
-        self.size, self.resample = spec.size, str_to_pil_interp(spec.interpolation)
 
-    def __call__(self, image: Image.Image) -> Image.Image:
-        scale = min(self.size[0] / image.height, self.size[1] / image.width)
-        return image.resize(
-            (max(round(image.width * scale), 1), max(round(image.height * scale), 1)), resample=self.resample
-        )
+def _geometry(spec: InputSpec, mean: tuple[float, ...]) -> list[Step]:
+    # `crop_pct` belongs to the centre crop; squash and pad are chosen in order to see the whole image.
+    transform = create_transform(
+        input_size=spec.size,
+        interpolation=spec.interpolation,
+        crop_pct=spec.crop_pct if spec.resize_mode == "crop" else 1.0,
+        crop_mode=_CROP_MODES[spec.resize_mode],
+        mean=mean,
+        use_prefetcher=True,
+    )
+    steps: list[Step] = transform.transforms[:-1]
+    if spec.resize_mode == "pad":
+        steps[0] = FitInside(spec)
+    return steps
 
 
 def eval_transform(spec: InputSpec) -> EvalTransform:
@@ -118,7 +134,7 @@ def eval_transform(spec: InputSpec) -> EvalTransform:
     ``crop_pct`` does not apply to them.
 
     Raises:
-        UsageError: a number of channels other than 1 or 3, or an unknown interpolation.
+        UsageError: no channels, or an unknown interpolation.
     """
     _check(spec)
     return EvalTransform(spec)
@@ -148,9 +164,12 @@ def train_transform(
         reprob: probability of erasing a random rectangle.
 
     Raises:
-        UsageError: a value out of range, unknown words in ``auto_augment``, a number of channels other than 1 or 3.
+        UsageError: a value out of range, unknown words in ``auto_augment``, or changes of colour of what has none.
     """
     _check(spec)
+    if spec.in_chans not in (1, 3) and (auto_augment or color_jitter):
+        name = "auto-augment" if auto_augment else "color-jitter"
+        raise UsageError(f"`--{name}` changes colours; with --in-chans {spec.in_chans} images have none: leave it out")
     low, high = crop_scale
     if not 0 < low <= high <= 1:
         raise UsageError(f"the crop scale is {low} to {high}; give two fractions with 0 < low ≤ high ≤ 1")
@@ -178,8 +197,8 @@ def train_transform(
         )
     except (AssertionError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise _unknown_words(auto_augment) from error
-    steps = [*geometry.transforms, *colour.transforms]
-    _mend_posterize(steps)
+    steps = [*mend_crops(geometry.transforms, spec), *colour.transforms]
+    mend_posterize(steps)
     erase = RandomErasing(reprob, mode="const", device="cpu") if reprob > 0 else None
     return TrainTransform(spec, steps, erase)
 
@@ -188,22 +207,9 @@ def _unknown_words(auto_augment: str | None) -> UsageError:
     return UsageError(f"auto_augment {auto_augment!r} is not in timm's words; give for example rand-m9-mstd0.5-inc1")
 
 
-def _mend_posterize(steps: list[Any]) -> None:
-    """At full strength timm asks for 0 bits, an all-black image; newer Pillow refuses that. Keep one bit."""
-    for step in steps:
-        policies = [getattr(step, "ops", None) or [], *(getattr(step, "policy", None) or [])]
-        for op in (op for ops in policies for op in ops):
-            if op.aug_fn is auto_augment_ops.posterize:
-                op.aug_fn = _posterize
-
-
-def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    return image if bits >= 8 else ImageOps.posterize(image, max(bits, 1))
-
-
 def _check(spec: InputSpec) -> None:
-    if spec.in_chans not in (1, 3):
-        raise UsageError(f"the model takes {spec.in_chans} channels; image files can fill 1 (grey) or 3 (RGB)")
+    if spec.in_chans < 1 or not len(spec.mean) == len(spec.std) == spec.in_chans:
+        raise UsageError(f"the model takes {spec.in_chans} channels; give so many values of mean and std (one or more)")
     if spec.interpolation not in ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"):
         raise UsageError(f"unknown interpolation {spec.interpolation!r}; give bicubic, bilinear or nearest")
     if spec.resize_mode not in _CROP_MODES:
@@ -212,4 +218,4 @@ def _check(spec: InputSpec) -> None:
 
 def _rgb_mean(spec: InputSpec) -> tuple[float, ...]:
     """Fill colour of padding and of geometric augmentation: images are RGB until they are normalised."""
-    return spec.mean if len(spec.mean) == 3 else spec.mean * 3
+    return spec.mean if len(spec.mean) == 3 else spec.mean[:1] * 3

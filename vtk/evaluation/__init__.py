@@ -9,8 +9,10 @@ __getattr__, __dir__, __all__ = attach(
         "EvalConfig": "vtk.evaluation.config",
         "Metrics": "vtk.evaluation.metrics",
         "PredictConfig": "vtk.evaluation.config",
+        "MultiLabelMetrics": "vtk.evaluation.multilabel",
         "confusion_png": "vtk.evaluation.plots",
         "curves_png": "vtk.evaluation.plots",
         "evaluate": "vtk.evaluation.metrics",
+        "evaluate_labels": "vtk.evaluation.multilabel",
     },
 )

@@ -46,7 +46,13 @@ class PredictConfig:
     source: str = field(metadata={"help": "task pack, run folder, merged .safetensors, or .onnx of `vtk export onnx`"})
     images: Path = field(metadata={"help": "an image, or a folder of images at any depth"})
     top_k: int = field(default=3, metadata={"help": "labels per image, most likely first"})
-    out: Path = field(default=Path("predictions.csv"), metadata={"help": "CSV file: path,label1,score1,label2,…"})
+    threshold: float | None = field(
+        default=None, metadata={"help": "of several labels: give those whose probability is at least this; default 0.5"}
+    )
+    out: Path = field(
+        default=Path("predictions.csv"),
+        metadata={"help": "CSV file: path,label1,score1,label2,… or, of several labels, path,label1;label2,scores"},
+    )
     backend: str | None = field(default=None, metadata={"help": _BACKEND})
     precision: PrecisionName | None = field(default=None, metadata={"help": "default: the training run's"})
     device: str | None = field(default=None, metadata={"help": "cpu, cuda or auto; default: the training run's"})
@@ -57,6 +63,8 @@ class PredictConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, top_k=self.top_k, batch_size=self.batch_size)
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(f"`--threshold` is {self.threshold}; give a probability from 0 to 1")
         check_threads(self.threads)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.errors import DataError, UsageError
+from vtk.evaluation.choice import ONE_LABEL
 
 _ROWS = 24
 _MIXED_UP = 5
@@ -48,6 +49,28 @@ class Metrics:
     confusion: np.ndarray
     classes: tuple[str, ...]
 
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 of the classes that have images; of a class that is never predicted it is 0."""
+        return float(np.mean([0.0 if row.f1 != row.f1 else row.f1 for row in self.per_class() if row.count]))
+
+    @property
+    def balanced_accuracy(self) -> float:
+        """Mean recall of the classes that have images: each class counts the same, however many it has."""
+        return float(np.mean([row.recall for row in self.per_class() if row.count]))
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers that describe the whole, by the names of `vtk.evaluation.choice`."""
+        return {name: float(getattr(self, name)) for name in ONE_LABEL}
+
+    def headline(self, metric: str) -> str:
+        """Return the accuracy, the loss, and first ``metric`` where it is neither, in one line."""
+        k = min(5, len(self.classes))
+        own = "" if metric in ("top1", "top5", "loss") else f"{ONE_LABEL[metric]} "
+        own += f"{console.percent(self.numbers()[metric])}, " if own else ""
+        top5 = f"top-{k} {console.percent(self.top5)}, " if k < len(self.classes) else ""
+        return f"{own}top-1 {console.percent(self.top1)}, {top5}loss {self.loss:.3f}"
+
     def per_class(self) -> list[ClassRow]:
         """Return precision, recall and F1 of every class, in index order."""
         n = len(self.classes)
@@ -66,8 +89,7 @@ class Metrics:
         rows = [asdict(row) for row in self.per_class()]
         return {
             "count": self.count,
-            "top1": self.top1,
-            "top5": self.top5,
+            **self.numbers(),
             "loss": self.loss if np.isfinite(self.loss) else None,
             "per_class": [{k: None if v != v else v for k, v in row.items()} for row in rows],
             "confusion": self.confusion.tolist(),
@@ -88,6 +110,11 @@ class Metrics:
         k = min(5, len(self.classes))
         top5 = f", top-{k} {console.percent(self.top5)}" if k < len(self.classes) else ""
         console.say(f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {self.count} images")
+        if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes is the one over images
+            console.say(
+                f"each class alike: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "
+                f"{console.percent(self.macro_f1)}"
+            )
 
     def mixed_up(self, limit: int = _MIXED_UP) -> list[tuple[str, str, int]]:
         """Return the commonest mistakes as (true class, predicted class, images), most frequent first."""

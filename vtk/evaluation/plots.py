@@ -12,6 +12,7 @@ from vtk.evaluation.metrics import Metrics
 
 _NUMBERS_UP_TO = 20
 _NAMES_UP_TO = 50
+_SHARES = ("top1", "top5", "f1", "mAP", "balanced_accuracy")
 _COLOURS = ("#1f5fa8", "#d1662b", "#3a8f5c", "#8a4fa3", "#777777")
 
 
@@ -50,8 +51,8 @@ def confusion_png(metrics: Metrics, path: Path) -> None:
 def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw what a run logged, one row per epoch.
 
-    Columns with ``loss`` in their name share the first panel, ``top1`` and ``top5`` the second (as percent), ``lr`` the
-    third; a panel without columns is left out. The x axis is ``epoch``, or the row's number without it.
+    Columns with ``loss`` in their name share the first panel, accuracies, F1 and mAP the second (as percent), ``lr``
+    the third; a panel without columns is left out. The x axis is ``epoch``, or the row's number without it.
 
     Raises:
         UsageError: no row, or none of these columns.
@@ -60,7 +61,7 @@ def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     panels = [
         ("loss", [key for key in keys if "loss" in key], 1.0),
-        ("accuracy, %", [key for key in keys if "top1" in key or "top5" in key], 100.0),
+        ("accuracy, %", [key for key in keys if any(name in key for name in _SHARES)], 100.0),
         ("learning rate", [key for key in keys if key == "lr" or key.startswith("lr_")], 1.0),
     ]
     panels = [panel for panel in panels if panel[1]]

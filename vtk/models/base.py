@@ -24,6 +24,7 @@ class Base:
         tensors: all of them, classifier and position table too.
         hashes: sha256 of each tensor that counts for the id.
         grid: height and width in patches of the stored position table, if a card told it.
+        size: pixels, height first, of the images that the stored model was made for, if known.
         file: the file they were read from.
         transforms: what the file's card says was done to the model before it was saved; the model to be filled must
             get the same, since `tensors` are those from before.
@@ -34,6 +35,7 @@ class Base:
     tensors: Mapping[str, Tensor]
     hashes: Mapping[str, str]
     grid: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
     file: Path | None = None
     transforms: tuple[Transform, ...] = ()
     made: Mapping[str, Tensor] = field(default_factory=dict)
@@ -59,6 +61,7 @@ def make_base(
     source: str,
     task_names: Iterable[str],
     grid: tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None,
     file: Path | None = None,
 ) -> Base:
     """Hash tensors into a `Base`.
@@ -68,8 +71,9 @@ def make_base(
         source: ``hub:NAME``, a path, or ``random:SEED``.
         task_names: keys that belong to the task and stay out of the id.
         grid: height and width in patches of the stored position table, where it is not square.
+        size: pixels of the images that the stored model was made for.
         file: the file they were read from.
     """
     skip = frozenset(task_names)
     hashes = {name: tensor_hash(tensor) for name, tensor in tensors.items() if name not in skip}
-    return Base(BaseRef(source, base_id(hashes)), dict(tensors), hashes, grid, file)
+    return Base(BaseRef(source, base_id(hashes)), dict(tensors), hashes, grid, size, file)

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.layers import resample_abs_pos_embed, resample_patch_embed
+from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
 from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError
 from vtk.models import parallel
 from vtk.models.base import Base
+from vtk.models.hub import hub_base
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.parts import head_names, position_names
+from vtk.models.positions import RELATIVE, fit_position, fit_relative
 from vtk.models.transforms import apply_transforms
-from vtk.models.weights import hub_base, random_base, read_base
+from vtk.models.weights import random_base, read_base
 
 
 @dataclass
@@ -91,9 +93,9 @@ def create_model(
         elif pretrained:
             base = hub_base(name, own)
         else:
-            base = random_base(model, seed)
+            base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
-    key_map = _load(model, name, base, notes)
+    key_map = _load(model, name, base, size, notes)
     changes = tuple(transforms)
     if in_chans != 3 and not any(t.op == "adapt_input" for t in changes):
         changes = (Transform("adapt_input", {"in_chans": in_chans}), *changes)
@@ -146,11 +148,12 @@ def _build(
             raise model_error(name, {**kwargs, "img_size": size}, error) from error
 
 
-def _load(model: nn.Module, name: str, base: Base, notes: list[str]) -> dict[str, str | None]:
+def _load(model: nn.Module, name: str, base: Base, size: tuple[int, int], notes: list[str]) -> dict[str, str | None]:
     """Copy the base into the model, resampling what depends on the size, and return the key map."""
     state = model.state_dict()
     heads, positions = head_names(model), position_names(model)
     key_map: dict[str, str | None] = {k: k if k in base.tensors else None for k in state}
+    parameters = {name for name, _ in model.named_parameters()}
     filled: dict[str, Tensor] = {}
     for key, target in state.items():
         source = base.tensors.get(key)
@@ -162,13 +165,21 @@ def _load(model: nn.Module, name: str, base: Base, notes: list[str]) -> dict[str
                 key_map[key] = None
                 continue
         elif key in positions:
-            value = resize_position(value, model, base.grid, name) if value.ndim == 3 else value
+            if key in parameters:
+                value = fit_position(key, value, model, grid=base.grid, size=base.size, name=name)
             if not torch.equal(value, source):
-                old, new = source.shape[1], value.shape[1]
-                notes.append(f"position table resampled from {old} to {new} tokens")
+                notes.append(_resampled(key, source, value))
+        elif key.endswith(f".{RELATIVE}"):
+            value = fit_relative(key, value, model, base.grid)
         elif value.shape != target.shape and key.endswith("patch_embed.proj.weight") and value.ndim == 4:
             value = resample_patch_embed(value, list(target.shape[-2:]))
             notes.append(f"patch embedding resampled from {tuple(source.shape[-2:])} to {tuple(target.shape[-2:])}")
+        if value.shape != target.shape and base.size not in (None, size):
+            (h, w), sides = base.size, " ".join(map(str, base.size))  # type: ignore[misc]
+            raise UsageError(
+                f"`--img-size` {size[0]} {size[1]}: `{key}` of `{name}` depends on the size of the images, and its "
+                f"weights are for {h}×{w} px; use --img-size {sides}"
+            )
         if value.shape != target.shape:
             raise DataError(
                 f"`{key}` of the base has shape {tuple(source.shape)}, `{name}` needs {tuple(target.shape)}; "
@@ -185,31 +196,8 @@ def _load(model: nn.Module, name: str, base: Base, notes: list[str]) -> dict[str
     return key_map
 
 
-def resize_position(
-    table: Tensor, model: nn.Module, grid: tuple[int, int] | None = None, name: str = "the model"
-) -> Tensor:
-    """Resample an absolute position table (1, N, C) to the model's grid: bicubic with antialias, as timm does.
-
-    Args:
-        table: stored table, its prefix tokens first.
-        model: tells its grid and how many prefix tokens its own table has.
-        grid: height and width of the stored table, by default a square.
-        name: for messages.
-
-    Raises:
-        DataError: the stored table is not square and no grid is known.
-    """
-    own = model.pos_embed
-    new = getattr(getattr(model, "patch_embed", None), "grid_size", None)
-    if not isinstance(own, Tensor) or new is None:
-        raise UsageError(f"`{name}` has a position table that cannot be resampled; use the size of its weights")
-    prefix = own.shape[1] - new[0] * new[1]
-    patches = table.shape[1] - prefix
-    if grid is None or grid[0] * grid[1] != patches:
-        side = int(patches**0.5)
-        if side * side != patches:
-            raise DataError(f"the stored position table has {patches} patches: no square, and no card tells its grid")
-        grid = (side, side)
-    if grid == tuple(new):
-        return table
-    return resample_abs_pos_embed(table, list(new), list(grid), num_prefix_tokens=prefix)
+def _resampled(key: str, old: Tensor, new: Tensor) -> str:
+    what = "position table" if key == "pos_embed" else f"position table `{key}`"
+    if old.ndim == 3:
+        return f"{what} resampled from {old.shape[1]} to {new.shape[1]} tokens"
+    return f"{what} resampled from {tuple(old.shape[1:])} to {tuple(new.shape[1:])}"

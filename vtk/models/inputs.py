@@ -12,6 +12,8 @@ from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
 from vtk.models import parallel
 from vtk.models.shapes import shapes_only
+from vtk.models.sizes import refuse_size, valid_sizes
+from vtk.models.structure import unusual_part
 
 Size = int | tuple[int, int] | None
 
@@ -53,7 +55,7 @@ def model_error(name: str, kwargs: Mapping[str, Any], error: Exception) -> VtkEr
         close = difflib.get_close_matches(name.split(".")[0], timm.list_models(), n=3)
         near = f"near names: {', '.join(close)}" if close else "see timm.list_models()"
         return UsageError(f"timm has no model `{name}`; {near}")
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return UsageError(f"timm cannot build `{name}` with {dict(kwargs) or 'no arguments'}: {text}")
 
 
@@ -61,7 +63,8 @@ def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = Non
     """Return the (height, width) a model will be built for, before any data or weights are read.
 
     Raises:
-        UsageError: a side is not a multiple of the patch; the message names the two nearest sizes that are.
+        UsageError: a side is not a multiple of the patch, or does not fit the model's windows or stages; the message
+            names the nearest sizes that do.
     """
     model = blank_model(name, kwargs)
     config = getattr(model, "pretrained_cfg", None) or {}
@@ -77,8 +80,12 @@ def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = Non
         if side % step:
             low, high = side // step * step, (side // step + 1) * step
             valid = f"{low} or {high}" if low else str(high)
+            if unusual_part(model):  # its windows and stages may take neither
+                valid = valid_sizes(name, sides, kwargs or {}, steps) or valid
             what = f"{axis} {side} is not a multiple of the patch of `{name}` ({step})"
             raise UsageError(f"`--img-size`: {what}; use {valid}")
+    if sides != tuple(config.get("input_size", (0, 0, 0))[1:]):
+        refuse_size(name, sides, kwargs or {}, steps)
     return sides
 
 
@@ -89,10 +96,16 @@ def _stride(model: nn.Module) -> int | tuple[int, int]:
         return 1
     ratio = getattr(embed, "feat_ratio", None)
     try:
-        value = ratio(as_scalar=False) if callable(ratio) else getattr(embed, "patch_size", 1)
+        value = ratio(as_scalar=False) if callable(ratio) else _patch(embed)
     except TypeError:
         value = ratio() if callable(ratio) else 1
     return value if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _patch(embed: nn.Module) -> int | tuple[int, int]:
+    """Pixels between patches: those of PVT overlap, so that its ``patch_size`` is larger than its step."""
+    conv = getattr(embed, "proj", None)
+    return conv.stride if isinstance(conv, nn.Conv2d) else getattr(embed, "patch_size", 1)  # type: ignore[return-value]
 
 
 def input_spec(
@@ -105,7 +118,8 @@ def input_spec(
         kwargs: arguments for timm.
         img_size: pixels, height first.
         in_chans: channels.
-        overrides: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``resize_mode``; None keeps the default.
+        overrides: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``resize_mode``; None keeps the default. One
+            value of ``mean`` or ``std`` is for all channels.
 
     Raises:
         UsageError: unknown name, impossible size, or statistics that do not fit ``in_chans``.
@@ -120,8 +134,13 @@ def input_spec(
     }
     values.update({k: v for k, v in overrides.items() if v is not None})
     for key in ("mean", "std"):
+        if len(values[key]) == 1:
+            values[key] = tuple(values[key]) * in_chans
         if len(values[key]) != in_chans:
-            raise UsageError(f"`--{key}` has {len(values[key])} values; the input has {in_chans} channels")
+            channels = f"{in_chans} channel{'s' * (in_chans > 1)}"
+            raise UsageError(
+                f"`--{key}` has {len(values[key])} values; the input has {channels}: give one, or one each"
+            )
         if not all(map(math.isfinite, values[key])):
             raise UsageError(f"`--{key}` {values[key]}: every value must be a finite number")
     if min(values["std"]) <= 0:
@@ -132,6 +151,12 @@ def input_spec(
 
 
 def _channels(values: tuple[float, ...], in_chans: int) -> tuple[float, ...]:
-    """Statistics for another number of channels: the mean over the colours stands for each."""
+    """Return statistics for another number of channels, to go with the weights that `adapt_input` makes.
+
+    Colours come first and keep their own; further channels repeat them in the same order, as timm repeats the weights.
+    One or two channels (grey, and opacity) have the mean over the colours.
+    """
     values = tuple(float(v) for v in values)
+    if in_chans > len(values) > 1:
+        return tuple(values[c % len(values)] for c in range(in_chans))
     return values if len(values) == in_chans else (sum(values) / len(values),) * in_chans

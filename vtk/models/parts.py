@@ -1,13 +1,15 @@
 """Which tensors of a timm model belong to the task (classifier, position table) and not to the shared base."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 # absolute position tables of timm's families; relative-position tables live inside attention modules
-_POSITION_LEAVES = frozenset({"pos_embed", "pos_embed_x", "pos_embed_y", "pos_embed_h", "pos_embed_w",
-                              "position_embedding", "pos_embed_win"})  # fmt: skip
+_POSITION_LEAF = re.compile(
+    r"pos_embed(_?\d+|_[xyhw]|_win|_window|_spatial|_temporal)?|position_embedding(_table)?|patch_pos|pixel_pos"
+)
 
 
 def head_names(model: nn.Module, keys: Iterable[str] | None = None) -> frozenset[str]:
@@ -32,4 +34,11 @@ def position_names(model: nn.Module, keys: Iterable[str] | None = None) -> froze
         keys: choose among these keys, by default the model's own.
     """
     names = model.state_dict().keys() if keys is None else keys
-    return frozenset(k for k in names if k.rpartition(".")[2] in _POSITION_LEAVES)
+    return frozenset(k for k in names if _POSITION_LEAF.fullmatch(k.rpartition(".")[2]))
+
+
+def grid_of(model: nn.Module) -> tuple[int, int] | None:
+    """Return height and width in patches of a model's tokens, if it has a grid of them."""
+    embed = getattr(model, "patch_embed", getattr(model, "pixel_embed", None))
+    grid = getattr(embed, "grid_size", None)
+    return None if grid is None else (int(grid[0]), int(grid[1]))

@@ -80,9 +80,9 @@ def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
     if not isinstance(old, nn.Conv2d):
         raise UsageError(f"{type(model).__name__} has no single first convolution to adapt to {in_chans} channels")
     new = nn.Conv2d(in_chans, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None)  # type: ignore[arg-type]
-    new.weight.data = adapt_input_conv(in_chans, old.weight.data)
-    if old.bias is not None and new.bias is not None:
-        new.bias.data = old.bias.data
+    # new parameters, not new data: a model without memory has tensors of another kind
+    new.weight = nn.Parameter(adapt_input_conv(in_chans, old.weight.detach()))
+    new.bias = None if old.bias is None else nn.Parameter(old.bias.detach())
     parent, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(parent), leaf, new)
     return {key: None if key == f"{name}.weight" else key for key in model.state_dict()}

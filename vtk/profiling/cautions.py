@@ -16,10 +16,11 @@ CLOCKS = 0.05
 
 def warnings_of(result: "ProfileResult") -> tuple[str, ...]:
     """Return one line for each reason to doubt a number."""
-    found: list[str] = []
+    found = ["stopped before it was done: cells are missing"] if result.stopped else []
     for backend in result.backends:
         for rule in (_falls, _recompiled, _clocks, _above_the_roof):
             found += rule(backend)
+        found += _other_arithmetic(backend, result.precision)
         found += _unstable(backend, result.stability_pct)
     return tuple(found)
 
@@ -60,6 +61,15 @@ def _above_the_roof(backend: "BackendResult") -> Iterator[str]:
         yield (
             f"{backend.name}: faster than the device's ceilings at batch {sizes}: they were measured on a busy "
             "machine; measure them again with --ceilings"
+        )
+
+
+def _other_arithmetic(backend: "BackendResult", precision: str) -> Iterator[str]:
+    """Rounded products are other work: their row cannot be set against the others."""
+    if backend.arithmetic and any(c.status == "ok" for c in backend.cells):
+        yield (
+            f"{backend.name}: products are rounded to {backend.arithmetic.upper()}, those of the other rows are "
+            f"{precision}: not the same work; build the engine with --no-tf32 to compare them"
         )
 
 

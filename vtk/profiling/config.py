@@ -18,7 +18,8 @@ class ProfileConfig:
     """
 
     source: str = field(
-        default="", metadata={"help": "a task pack, a merged checkpoint, an .onnx or .pt2 file, or a timm model name"}
+        default="",
+        metadata={"help": "a task pack, a merged checkpoint, an .onnx, .pt2 or TensorRT file, or a timm model name"},
     )
     batch_sizes: tuple[int, ...] = field(
         default=(1, 2, 4, 8, 16, 32), metadata={"help": "images per call; measured in ascending order"}
@@ -26,7 +27,8 @@ class ProfileConfig:
     backends: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "eager, compile, fused, fused+graph, aoti, bank, ort-cpu, ort-cuda, ort-trt. By default eager, "
+            "help": "eager, compile, fused, fused+graph, aoti, bank, bank+graph, ort-cpu, ort-cuda, ort-trt, tensorrt "
+            "(an engine, or the one built beside an .onnx). By default eager, "
             "compile, fused, ort-cpu, on CUDA also fused+graph and ort-cuda for ort-cpu; one of those that is absent "
             "is a row, one named here and absent is exit 5"
         },
@@ -54,14 +56,14 @@ class ProfileConfig:
         default="out", metadata={"help": "copies from and to the host are in the times of all back-ends, or of none"}
     )
     budget_ms: float | None = field(
-        default=None, metadata={"help": "latency budget: says which batch size meets it with the most images/s"}
+        default=None, metadata={"help": "latency budget: says which back-end and batch size meet it with most images/s"}
     )
     ceilings: bool = field(
         default=False,
         metadata={"help": "measure the device's copy bandwidth and product rate first and keep them, for the roofline"},
     )
     tasks: tuple[str, ...] = field(
-        default=(), metadata={"help": "of the back-end bank: more packs that it holds beside the source"}
+        default=(), metadata={"help": "of bank and bank+graph: more packs that they hold beside the source"}
     )
     img_size: int | tuple[int, int] | None = field(
         default=None, metadata={"help": "of a timm model: N, or height and width; packs and .onnx know theirs"}
@@ -90,12 +92,7 @@ class ProfileConfig:
     overwrite: bool = field(default=False, metadata={"help": "write into --out although it is not empty"})
 
     def __post_init__(self) -> None:
-        if not str(self.source).strip() and not self.compare and not (self.ceilings and self.source == ""):
-            raise UsageError("`source` is empty; give a task pack, a checkpoint, an .onnx file or a timm model name")
-        if self.compare and (len(self.compare) != 2 or self.source):
-            raise UsageError(f"`--compare` {_show(self.compare)}: give two profile.json, old and new, and no source")
-        if self.fail_above is not None and (not self.compare or not _is_positive(self.fail_above)):
-            raise UsageError(f"`--fail-above` {self.fail_above}: give a percentage above 0, together with --compare")
+        self._check_mode()
         for flag, sizes in (("--batch-sizes", self.batch_sizes), ("--img-sizes", self.img_sizes)):
             if min(sizes, default=1) < 1 or (not sizes and flag == "--batch-sizes"):
                 raise UsageError(f"`{flag}` {_show(sizes)}: give whole numbers from 1 on, such as 1,8")
@@ -114,11 +111,42 @@ class ProfileConfig:
             raise UsageError(f"`--stability` {self.stability}: give a percentage above 0")
         if self.budget_ms is not None and not _is_positive(self.budget_ms):
             raise UsageError(f"`--budget-ms` {self.budget_ms}: give milliseconds above 0")
-        if self.tasks and self.backends and "bank" not in self.backends:
+        if self.tasks and not {"bank", "bank+graph"} & set(self.backends):
             raise UsageError(f"`--tasks` {_show(self.tasks)} is for the back-end `bank`; add it to --backends")
+        check_seed(self.seed)
         kind, _, index = self.device.partition(":")
         if kind not in ("auto", "cpu", "cuda") or (":" in self.device and (kind != "cuda" or not index.isdigit())):
             raise UsageError(f"`--device` {self.device}: choose auto, cpu, cuda or cuda:N")
+
+    def _check_mode(self) -> None:
+        """Refuse what does not go with measuring a source, with ceilings alone or with a comparison."""
+        if self.fail_above is not None and (not self.compare or not _is_positive(self.fail_above)):
+            raise UsageError(f"`--fail-above` {self.fail_above}: give a percentage above 0, together with --compare")
+        if self.compare and (len(self.compare) != 2 or self.source):
+            raise UsageError(f"`--compare` {_show(self.compare)}: give two profile.json, old and new, and no source")
+        alone = self.ceilings and self.source == "" and not self.compare
+        if not str(self.source).strip() and not self.compare and not alone:
+            raise UsageError("`source` is empty; give a task pack, a checkpoint, an .onnx file or a timm model name")
+        if not self.compare and not alone:
+            return
+        mode = "--compare" if self.compare else "--ceilings without a source"
+        given = {
+            "--out": self.out, "--img-sizes": self.img_sizes, "--img-size": self.img_size, "--tasks": self.tasks,
+            "--budget-ms": self.budget_ms, "--backends": self.backends, "--reference": self.reference,
+            "--ceilings": self.compare and self.ceilings,
+        }  # fmt: skip
+        if idle := [flag for flag, value in given.items() if value]:
+            raise UsageError(f"`{mode}` measures no model, so {' and '.join(idle)} would do nothing; leave it out")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what torch's and NumPy's generators do not take.
+
+    Raises:
+        UsageError: below 0, or above 63 bits.
+    """
+    if not 0 <= seed < 1 << 63:
+        raise UsageError(f"`--seed` {seed}: give a whole number from 0 to 2^63 - 1")
 
 
 def _is_positive(value: float) -> bool:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from vtk.errors import VtkError
 from vtk.profiling.compare import Difference, batch_of, compare
+from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import Holdings, PeakMemory, available_bytes, is_out_of_memory, release
 from vtk.profiling.nvml import Meter, energy_per_image
 from vtk.profiling.result import Cell, CellStatus
 from vtk.profiling.stats import PERCENTILES, runs_needed, spread, summarise
 from vtk.profiling.watch import Compilations
-from vtk.runtime.backend import Backend
+from vtk.runtime.backend import Backend, least_images, most_images
 
 MIN_RUNS = 10
 WINDOW_RUNS = 4
@@ -35,15 +36,16 @@ class Plan:
     """What all cells of a profile share.
 
     Attributes:
-        images: distinct images (n, C, H, W), fp32, CPU.
+        inputs: distinct rows of what is fed.
         reference: their logits (n, classes), fp32, CPU.
-        precision: of weights and inputs, ``int8`` of a quantised file.
+        precision: of weights and inputs, a key of `vtk.profiling.compare.MIN_COSINE` or fp32; ``int8`` of a quantised
+            file. A back-end that computes otherwise has an attribute ``arithmetic`` that says how.
         duration_s: most timed seconds per cell.
         stability: fraction within which the medians of the last windows agree in a stable cell.
         h2d: whether copies from and to the host are timed.
     """
 
-    images: Tensor
+    inputs: Inputs
     reference: Tensor
     precision: str
     duration_s: float
@@ -83,9 +85,12 @@ class CellRun:
 
     def prepare(self) -> None:
         """Make the inputs, run once, compare, warm up."""
-        fixed = self.backend.batch
+        fixed, most = self.backend.batch, most_images(self.backend)
         if fixed is not None and self.batch != fixed:
             return self._end("skipped", f"the model takes batches of exactly {fixed}")
+        least = least_images(self.backend)
+        if not least <= self.batch <= (most or self.batch):
+            return self._end("skipped", f"this file takes {least} to {most} images at once")
         release(self.backend.device)
         with self._charged():
             self._guard(self._prepare)
@@ -106,19 +111,24 @@ class CellRun:
         """Run once; may return before the device is done."""
         if self.plan.h2d == "out":
             return self.backend.run(self._inputs)["logits"]
-        images = self._inputs["pixel_values"].to(self.backend.device, non_blocking=True)
-        return self.backend.run({"pixel_values": images})["logits"].to("cpu")
+        device = self.backend.device
+        inputs = {name: value.to(device, non_blocking=True) for name, value in self._inputs.items()}
+        return self.backend.run(inputs)["logits"].to("cpu")
 
     def _prepare(self) -> None:
-        images = self.plan.images
-        need, free = self.batch * images[0].nbytes, available_bytes(self.backend.device)
+        given = self.plan.inputs
+        rows = {given.name: given.images, **given.more}
+        need, free = self.batch * given.images[0].nbytes, available_bytes(self.backend.device)
         if need > free:
             raise MemoryError(f"the images alone take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
-        made = batch_of(images, self.batch).to(self.backend.dtype)
         on_host = self.plan.h2d == "in"
-        if on_host and self.backend.device.type == "cuda":
-            made = made.pin_memory()
-        self._inputs["pixel_values"] = made if on_host else made.to(self.backend.device)
+        for name, distinct in rows.items():
+            made = batch_of(distinct, self.batch)
+            if made.is_floating_point():
+                made = made.to(self.backend.dtype)
+            if on_host and self.backend.device.type == "cuda":
+                made = made.pin_memory()
+            self._inputs[name] = made if on_host else made.to(self.backend.device)
         self.backend.synchronize()
         start = time.perf_counter()
         output = self.call()
@@ -131,7 +141,8 @@ class CellRun:
         if not alone:
             warm_up(self.call, self.backend.synchronize, 0.0, runs=1)
         seen = Compilations()
-        peak = PeakMemory(self.backend.device, torch_allocator=not self.backend.name.startswith("ort"))
+        foreign = self.backend.name.startswith("ort") or self.backend.name == "tensorrt"
+        peak = PeakMemory(self.backend.device, torch_allocator=not foreign)
         before = self._meter.read()
         peak.start()
         seen.start()
@@ -172,7 +183,8 @@ class CellRun:
         )  # fmt: skip
 
     def _compared(self, output: Tensor, when: str = "") -> bool:
-        found: Difference = compare(output, self.plan.reference, self.plan.precision)
+        kind = getattr(self.backend, "arithmetic", "") or self.plan.precision
+        found: Difference = compare(output, self.plan.reference, kind)
         if found.ok:
             worst = max(found.max_diff or 0.0, self.cell.max_diff or 0.0)
             self.cell = replace(self.cell, max_diff=worst, tolerance=found.tolerance)

@@ -11,13 +11,20 @@ from vtk.profiling.work import Work
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 
 
-def work_of_onnx(path: Path) -> Work | None:
+def work_of_onnx(path: Path, shape: tuple[int, ...] | None = None) -> Work | None:
     """Count products and convolutions, two FLOPs per multiply-add, and the numbers in weights, image and logits.
+
+    Args:
+        path: of the file.
+        shape: (C, H, W) that the model takes, for a file that brings images of any size to it; its resizing, in which
+            nothing is multiplied with weights, is left out.
 
     Returns:
         None where shapes cannot be inferred, or an operator of another domain may hide products.
     """
     proto = onnx.load(path, load_external_data=False)
+    if shape is not None:
+        _drop_preprocessing(proto, shape)
     weights = {tensor.name: list(tensor.dims) for tensor in proto.graph.initializer}
     parameters = sum(math.prod(dims) for dims in weights.values())
     light = _without_data(proto)
@@ -58,6 +65,23 @@ def _flops(node: NodeProto, shapes: dict[str, list[int]]) -> int | None:
     else:
         length = first[-1]
     return 2 * math.prod(output) * length
+
+
+def _drop_preprocessing(proto: ModelProto, shape: tuple[int, ...]) -> None:
+    """Let the graph begin where images have the model's size, if it prepares them itself."""
+    made = next((i for i, node in enumerate(proto.graph.node) if "pixel_values" in node.output), None)
+    if made is None:
+        return
+    last = {a.name: a.i for a in proto.graph.node[made].attribute}
+    kind = last.get("to", onnx.TensorProto.FLOAT)  # a file in half precision rounds them at last
+    rest = list(proto.graph.node)[made + 1 :]  # the nodes before are those that prepare images
+    del proto.graph.node[:], proto.graph.input[:]
+    proto.graph.node.extend(rest)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("pixel_values", kind, ["batch", *shape]))
+    used = {name for node in rest for name in node.input}
+    weights = [tensor for tensor in proto.graph.initializer if tensor.name in used]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(weights)
 
 
 def _without_data(proto: ModelProto) -> ModelProto:

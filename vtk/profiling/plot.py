@@ -96,12 +96,15 @@ def _memory(axes: Any, result: ProfileResult) -> None:
 
 def _roofline(axes: Any, result: ProfileResult) -> None:
     """Rate against arithmetic per byte that has to be moved; nothing can be above the roof."""
+    from matplotlib.ticker import FuncFormatter
+
     work, limits = result.work, result.ceilings
     if work is None or limits is None:
         return
     rate = limits.flop_per_s[result.precision] / 1e12
     slope = limits.bytes_per_s / 1e12
     shown: list[float] = []
+    tops: dict[int, tuple[float, float]] = {}
     for colour, marker, _, cells in _curves(result):
         known = [c for c in cells if c.roofline is not None and c.typical_ms]
         flops = [c.batch * work.flops for c in known]
@@ -109,12 +112,17 @@ def _roofline(axes: Any, result: ProfileResult) -> None:
         y = [f / (1e9 * (c.typical_ms or 1)) for f, c in zip(flops, known, strict=True)]
         axes.plot(x, y, color=colour, marker=marker, linewidth=1.2)
         for cell, a, b in zip(known, x, y, strict=True):
-            axes.annotate(str(cell.batch), (a, b), textcoords="offset points", xytext=(0, 5), fontsize=7, ha="center")
+            tops[cell.batch] = max(tops.get(cell.batch, (a, b)), (a, b), key=lambda point: point[1])
         shown += x
+    for batch, point in tops.items():  # one number for all curves, whose points are above one another
+        axes.annotate(str(batch), point, textcoords="offset points", xytext=(0, 5), fontsize=7, ha="center")
     left, right = min(shown) / 2, max(*shown, rate / slope) * 2
     xs = sorted([left, rate / slope, right])
     axes.plot(xs, [min(rate, slope * x) for x in xs], color="#444444", linewidth=1)
     axes.set(xscale="log", yscale="log", title="roofline (numbers: batch)", xlabel="FLOP per byte", ylabel="TFLOP/s")
+    for axis, limits_of in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(FuncFormatter(between(limits_of)))
 
 
 def _curves(result: ProfileResult) -> list[tuple[str, str, BackendResult, list[Cell]]]:

@@ -12,24 +12,28 @@ from vtk.files import prepare_output
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
 from vtk.profiling.config import ProfileConfig
+from vtk.profiling.inputs import make_inputs
 from vtk.profiling.machine import device_name, versions
 from vtk.profiling.measure import Plan
 from vtk.profiling.memory import describe
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
-from vtk.profiling.session import Loader, Session
+from vtk.profiling.session import FILES, Answers, Loader, Session
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.asked import open_asked
 from vtk.runtime.backend import load_backend, resolve_device
 from vtk.runtime.source import Source, open_source
-from vtk_export.images import gate_images
+
+ONE_WAY = ("aoti", "tensorrt")
+"""Kinds of sources that only the back-end of that name runs."""
 
 _RESIDENT = (
-    "resident on the device in the model's precision; copies from the host are not in the times, for any back-end"
+    "resident on the device, in the model's precision unless they are bytes; copies from the host are not in the "
+    "times, for any back-end"
 )
 _COPIED = (
-    "on the host in the model's precision; copies to the device and of the logits back are in the times of every "
-    "back-end (one on the CPU has none)"
+    "on the host, in the model's precision unless they are bytes; copies to the device and of the logits back are in "
+    "the times of every back-end (one on the CPU has none)"
 )
 _ORDERS = {
     "interleaved": "batch sizes ascending; at each, the back-ends take turns window by window",
@@ -58,7 +62,7 @@ def profile(source: str | Path | ProfileConfig, *, command: str = "", show_progr
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:
         prepare_output(config.out, overwrite=config.overwrite)
-    opened = open_asked(config)
+    opened = open_asked(config, many=True)
     reference = None if config.reference is None else open_source(config.reference)
     result = run(config, opened, load_backend, reference=reference, command=command, show_progress=show_progress)
     if config.out is not None:
@@ -73,12 +77,14 @@ def run(
     source: Source,
     load: Loader,
     *,
-    reference: Source | None = None,
+    reference: Source | Answers | None = None,
     command: str = "",
     show_progress: bool = True,
 ) -> ProfileResult:
     """Measure an open ``source`` with the back-ends that ``load`` gives; `profile` without files."""
     device = resolve_device(config.device)
+    if not config.backends and source.kind in ONE_WAY:
+        config = replace(config, backends=(source.kind,))  # nothing else runs it, so its absence is no row but the end
     names = config.backends or default_backends(device, source.kind)
     before = torch.get_num_threads()
     threads = config.threads or before
@@ -89,15 +95,21 @@ def run(
     try:
         with Session(config, source, load, device, threads, reference) as session:
             session.prepare(names)
-            images, what = gate_images(spec, min(DISTINCT, max(config.batch_sizes)), data=None, seed=config.seed)
-            logits, described, weak = session.reference(images)
-            # rounding to int8 falls elsewhere with each optimisation of the graph: no bound of fp32 holds for it
-            kind = "int8" if source.facts.int8 else config.precision
-            plan = Plan(images, logits, kind, config.duration, config.stability / 100, config.h2d)
+            count = min(DISTINCT, max(config.batch_sizes))
+            inputs = make_inputs(source, count, seed=config.seed, tasks=len(source.tasks))
+            against = session.reference(inputs)
+            plan = Plan(
+                inputs, against.logits, against.kind, config.duration, config.stability / 100, config.h2d
+            )  # fmt: skip
             groups = [list(names)] if config.order == "interleaved" else [[name] for name in names]
             total = len(names) * len(config.batch_sizes)
             with console.progress("profile", total, unit="cells", enabled=show_progress) as bar:
-                backends = tuple(b for group in groups for b in measure_group(session, group, plan, bar.advance))
+                backends: tuple[BackendResult, ...] = ()
+                for group in groups:
+                    if not session.stopped:
+                        backends += tuple(measure_group(session, group, plan, bar.advance))
+            if session.stopped and not any(backend.cells for backend in backends):
+                raise KeyboardInterrupt
     finally:
         torch.set_num_threads(before)
     work = _work(source, shape)
@@ -112,17 +124,18 @@ def run(
         precision=config.precision,
         threads=threads,
         duration_s=config.duration,
-        reference=described,
-        inputs=f"{what}{repeated}, {_COPIED if config.h2d == 'in' else _RESIDENT}",
+        reference=against.described,
+        inputs=f"{inputs.what}{repeated}, {_COPIED if config.h2d == 'in' else _RESIDENT}",
         order=_ORDERS[config.order],
         memory=describe(device, together=config.order == "interleaved" and len(names) > 1),
-        remarks=(*remarks(logits), *weak),
+        remarks=(*remarks(against.logits), *against.cautions),
         backends=tuple(_against(backend, str(device), config.precision, work, limits) for backend in backends),
         budget_ms=config.budget_ms,
         h2d=config.h2d,
         stability_pct=config.stability,
         work=work,
         ceilings=limits,
+        stopped=session.stopped,
         versions=versions(),
         command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -131,8 +144,8 @@ def run(
 
 def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     """Return the back-ends measured when none is named, for a ``kind`` of source."""
-    if kind == "aoti":
-        return ("aoti",)
+    if kind in ONE_WAY:
+        return (kind,)
     if device.type == "cuda":
         return ("eager", "compile", "fused", "fused+graph", "ort-cuda")
     return ("eager", "compile", "fused", "ort-cpu")
@@ -152,8 +165,8 @@ def _work(source: Source, shape: tuple[int, ...]) -> Work | None:
     if source.kind == "onnx" and source.path is not None:
         from vtk.profiling.onnx_work import work_of_onnx
 
-        return work_of_onnx(source.path)
-    return None if source.kind == "aoti" else work_of(source.model(), shape, len(source.card.classes))
+        return work_of_onnx(source.path, shape)
+    return None if source.kind in FILES else work_of(source.model(), shape, len(source.card.classes))
 
 
 def _against(

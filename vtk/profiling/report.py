@@ -141,7 +141,7 @@ def work_values(result: ProfileResult, cell: Cell) -> dict[str, str]:
     return {
         "batch": str(cell.batch),
         "TFLOP/s": DASH if rate is None else f"{rate:.3g}",
-        "% roof": DASH if cell.roofline is None else f"{100 * cell.roofline:.0f}",
+        "% roof": DASH if cell.roofline is None else _percent(100 * cell.roofline),
         "mJ/image": DASH if cell.energy_per_image_j is None else f"{1000 * cell.energy_per_image_j:.3g}",
         "MHz": DASH if None in clocks else f"{clocks[0]}→{clocks[1]}",
     }
@@ -169,6 +169,10 @@ def notes(result: ProfileResult) -> list[str]:
     if any(b.compiles for b in result.backends):
         found.append("compile s: the first call at a batch size, which compiles a program for that size alone.")
     return found
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}" if value >= 9.5 else f"{value:.2g}"
 
 
 def ms(value: float | None) -> str:

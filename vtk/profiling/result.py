@@ -9,6 +9,7 @@ from typing import Any, Literal
 from vtk.card import from_plain
 from vtk.errors import DataError
 from vtk.files import read_json
+from vtk.profiling.budget import Candidate, Choice, choose
 from vtk.profiling.cautions import warnings_of
 from vtk.profiling.stats import runs_needed
 from vtk.profiling.work import Ceilings, Work
@@ -91,6 +92,7 @@ class BackendResult:
         provider: what really ran.
         device: where it ran.
         compiles: its first call at a batch size compiles a program for that size alone.
+        arithmetic: of its products where it is not the profile's precision: ``tf32``.
         prepare_s: seconds for making the file it loads (ONNX export and verification), None when it needs none.
         cells: one per batch size.
     """
@@ -101,6 +103,7 @@ class BackendResult:
     provider: str = ""
     device: str = ""
     compiles: bool = False
+    arithmetic: str = ""
     prepare_s: float | None = None
     cells: tuple[Cell, ...] = ()
 
@@ -121,7 +124,7 @@ class ProfileResult:
 
     Attributes:
         source: as given.
-        kind: pack, checkpoint, onnx or timm.
+        kind: pack, checkpoint, onnx, aoti, tensorrt or timm.
         model: name of the model.
         input_shape: (channels, height, width).
         device: on which back-ends were asked to run.
@@ -140,6 +143,7 @@ class ProfileResult:
         stability_pct: percent within which the last windows of a stable cell agree.
         work: of one image, None where it could not be counted.
         ceilings: of the device, None where they were not measured.
+        stopped: somebody stopped it (Ctrl-C); what was measured by then is here.
         versions: of Python and the packages that matter.
         command: the command line.
         date: UTC, ISO 8601.
@@ -166,6 +170,7 @@ class ProfileResult:
     stability_pct: float | None = None
     work: Work | None = None
     ceilings: Ceilings | None = None
+    stopped: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     date: str = ""
@@ -179,10 +184,12 @@ class ProfileResult:
 
     @property
     def exit_code(self) -> int:
-        """4 when an output was wrong, 1 when a back-end failed otherwise or nothing was measured, else 0."""
+        """4 when an output was wrong, 130 when stopped, 1 when a back-end failed or nothing was measured, else 0."""
         statuses = {b.status for b in self.backends} | {cell.status for _, cell in self.cells()}
         if "mismatch" in statuses:
             return 4
+        if self.stopped:
+            return 130
         return 1 if "failed" in statuses or "ok" not in statuses else 0
 
     @property
@@ -191,39 +198,38 @@ class ProfileResult:
         return warnings_of(self)
 
     @property
+    def choice(self) -> Choice | None:
+        """Back-end and batch size that meet ``budget_ms`` with the most images per second, or are nearest to it."""
+        if self.budget_ms is None:
+            return None
+        timed = [(backend, cell) for backend, cell in self.cells() if cell.status == "ok"]
+        largest = max((cell.batch for _, cell in self.cells()), default=0)
+        found = [
+            Candidate(
+                f"batch {cell.batch} with {backend.name}", cell.batch, backend.name, cell.p50_ms, cell.p90_ms,
+                cell.p99_ms, cell.images_per_second or 0.0, cell.stable, cell.batch == largest,
+            )
+            for backend, cell in timed
+        ]  # fmt: skip
+        return choose(self.budget_ms, found, none="no measured batch size")
+
+    @property
     def budget(self) -> str:
-        """One line: which batch size meets ``budget_ms`` with the highest throughput; empty without a budget."""
+        """`choice` in one line, and what could not be judged; empty without a budget."""
         if self.budget_ms is None:
             return ""
-        judged, unjudged = [], []
-        for backend, cell in self.cells():
-            if cell.status != "ok":
-                continue
-            for label, value in (("p90", cell.p90_ms), ("p50", cell.p50_ms)):
-                if value is not None:
-                    judged.append((cell.images_per_second or 0.0, label, value, backend.name, cell.batch))
-                    break
-            else:
-                unjudged.append(f"{backend.name} batch {cell.batch}")
-        meets = [entry for entry in judged if entry[2] <= self.budget_ms]
-        text = f"budget {self.budget_ms:g} ms: "
-        if meets:
-            rate, label, value, name, batch = max(meets)
-            text += f"batch {batch} with {name} meets it with most images/s: "
-            text += f"{label} {value:.2f} ms, {rate:.1f} images/s"
-        elif judged:
-            _, label, value, name, batch = min(judged, key=lambda entry: entry[2])
-            text += f"no measured batch size meets it; nearest is batch {batch} with {name}: {label} {value:.2f} ms"
-        else:
-            text += "no batch size could be judged"
+        choice = self.choice
+        text = f"budget {self.budget_ms:g} ms: no batch size could be judged" if choice is None else choice.text
+        unjudged = [f"{b.name} batch {c.batch}" for b, c in self.cells() if c.status == "ok" and c.p50_ms is None]
         if unjudged:
             text += f" (not judged, fewer than {runs_needed(50)} runs: {', '.join(unjudged)})"
         return text
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with what follows from the measurements."""
-        derived = {"budget": self.budget, "warnings": list(self.warnings), "exit_code": self.exit_code}
-        return {**dataclasses.asdict(self), **derived}
+        choice = None if self.choice is None else dataclasses.asdict(self.choice)
+        derived = {"budget": self.budget, "choice": choice, "warnings": list(self.warnings)}
+        return {**dataclasses.asdict(self), **derived, "exit_code": self.exit_code}
 
     @classmethod
     def read(cls, path: Path) -> "ProfileResult":
@@ -237,5 +243,5 @@ class ProfileResult:
             raise DataError(f"{path} is not a profile: it has no `schema` number")
         if value["schema"] > SCHEMA:
             raise DataError(f"{path} was written by a newer vtk (schema {value['schema']}); upgrade vtk")
-        plain = {k: v for k, v in value.items() if k not in ("budget", "warnings", "exit_code")}
+        plain = {k: v for k, v in value.items() if k not in ("budget", "choice", "warnings", "exit_code")}
         return from_plain(cls, plain, str(path))

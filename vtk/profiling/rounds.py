@@ -66,25 +66,33 @@ def measure_group(session: Session, names: Sequence[str], plan: Plan, advance: A
     holdings = Holdings(session.device)
     members = [_Member(BackendResult(name, prepare_s=session.prepare_s(name))) for name in names]
     with ExitStack() as stack:
-        for member in members:
-            _load(session, member, stack, holdings, named)
-        for size in sizes:
-            turns: list[tuple[_Member, CellRun]] = []
+        try:
             for member in members:
-                if member.backend is not None:
-                    _begin(member, size, plan, holdings, turns, named)
-            _take_turns(turns, named)
-            for member, run in turns:
-                try:
-                    member.cells.append(run.finish())
-                except VtkError as error:
-                    member.give_up(error, named=named)
-            for member in members:
-                advance(1, f"{member.name} batch {size}")
-            turns.clear()
+                _load(session, member, stack, holdings, named)
+            for size in sizes:
+                _measure_size(members, size, plan, holdings, named)
+                for member in members:
+                    advance(1, f"{member.name} batch {size}")
+        except KeyboardInterrupt:
+            # an hour of measurements is kept; a cell that was not compared again afterwards is not
+            session.stopped = True
         for member in members:
             member.backend = None  # closed with the stack; nothing else may hold its weights
     return [_result(member) for member in members]
+
+
+def _measure_size(members: Sequence[_Member], size: int, plan: Plan, holdings: Holdings, named: bool) -> None:
+    """Measure one batch size with all back-ends that are loaded."""
+    turns: list[tuple[_Member, CellRun]] = []
+    for member in members:
+        if member.backend is not None:
+            _begin(member, size, plan, holdings, turns, named)
+    _take_turns(turns, named)
+    for member, run in turns:
+        try:
+            member.cells.append(run.finish())
+        except VtkError as error:
+            member.give_up(error, named=named)
 
 
 def _load(session: Session, member: _Member, stack: ExitStack, holdings: Holdings, named: bool) -> None:
@@ -96,7 +104,10 @@ def _load(session: Session, member: _Member, stack: ExitStack, holdings: Holding
         return
     # a compiler that met several batch sizes would make one program for all of them, and time that
     compiles = hasattr(backend, "reset") or bool(getattr(backend, "compiles", False))
-    member.result = replace(member.result, provider=backend.provider, device=str(backend.device), compiles=compiles)
+    member.result = replace(
+        member.result, provider=backend.provider, device=str(backend.device), compiles=compiles,
+        arithmetic=getattr(backend, "arithmetic", ""),
+    )  # fmt: skip
     member.backend = backend
 
 

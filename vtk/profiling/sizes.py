@@ -42,7 +42,14 @@ def profile_sizes(config: ProfileConfig, *, command: str = "", show_progress: bo
         out = None if config.out is None else config.out / f"img-{size}"
         # ceilings are the device's: once is enough
         one = replace(config, img_sizes=(), img_size=size, out=out, ceilings=config.ceilings and not results)
-        results.append(profile(one, command=command, show_progress=show_progress))
+        try:
+            results.append(profile(one, command=command, show_progress=show_progress))
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            results[-1] = replace(results[-1], stopped=True)
+        if results[-1].stopped:
+            break
     if config.out is not None:
         write_json(config.out / "sizes.json", {"results": [r.to_dict() for r in results]})
         write_text(config.out / "sizes.html", sizes_page(results))

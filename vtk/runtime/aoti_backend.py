@@ -18,6 +18,7 @@ from torch import Tensor
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.runtime.facts import Facts
+from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
 from vtk.runtime.torch_backend import CompileBackend
 
@@ -81,11 +82,13 @@ class AotiBackend:
 
     name = "aoti"
     batch: int | None = None
+    most = MAX_BATCH
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype, size: tuple[int, ...]) -> None:
         self.device, self.dtype, self.size = device, dtype, size
         self.load_s = 0.0
         self._threads_before: int | None = None
+        self._fp32 = FullPrecision()  # a library reads torch's settings when it runs
         # the package's own loader of threads is for servers: one run at a time needs none
         self._model: Any = torch._inductor.aoti_load_package(
             str(path), run_single_threaded=True, device_index=device.index if device.type == "cuda" else -1
@@ -167,6 +170,7 @@ class AotiBackend:
     def close(self) -> None:
         """Drop the library and put torch's number of threads back."""
         self._model = None
+        self._fp32.release()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None

@@ -24,8 +24,13 @@ class SourceOptions(Protocol):
     def seed(self) -> int: ...  # noqa: D102
 
 
-def open_asked(options: SourceOptions) -> Source:
-    """Open a source and say what the user should know of it; raises what `open_source` raises."""
+def open_asked(options: SourceOptions, *, many: bool = False) -> Source:
+    """Open a source and say what the user should know of it; raises what `open_source` raises.
+
+    Args:
+        options: that name it.
+        many: it may be a file of many tasks.
+    """
     source = open_source(
         options.source,
         base=options.base,
@@ -33,6 +38,7 @@ def open_asked(options: SourceOptions) -> Source:
         num_classes=options.num_classes,
         img_size=options.img_size,
         seed=options.seed,
+        many=many,
     )
     for note in source.notes:
         console.say(note)

@@ -25,10 +25,12 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "ort-trt": ("vtk.runtime.ort_trt_backend", "OrtTrtBackend"),
     "aoti": ("vtk.runtime.aoti_backend", "AotiBackend"),
     "bank": ("vtk.runtime.bank_backend", "BankBackend"),
+    "bank+graph": ("vtk.runtime.bank_backend", "BankGraphBackend"),
+    "tensorrt": ("vtk.runtime.tensorrt_backend", "TensorrtBackend"),
 }
 """Name to (module, class) of the back-ends of this version."""
 
-_PLANNED = ("tensorrt", "server")
+_PLANNED = ("server",)
 
 
 class Backend(Protocol):
@@ -180,6 +182,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, value in DTYPES.items() if value == dtype)
 
 
+def least_images(backend: Backend) -> int:
+    """Return how many images one call needs at least; only an engine made for larger batches needs more than one."""
+    return int(getattr(backend, "least", 1))
+
+
+def most_images(backend: Backend) -> int | None:
+    """Return how many images one call takes at most, None where only memory tells."""
+    most: int | None = getattr(backend, "most", None)
+    return most
+
+
 def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
     """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed.
 
@@ -187,13 +200,13 @@ def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
     """
 
     def run(images: Tensor) -> Tensor:
-        fixed = backend.batch
-        if fixed is None or len(images) == fixed:
+        least, most = (backend.batch,) * 2 if backend.batch else (least_images(backend), most_images(backend))
+        if not len(images) or least <= len(images) <= (most or len(images)):
             return backend.run({"pixel_values": images})["logits"]
         logits = []
-        for part in images.split(fixed):
+        for part in images.split(most or least):
             # the last rows are repeated to fill the batch, and their copies dropped again
-            fill = part[-1:].expand(fixed - len(part), *part.shape[1:])
+            fill = part[-1:].expand(max(least - len(part), 0), *part.shape[1:])
             logits.append(backend.run({"pixel_values": torch.cat((part, fill))})["logits"][: len(part)])
         return torch.cat(logits)
 

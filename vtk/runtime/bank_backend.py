@@ -7,7 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vtk.errors import UsageError
+from vtk.errors import UnavailableError, UsageError
+from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
 
 
@@ -20,10 +21,12 @@ class BankBackend:
     name = "bank"
     batch: int | None = None
     options = ("tasks",)
+    graphs = False
 
     def __init__(self, bank: Any, task: str, device: torch.device, dtype: torch.dtype) -> None:
         self.bank, self.task, self.device, self.dtype = bank, task, device, dtype
         self.load_s = 0.0
+        self._fp32 = FullPrecision()
         self._threads_before: int | None = None
 
     @classmethod
@@ -38,16 +41,16 @@ class BankBackend:
         from vtk.serving import TaskBank
 
         if source.kind != "pack" or source.path is None:
-            raise UsageError(f"`bank` holds task packs, not the {source.kind} {source.name}; give a pack")
+            raise UsageError(f"`{cls.name}` holds task packs, not the {source.kind} {source.name}; give a pack")
         if unknown := sorted(set(options) - set(cls.options)):
-            raise UsageError(f"back-end `bank` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
+            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
         others: Sequence[str] = options.get("tasks", ())
         start = time.perf_counter()
         before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
         try:
-            bank = TaskBank(source.base, device=device, dtype=dtype)
+            bank = TaskBank(source.base, device=device, dtype=dtype, graphs=cls.graphs)
             bank.add(source.name, source.path)
             for number, path in enumerate(others, 2):
                 bank.add(f"{number}: {path}", path)
@@ -82,8 +85,38 @@ class BankBackend:
     def close(self) -> None:
         """Drop the bank and put torch's number of threads back."""
         self.bank = None
+        self._fp32.release()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+class BankGraphBackend(BankBackend):
+    """The same, its calls replayed as CUDA graphs: one for each bucket of lengths, captured when first needed."""
+
+    name = "bank+graph"
+    graphs = True
+
+    @classmethod
+    def check(cls) -> None:
+        """Refuse to work without CUDA, whose graphs these are."""
+        if not torch.cuda.is_available():
+            raise UnavailableError("`bank+graph` replays CUDA graphs and torch sees no CUDA device here; use bank")
+
+    @classmethod
+    def load(
+        cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
+    ) -> Self:
+        """As of `BankBackend`, on CUDA in fp16 or bf16: other precisions have no kernels that can be captured."""
+        if device.type != "cuda":
+            raise UnavailableError(f"`bank+graph` replays CUDA graphs; on {device} use bank")
+        if dtype.itemsize != 2:
+            raise UsageError("`bank+graph` captures the kernels of fp16 and bf16; give one as --precision, or use bank")
+        return super().load(source, device=device, dtype=dtype, threads=threads, **options)
+
+    @property
+    def provider(self) -> str:
+        """As of `BankBackend`, with the graph named."""
+        return f"{super().provider}, graph"

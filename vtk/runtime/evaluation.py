@@ -1,28 +1,29 @@
 """Evaluate anything that runs on a folder of images, with the metric of training."""
 
 import contextlib
-import csv
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vtk import console
 from vtk.data.audit import DataAudit, scan
+from vtk.data.bands import pixel_limit
+from vtk.data.images import one_line
 from vtk.data.loader import make_loader
+from vtk.data.multi import scan_multi
 from vtk.data.pool import usable_cpus
 from vtk.data.samples import Sample
 from vtk.data.transforms import eval_transform
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError
+from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
-from vtk.files import prepare_output, replace_file, write_json
-from vtk.runtime.backend import Backend, dtype_name, load_backend, predictor
+from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
+from vtk.evaluation.rows import per_class_csv
+from vtk.files import prepare_output, write_json, write_text
+from vtk.runtime.agreement import Agreement
+from vtk.runtime.backend import dtype_name, load_backend, predictor
 from vtk.runtime.facts import PLAIN
-from vtk.runtime.regime import Conditions, choose_conditions
+from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 
 _FEW = 200
@@ -39,12 +40,12 @@ class EvalResult:
         backend: name, and below it what really ran.
         agreement: fraction of images whose most likely class is the reference's; None without one.
         reference: what that is.
-        training_top1: the training run's, if these are its held-out images, else None.
+        training: the training run's top-1 (of several labels its mAP), if these are its held-out images, else None.
         same_conditions: whether back-end, precision, device and batch size are the training run's, so that its metric
             must come out again exactly.
     """
 
-    metrics: Metrics
+    metrics: Metrics | MultiLabelMetrics
     audit: DataAudit
     split: str
     backend: str
@@ -54,14 +55,20 @@ class EvalResult:
     batch_size: int
     agreement: float | None
     reference: str | None
-    training_top1: float | None
+    training: float | None
     same_conditions: bool
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether an image may have several labels."""
+        return isinstance(self.metrics, MultiLabelMetrics)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         names = ("split", "backend", "provider", "precision", "device", "batch_size", "agreement", "reference",
-                 "training_top1", "same_conditions")  # fmt: skip
+                 "same_conditions")  # fmt: skip
         result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
+        result[f"training_{choice.default(self.multi_label)}"] = self.training
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
         return result
 
@@ -102,17 +109,19 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         shuffle=False,
         seed=0,
         workers=workers,
+        max_pixels=pixel_limit(source.card),
     )
     with contextlib.ExitStack() as stack:
         backend = load_backend(
             conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
         )
         stack.callback(backend.close)
-        judge = _Agreement.of(source, reference, conditions, config)
+        judge = Agreement.of(source, reference, conditions, config)
         if judge is not None:
             stack.callback(judge.backend.close)
         predict = judge.watch(predictor(backend)) if judge else predictor(backend)
-        metrics = evaluate(predict, loader, source.card.classes, device=backend.device)
+        score = evaluate_labels if source.card.multi_label else evaluate
+        metrics = score(predict, loader, source.card.classes, device=backend.device)
     result = EvalResult(
         metrics=metrics,
         audit=audit,
@@ -124,7 +133,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         batch_size=conditions.batch_size,
         agreement=judge.fraction if judge else None,
         reference=judge.name if judge else None,
-        training_top1=source.card.metrics.get("top1") if repeats else None,
+        training=source.card.metrics.get(choice.default(source.card.multi_label)) if repeats else None,
         same_conditions=conditions.same,
     )
     _print(result, exact=source.facts == PLAIN)
@@ -138,9 +147,13 @@ def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample
     recorded = source.card.data
     division = {key: recorded[key] for key in ("val_split", "seed") if key in recorded}
     own = recorded.get("layout") == "flat" and len(division) == 2
-    audit = scan(config.data, classes=source.card.classes, **(division if own else {}))
+    limits: dict[str, Any] = {"in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card)}
+    find = scan_multi if source.card.multi_label else scan
+    audit = find(config.data, classes=source.card.classes, **limits, **(division if own else {}))
     for bad in audit.bad:
-        console.warn(f"skipped {bad.path}: {bad.reason}")
+        console.warn(f"skipped {one_line(bad.path)}: {bad.reason}")
+    for warning in audit.warnings:
+        console.warn(warning)
     for note in audit.notes:
         if "--val-split" not in note:  # a flag of finetune; how a flat folder is divided is said below
             console.say(note)
@@ -156,8 +169,8 @@ def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample
         said = f"val_split {division['val_split']}, seed {division['seed']}"
         console.say(f"{config.data} is divided as in the training run ({said}); --split all takes every image")
     name = recorded.get("root")
-    if name and name != config.data.resolve().name:
-        console.say(f"the training run's folder was called `{name}`, this one is `{config.data.resolve().name}`")
+    if name and name != audit.root.resolve().name:
+        console.say(f"the training run's folder was called `{name}`, this one is `{audit.root.resolve().name}`")
     part = audit.val if config.split == "val" else audit.train
     return audit, _non_empty(part, config), config.split == "val" and audit.layout == recorded.get("layout")
 
@@ -166,53 +179,6 @@ def _non_empty(samples: tuple[Sample, ...], config: EvalConfig) -> tuple[Sample,
     if not samples:
         raise DataError(f"{config.data} has no readable images for --split {config.split}; try --split all")
     return samples
-
-
-class _Agreement:
-    """Counts how often a second model has the same most likely class."""
-
-    def __init__(self, backend: Backend, name: str) -> None:
-        self.backend, self.name = backend, name
-        self.same = self.count = 0
-
-    @classmethod
-    def of(
-        cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
-    ) -> "_Agreement | None":
-        judge = reference or source
-        if reference is not None and reference.kind == "onnx":
-            raise UsageError(f"`--reference` {reference.path} is an ONNX file; give a pack or a checkpoint")
-        if judge.kind == "onnx":
-            return None
-        # rounding to bf16 in training is no fault of an fp32 file: it is compared with torch in its own precision
-        ways = choose_conditions(judge, precision=conditions.precision if source.kind == "onnx" else None)
-        if reference is None and (ways.backend, ways.precision, ways.device) == (
-            conditions.backend, conditions.precision, conditions.device
-        ):  # fmt: skip
-            return None  # it would compare the model with itself
-        if judge.card.classes != source.card.classes:
-            raise UsageError(f"`--reference` {judge.name} has other classes than {source.name}; give its own pack")
-        if judge.card.input != source.card.input:
-            raise UsageError(f"`--reference` {judge.name} preprocesses unlike {source.name}; give its own pack")
-        backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
-        return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
-
-    @property
-    def fraction(self) -> float:
-        """Of the images seen; NaN before the first."""
-        return self.same / self.count if self.count else math.nan
-
-    def watch(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        other = predictor(self.backend)
-
-        def both(images: Tensor) -> Tensor:
-            logits = predict(images)
-            mine, theirs = logits.argmax(1).cpu(), other(images).argmax(1).cpu()
-            self.same += int(torch.eq(mine, theirs).sum())
-            self.count += len(mine)
-            return logits
-
-        return both
 
 
 def _print(result: EvalResult, *, exact: bool) -> None:
@@ -230,15 +196,17 @@ def _print(result: EvalResult, *, exact: bool) -> None:
             console.say(line)
     elif not result.same_conditions:
         console.say("not compared with the model as it was trained (--reference PACK does)")
-    if result.training_top1 is None:
+    if result.training is None:
         return
-    then, now = (console.percent(value, 2) for value in (result.training_top1, result.metrics.top1))
+    name = choice.default(result.multi_label)
+    told, value = choice.names(result.multi_label)[name], result.metrics.numbers()[name]
+    then, now = (console.percent(number, 2) for number in (result.training, value))
     if not result.same_conditions:
-        console.say(f"the training run's top-1 was {then}, under other conditions")
-    elif result.metrics.top1 == result.training_top1:
-        console.say("top-1 is exactly the training run's")
+        console.say(f"the training run's {told} was {then}, under other conditions")
+    elif value == result.training:
+        console.say(f"{told} is exactly the training run's")
     else:
-        console.warn(f"the training run's top-1 was {then}, this is {now}: other images, or another torch or machine")
+        console.warn(f"the training run's {told} was {then}, this is {now}: other images, or another torch or machine")
 
 
 def _write(result: EvalResult, config: EvalConfig) -> None:
@@ -246,12 +214,8 @@ def _write(result: EvalResult, config: EvalConfig) -> None:
 
     assert config.out is not None
     write_json(config.out / "metrics.json", result.to_dict())
-    with replace_file(config.out / "per_class.csv") as tmp, tmp.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("class", "count", "precision", "recall", "f1"))
-        for row in result.metrics.per_class():
-            scores = (row.precision, row.recall, row.f1)
-            # undefined values (a class never predicted) are empty cells
-            writer.writerow([row.name, row.count, *("" if v != v else v for v in scores)])
-    confusion_png(result.metrics, config.out / "confusion.png")
-    console.say(f"written: {config.out}/metrics.json, per_class.csv, confusion.png")
+    write_text(config.out / "per_class.csv", per_class_csv(result.metrics))
+    if isinstance(result.metrics, Metrics):
+        confusion_png(result.metrics, config.out / "confusion.png")
+    drawn = "" if result.multi_label else ", confusion.png"
+    console.say(f"written: {config.out}/metrics.json, per_class.csv{drawn}")

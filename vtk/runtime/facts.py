@@ -48,7 +48,8 @@ class Facts:
         kind = f"int8 ({self.int8})" if self.int8 else self.precision
         if not self.verified:
             return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
-        return (f"this file is {kind}{', its inputs and outputs fp32' if self.keep_io_types else ''}",)
+        ends = ", its inputs and outputs fp32" if self.keep_io_types else ""
+        return (f"this file is {kind}{ends}{', and prepares decoded images itself' if self.preprocessing else ''}",)
 
 
 PLAIN = Facts()

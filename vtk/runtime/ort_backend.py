@@ -215,7 +215,7 @@ def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
     cuda = ("CUDAExecutionProvider", {**index, "use_tf32": "0"})
     if provider == "CUDAExecutionProvider":
         return [cuda, "CPUExecutionProvider"]
-    precision = open_onnx(path).facts.precision
+    precision = open_onnx(path, many=True).facts.precision
     half = {} if precision == "fp32" else {f"trt_{precision}_enable": "1"}
     return [(provider, {**index, **half}), cuda, "CPUExecutionProvider"]
 

@@ -1,6 +1,7 @@
 """Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
 
 import csv
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vtk import console
-from vtk.data.images import load_image, reason
+from vtk.data.bands import pixel_limit, read_image
+from vtk.data.images import one_line, reason
 from vtk.data.listing import list_images
 from vtk.data.pool import usable_cpus
 from vtk.data.transforms import EvalTransform, eval_transform
-from vtk.errors import DataError
+from vtk.errors import DataError, UsageError
 from vtk.evaluation.config import PredictConfig
 from vtk.files import replace_file
 from vtk.runtime.backend import load_backend, predictor
@@ -27,7 +30,10 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely labels of one image, best first, with their softmax probabilities."""
+    """The most likely labels of one image, best first, with their softmax probabilities.
+
+    Of a model of several labels they are those that reach the threshold, if any, with their sigmoids.
+    """
 
     path: Path
     labels: tuple[str, ...]
@@ -43,12 +49,14 @@ class PredictResult:
         skipped: the others, and why.
         out: the CSV file.
         provider: what really ran.
+        multi_label: whether an image may have several labels.
     """
 
     predictions: tuple[Prediction, ...]
     skipped: tuple[tuple[Path, str], ...]
     out: Path
     provider: str
+    multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -56,6 +64,7 @@ class PredictResult:
             "count": len(self.predictions),
             "out": str(self.out),
             "provider": self.provider,
+            **({"multi_label": True} if self.multi_label else {}),
             "predictions": [
                 {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
             ],
@@ -76,6 +85,10 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         UnavailableError: a back-end or device asked for is not here.
     """
     source.require_description("predict")
+    if not source.card.multi_label and config.threshold is not None:
+        raise UsageError(
+            f"`--threshold` is for models of several labels; {source.name} gives one label an image: use --top-k"
+        )
     paths = list_images(config.images)
     _check_out(config)
     conditions = choose_conditions(
@@ -95,33 +108,42 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     skipped: list[tuple[Path, str]] = []
     try:
         predict = predictor(backend)
-        with console.progress("predict", len(paths)) as bar:
-            for batch in _batches(paths, transform, conditions.batch_size):
+        with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
+            for batch in _batches(paths, transform, conditions.batch_size, pixel_limit(source.card)):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
                 for path, problem in batch:
                     if isinstance(problem, str):
                         skipped.append((path, problem))
-                        console.warn(f"skipped {path}: {problem}")
+                        console.warn(f"skipped {one_line(path)}: {problem}")
                 if good:
                     logits = predict(torch.stack([image for _, image in good]))
-                    predictions += _top(logits, [path for path, _ in good], source.card.classes, config.top_k)
+                    named = [path for path, _ in good]
+                    if source.card.multi_label:
+                        least = 0.5 if config.threshold is None else config.threshold
+                        predictions += _above(logits, named, source.card.classes, least)
+                    else:
+                        predictions += _top(logits, named, source.card.classes, config.top_k)
                 bar.advance(len(batch))
     finally:
         backend.close()
     if not predictions:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
-    result = PredictResult(tuple(predictions), tuple(skipped), config.out, backend.provider)
+    many = source.card.multi_label
+    result = PredictResult(tuple(predictions), tuple(skipped), config.out, backend.provider, many)
     _write(result, min(config.top_k, len(source.card.classes)))
     _print(result)
     return result
 
 
-def _batches(paths: Sequence[Path], transform: EvalTransform, size: int) -> Iterator[list[tuple[Path, Tensor | str]]]:
+def _batches(
+    paths: Sequence[Path], transform: EvalTransform, size: int, max_pixels: int
+) -> Iterator[list[tuple[Path, Tensor | str]]]:
     """Decode in threads, one batch ahead of the model; a file that cannot be read gives the reason instead."""
 
     def load(path: Path) -> tuple[Path, Tensor | str]:
         try:
-            return path, transform(load_image(path))
+            return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
         except DataError as error:
             return path, reason(error.__cause__ or error, path)
 
@@ -144,6 +166,16 @@ def _top(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], k: int) 
     ]
 
 
+def _above(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], least: float) -> list[Prediction]:
+    """Return the labels of each image whose sigmoid is ``least`` or more."""
+    found = []
+    for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
+        order = scores.argsort(descending=True, stable=True)
+        kept = [int(i) for i in order if scores[i] >= least]
+        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
+    return found
+
+
 def _header(k: int) -> list[str]:
     return ["path", *(f"{name}{i}" for i in range(1, k + 1) for name in ("label", "score"))]
 
@@ -154,13 +186,19 @@ def _check_out(config: PredictConfig) -> None:
         raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
     if config.out.is_file() and not config.overwrite:
         with config.out.open("rb") as file:
-            if not file.read(12).startswith(b"path,label1,"):
+            if file.read(12) not in (b"path,label1,", b"path,labels,"):
                 raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
 
 
 def _write(result: PredictResult, k: int) -> None:
     with replace_file(result.out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file, lineterminator="\n")
+        if result.multi_label:  # as `--multi-label` reads them, with the scores beside them
+            writer.writerow(["path", "labels", "scores"])
+            writer.writerows(
+                [p.path, ";".join(p.labels), ";".join(f"{score:.6f}" for score in p.scores)] for p in result.predictions
+            )
+            return
         writer.writerow(_header(k))
         for p in result.predictions:
             pairs = zip(p.labels, p.scores, strict=True)
@@ -168,13 +206,21 @@ def _write(result: PredictResult, k: int) -> None:
 
 
 def _print(result: PredictResult) -> None:
-    k = len(result.predictions[0].labels)
-    columns = ["image", *(name for i in range(1, k + 1) for name in ("label", "score"))]
-    rows = [
-        [p.path, *(cell for label, score in zip(p.labels, p.scores, strict=True) for cell in (label, f"{score:.3f}"))]
-        for p in result.predictions[:_SHOWN]
-    ]
-    console.table("Predictions", columns, rows, left=(0, *range(1, 2 * k, 2)))
+    if result.multi_label:
+        columns, left = ["image", "labels"], (0, 1)
+        rows = [
+            [p.path, ", ".join(f"{label} {score:.3f}" for label, score in zip(p.labels, p.scores, strict=True)) or "–"]
+            for p in result.predictions[:_SHOWN]
+        ]
+    else:
+        k = len(result.predictions[0].labels)
+        columns = ["image", *(name for i in range(1, k + 1) for name in ("label", "score"))]
+        left = (0, *range(1, 2 * k, 2))
+        rows = [
+            [p.path, *(cell for pair in zip(p.labels, p.scores, strict=True) for cell in (pair[0], f"{pair[1]:.3f}"))]
+            for p in result.predictions[:_SHOWN]
+        ]
+    console.table("Predictions", columns, rows, left=left)
     if len(result.predictions) > _SHOWN:
         console.say(f"… and {len(result.predictions) - _SHOWN} more in {result.out}")
     skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""

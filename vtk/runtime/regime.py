@@ -42,7 +42,8 @@ def choose_conditions(
 
     Args:
         source: what will run.
-        backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, else ``eager``.
+        backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, ``tensorrt`` with an engine, else
+            ``eager``.
         precision: None for the regime's; exported files have their own.
         device: None for the regime's if it is here, else the CPU.
         batch_size: None for the regime's.
@@ -59,6 +60,11 @@ def choose_conditions(
 
         name, own = backend or "aoti", precision or source.facts.precision
         return Conditions(name, own, device or device_of(source), batch_size or regime.batch_size, same=False)
+    if source.kind == "tensorrt":
+        own = precision or source.facts.precision
+        return Conditions(
+            backend or "tensorrt", own, device or "cuda", batch_size or regime.batch_size, same=False
+        )  # fmt: skip
     if source.kind == "onnx" or (backend or "").startswith("ort-"):
         name = backend or "ort-cpu"
         place = "cuda" if name == "ort-cuda" else "cpu"

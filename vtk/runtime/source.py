@@ -4,6 +4,8 @@ Nothing is ever unpickled here: a .pth or .pt file is refused with what to do in
 """
 
 import dataclasses
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,8 +19,10 @@ from vtk.runtime.facts import PLAIN, Facts, read_facts
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["pack", "checkpoint", "onnx", "aoti", "timm"]
-_FILES = {"onnx": "ONNX file", "aoti": "AOTInductor file"}
+Kind = Literal["pack", "checkpoint", "onnx", "aoti", "tensorrt", "timm"]
+_FILES = {"onnx": "ONNX file", "aoti": "AOTInductor file", "tensorrt": "engine"}
+ENGINES = (".engine", ".plan", ".trt")
+"""Suffixes of TensorRT engines."""
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
@@ -35,6 +39,7 @@ class Source:
             filled in from shapes: the classes are then only their indices, and for an .onnx the mean and std unknown.
         notes: lines to say to the user, for instance which folder was taken.
         facts: of an ONNX file, what its export did beyond the card, for instance its precision.
+        tasks: names of those that one file of many tasks holds, in the order of their numbers.
     """
 
     kind: Kind
@@ -44,6 +49,7 @@ class Source:
     described: bool = True
     notes: tuple[str, ...] = ()
     facts: Facts = PLAIN
+    tasks: tuple[str, ...] = ()
     _options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def model(self) -> "nn.Module":
@@ -98,17 +104,19 @@ def open_source(
     num_classes: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     seed: int = 0,
+    many: bool = False,
 ) -> Source:
     """Recognise what ``text`` names; weights are not read yet, except of an .onnx file.
 
     Args:
-        text: a pack folder, a run folder (its ``task`` is taken), a merged .safetensors, an .onnx file, a folder with
-            ``model.onnx`` or ``model.safetensors``, or a timm model name.
+        text: a pack folder, a run folder (its ``task`` is taken), a merged .safetensors, an .onnx, .pt2 or TensorRT
+            file, a folder with ``model.onnx`` or ``model.safetensors``, or a timm model name.
         base: base weights of a pack, in place of the recorded ones.
         pretrained: timm name only: weights of the hub, else random ones.
         num_classes: timm name only: another number of classes than the weights have.
         img_size: timm name only: pixels, height first.
         seed: timm name only: of random weights.
+        many: an .onnx file of many tasks may be it.
 
     Raises:
         UsageError: neither a file nor a timm model, or a flag that this kind of source does not take.
@@ -121,13 +129,13 @@ def open_source(
         for flag, given in flags.items():
             if given is not None:
                 raise UsageError(f"`{flag}` is for timm model names; {path} says itself what it is")
-        source = _open_path(path, found)
+        source = _open_path(path, found, many=many)
         if base is not None and source.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
         return dataclasses.replace(source, _options={"base": base})
     # timm's names have a slash only after `hf-hub:`
     has_folder = path.is_absolute() or str(text).startswith((".", "~")) or ("/" in str(text) and ":" not in str(text))
-    if has_folder or path.suffix in (".onnx", ".pt2", ".safetensors", *_PICKLES):
+    if has_folder or path.suffix in (".onnx", ".pt2", ".safetensors", *ENGINES, *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")
@@ -188,22 +196,40 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         )
     chans, height, width = (d or 0 for d in image[1:])
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
+    cards = _tasks_of(meta, path) if "task" in shapes else {}
+    # tasks of one file have one size, and their normalisation draws images like those they were trained on
+    spec = next(iter(cards.values())).input if cards else spec
     card = Card(ModelSpec("onnx"), spec, tuple(str(i) for i in range(logits[1])))
     precision = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
     kind = precision.get(types["pixel_values"].elem_type, "fp32")
-    return Source("onnx", name, path, card, described=False, facts=Facts(kind))
+    return Source("onnx", name, path, card, described=False, facts=Facts(kind), tasks=tuple(cards))
 
 
-def _open_path(path: Path, found: Path) -> Source:
+def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:
+    """Read the tasks of a file of many: name to card, in the order of their numbers."""
+    try:
+        listed = json.loads(meta["vtk.tasks"])["tasks"]
+        return {entry["name"]: Card.from_json(json.dumps(entry["card"]), path) for entry in listed}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} takes a `task` and does not say which there are; give a file of `vtk export tasks`"
+        ) from error
+
+
+def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
     from vtk.tasks.load import read_card
 
     if found.is_file():
         if found.suffix == ".onnx":
-            return open_onnx(found)
+            return open_onnx(found, many=many)
         if found.suffix == ".pt2":
             from vtk.runtime.aoti_backend import open_aoti
 
             return open_aoti(found)
+        if found.suffix in ENGINES:
+            from vtk.runtime.engine import open_engine
+
+            return open_engine(found)
         if found.suffix in _PICKLES:
             raise DataError(
                 f"{path} is a pickle, which can run code when read; give a pack, a merged .safetensors or an .onnx "
@@ -214,7 +240,7 @@ def _open_path(path: Path, found: Path) -> Source:
         if found.suffix == ".safetensors":
             name = found.parent.name if found.stem == "model" and found.parent.name else found.stem
             return Source("checkpoint", name, found, read_card(found))
-        raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx")
+        raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx, .pt2, TensorRT engine")
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
     for folder, note in ((found, ""), (existing_dir(found / "task"), run_note)):
         if (folder / "task.json").is_file():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
+from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
 
 _COMPILERS = ("g++", "c++", "clang++", "cl")
@@ -34,10 +35,7 @@ class EagerBackend:
         self.device, self.dtype, self.layout = device, dtype, layout
         self.load_s = 0.0
         self._threads_before: int | None = None
-        self._tf32_before = torch.backends.cudnn.allow_tf32
-        if device.type == "cuda":
-            # torch lets convolutions use TF32 by default; the patch embedding would then be no fp32 result
-            torch.backends.cudnn.allow_tf32 = False
+        self._fp32 = FullPrecision()
 
     @classmethod
     def check(cls) -> None:
@@ -48,8 +46,8 @@ class EagerBackend:
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
         """Build ``source.model()`` on ``device`` in ``dtype``; options: `channels_last`."""
-        if source.kind == "onnx":
-            raise UsageError(f"`{cls.name}` runs packs, checkpoints and timm models; for {source.name} use ort-cpu")
+        if use := {"onnx": "ort-cpu", "aoti": "aoti", "tensorrt": "tensorrt"}.get(source.kind):
+            raise UsageError(f"`{cls.name}` runs packs, checkpoints and timm models; for {source.name} use {use}")
         if unknown := sorted(set(options) - set(cls.options)):
             raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
         start = time.perf_counter()
@@ -88,8 +86,8 @@ class EagerBackend:
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
+        self._fp32.release()
         if self.device.type == "cuda":
-            torch.backends.cudnn.allow_tf32 = self._tf32_before
             torch.cuda.empty_cache()
 
     def _forward(self, images: Tensor) -> Tensor:

@@ -5,21 +5,25 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vtk import files
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.base import Base, tensor_hash
+from vtk.models.files import GRID, SIZE, read_safetensors
+from vtk.models.hub import hub_base
 from vtk.models.inputs import blank_model
 from vtk.models.transforms import apply_transforms
-from vtk.models.weights import GRID, hub_base, read_base, read_safetensors
+from vtk.models.weights import read_base
 
 BUNDLED = "base.safetensors"
 """In a bundle: the tensors of the base that its pack needs, beside the files of the pack."""
 
 Read = Callable[[], Base]
+_LONGEST = 300
+_OLD = 3600.0
+"""Seconds after which a half-written base is taken away; the folder can be shared between machines."""
 
 
 def stored_base(base_id: str) -> Path:
@@ -35,12 +39,14 @@ def store_base(base: Base) -> Path:
     """
     path = stored_base(base.ref.id)
     if not path.exists():
-        tensors = {k: v.detach().cpu().contiguous() for k, v in base.tensors.items()}
-        metadata = {"format": "pt", "vtk_base": base.ref.id}
+        files.sweep(path.parent, lambda name: name.endswith(".safetensors"), age=_OLD)
+        metadata = {"vtk_base": base.ref.id}
         if base.grid is not None:
             metadata[GRID] = f"{base.grid[0]}x{base.grid[1]}"
+        if base.size is not None:
+            metadata[SIZE] = f"{base.size[0]}x{base.size[1]}"
         with files.replace_file(path) as tmp:
-            save_file(tensors, tmp, metadata=metadata)
+            files.save_tensors(tmp, base.tensors, metadata)
     return path
 
 
@@ -108,6 +114,9 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
     for place, read in _places(card, given):
         try:
             base = read()
+        except OSError as error:  # a card can name what is no path at all
+            tried.append(f"{place}: {error.strerror or error}")
+            continue
         except (DataError, UsageError) as error:
             where, _, reason = str(error).partition(": ")
             tried.append(f"{place}: {reason if where in place else error}")
@@ -134,13 +143,17 @@ def _places(card: Card, given: Path | None) -> Iterator[tuple[str, Read]]:
         return
     recorded = None if source.startswith(("hub:", "random:")) else Path(source)
     if recorded is not None:
-        yield f"the recorded path {recorded}", file(recorded)
+        yield f"the recorded path {_short(source)}", file(recorded)
     copy = stored_base(card.base.id)
     yield f"$VTK_HOME ({copy})", file(copy)
     if source.startswith("hub:"):
         yield "the hub", lambda: hub_base(name, kwargs)
     else:
         yield "the hub", _not_on_hub
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _not_on_hub() -> Base:

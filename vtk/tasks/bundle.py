@@ -10,11 +10,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import get_args
 
-from safetensors.torch import save_file
-
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.files import replace_dir
+from vtk.files import replace_dir, save_tensors
 from vtk.tasks.base import BUNDLED, base_keys, base_start
 from vtk.tasks.load import Task, load_task, needed_names
 from vtk.tasks.pack import CARD, HASHES, TENSORS, PackDtype, read_hashes, store, write_pack
@@ -114,5 +112,4 @@ def check_out(out: Path, own: Collection[str], overwrite: bool) -> None:
 
 def _write_base(folder: Path, task: Task, names: Collection[str]) -> None:
     assert task.base is not None
-    tensors = {k: v.detach().cpu().contiguous() for k, v in task.base.tensors.items() if k in names}
-    save_file(tensors, folder / BUNDLED, metadata={"format": "pt"})
+    save_tensors(folder / BUNDLED, {k: v for k, v in task.base.tensors.items() if k in names})

@@ -16,9 +16,10 @@ from vtk.errors import DataError, UsageError, VerificationError
 from vtk.files import read_json
 from vtk.models.base import Base, make_base
 from vtk.models.create import Created, create_model
+from vtk.models.files import read_safetensors
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.parts import head_names, position_names
-from vtk.models.weights import read_base, read_safetensors
+from vtk.models.weights import read_base
 from vtk.tasks.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.base import base_keys, store_base
 from vtk.tasks.bundle import PACK_FILES, check_out

@@ -11,7 +11,7 @@ from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.files import replace_dir
 from vtk.models.base import base_id
-from vtk.models.weights import read_safetensors
+from vtk.models.files import read_safetensors
 from vtk.tasks.base import BUNDLED, base_keys, bundled_base
 from vtk.tasks.bundle import PACK_FILES, bundle_task, check_out
 from vtk.tasks.hub_card import LIBRARY, public_card, readme

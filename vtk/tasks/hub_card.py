@@ -17,6 +17,7 @@ import yaml
 
 from vtk.card import BaseRef, Card
 from vtk.console import percent, size
+from vtk.evaluation import choice
 
 LIBRARY = "vit-toolkit"
 _SHOWN = 500
@@ -171,11 +172,11 @@ def block(text: str, language: str = "text") -> str:
 
 
 def _metrics(card: Card) -> str:
-    names = {"top1": "top-1", "top5": "top-5"}
+    names = {key: text for key, text in choice.names(card.multi_label).items() if key != "loss"}
     lines = [
         f"- {text}: {percent(v)}\n" for k, text in names.items() if (v := _number(card.metrics.get(k))) is not None
     ]
-    for key, text in (("loss", "cross-entropy"), ("count", "images")):
+    for key, text in (("loss", "binary cross-entropy" if card.multi_label else "cross-entropy"), ("count", "images")):
         if (value := _number(card.metrics.get(key))) is not None:
             lines.append(f"- {text}: {value:g}\n")
     regime = card.regime

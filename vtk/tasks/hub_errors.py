@@ -44,7 +44,7 @@ def check_online() -> None:
     Raises:
         UnavailableError: offline mode is on, or the hub's name has no address here.
     """
-    from vtk.models.weights import reachable
+    from vtk.models.hub import reachable
 
     constants = client().constants
     if constants.HF_HUB_OFFLINE:

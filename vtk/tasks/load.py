@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,21 @@ from torch import Tensor, nn
 
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
-from vtk.files import existing_dir, read_json
+from vtk.files import check_safetensors, existing_dir, read_json
 from vtk.models.base import Base, base_id
 from vtk.models.create import Created, create_model
-from vtk.models.weights import read_safetensors
+from vtk.models.files import read_safetensors
+from vtk.models.inputs import blank_model
+from vtk.models.parts import head_names
 from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.tasks.int8 import differences, expand
 from vtk.tasks.pack import CARD, TENSORS, read_hashes
+
+_TIMES, _SMALL = 2, 2_000_000
+"""A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
+_NARROW = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
+)
 
 
 @dataclass
@@ -75,6 +83,7 @@ def read_card(path: Path) -> Card:
     if (folder / CARD).is_file():
         return Card.from_dict(read_json(folder / CARD, limit=16 << 20), folder / CARD)
     if path.suffix == ".safetensors" and path.is_file():
+        check_safetensors(path)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
@@ -106,6 +115,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     hashes = read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:
         raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
+    _blank(card, folder)  # a name or an argument that timm does not know is the card's fault, not a base's
     stored, _ = read_safetensors(folder / TENSORS)
     keys = base_keys(card, folder)
     needed = needed_names(stored, hashes, keys)
@@ -115,6 +125,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     else:
         found = find_base(card, hashes, needed, None if base is None else Path(base))
     tensors = expand(stored, base_start(found, keys), folder)
+    _check_amount(card, folder, [*tensors.values(), *found.tensors.values()])
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
@@ -150,11 +161,33 @@ def load_checkpoint(path: str | Path) -> Task:
     path = Path(path)
     card = read_card(path)
     tensors, _ = read_safetensors(path)
+    _check_amount(card, path, tensors.values())
     # random numbers stand in for the base and are all overwritten: the load is strict
     created = _create(card, path, pretrained=False)
     _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
+
+
+def _blank(card: Card, where: Path) -> Any:
+    try:
+        return blank_model(card.model.name, card.model.kwargs)
+    except UsageError as error:
+        raise DataError(f"the card of {where} fits no model: {error}") from error
+
+
+def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
+    """Refuse a card whose model has many times the values at hand, before that model takes its memory."""
+    blank = _blank(card, where)
+    heads = head_names(blank)
+    wanted = sum(p.numel() for name, p in blank.named_parameters() if name not in heads)
+    wanted += len(card.classes) * int(getattr(blank, "num_features", 1))
+    held = sum(tensor.numel() for tensor in tensors)
+    if wanted > _TIMES * held + _SMALL:
+        raise DataError(
+            f"{where}: its card asks for a model of {wanted:,} numbers, the file and its base hold {held:,}; the card "
+            "was edited or is of another pack"
+        )
 
 
 def _create(card: Card, where: Path, **source: Any) -> Created:
@@ -181,8 +214,10 @@ def _check_complete(
             raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
-        if value.is_floating_point() != state[key].is_floating_point():
+        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in _NARROW:
             raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")
     absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
     if absent is not None:
         raise DataError(f"{where} lacks `{absent}`, which the base cannot supply; the file was cut or mixed up")

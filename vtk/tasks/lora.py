@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import VerificationError
-from vtk.files import existing_dir, replace_dir, replace_file
-from vtk.models.weights import read_safetensors
+from vtk.files import existing_dir, replace_dir, replace_file, save_tensors
+from vtk.models.files import read_safetensors
 from vtk.tasks.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.peft_readme import readme
 
@@ -110,8 +110,7 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
     for module in lora.whole:
         tensors |= {f"{_PREFIX}{name}": state[name] for name in _inside(module, state)}
     with replace_dir(path) as tmp:
-        stored = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
-        save_file(stored, tmp / WEIGHTS, metadata={"format": "pt", CARD_KEY: card.to_json()})
+        save_tensors(tmp / WEIGHTS, tensors, {CARD_KEY: card.to_json()})
         lora.config(inference=True).save_pretrained(str(tmp))
         _write_readme(tmp, lora, card, in_base=None)
 
@@ -140,10 +139,8 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
     whole = {name for module in lora.whole for name in _inside(module, start)}
     own = sorted(name for name in start if name not in shared and name not in whole)
     if own:
-        tensors = {k: v.detach().contiguous().clone() for k, v in start.items()}
-        metadata = {"format": "pt", CARD_KEY: card.to_json()}
         with replace_file(path / BASE) as tmp:
-            save_file(tensors, tmp, metadata=metadata)
+            save_tensors(tmp, start, {CARD_KEY: card.to_json()})
         _write_readme(path, lora, card, in_base=own)
     adapter, images = read_safetensors(path / WEIGHTS)[0], random_images(card.input)
     trained = {k.removeprefix(_PREFIX): v for k, v in adapter.items()}

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from vtk.errors import UsageError
-from vtk.files import replace_file
+from vtk.files import replace_file, save_tensors
 from vtk.tasks.load import Task, card_metadata, load_task
 
 
@@ -30,7 +28,6 @@ def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, o
     if out.exists() and not overwrite:
         raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
     task = load_task(path, base=base)
-    tensors = {k: v.detach().contiguous().clone() for k, v in task.model.state_dict().items()}
     with replace_file(out) as tmp:
-        save_file(tensors, tmp, metadata=card_metadata(task.card))
+        save_tensors(tmp, task.model.state_dict(), card_metadata(task.card))
     return task

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec, from_plain
 from vtk.errors import VtkError
-from vtk.files import existing_dir, read_json, replace_dir, write_json
+from vtk.files import existing_dir, read_json, replace_dir, save_tensors, write_json
 from vtk.models.create import Created, create_model
 from vtk.models.parts import head_names, position_names
 from vtk.tasks import int8
@@ -120,7 +119,7 @@ def store(
 
 def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
     """Write the three files of a pack into an empty folder."""
-    save_file(dict(stored), folder / TENSORS, metadata={"format": "pt"})
+    save_tensors(folder / TENSORS, stored)
     write_json(folder / HASHES, dict(sorted(hashes.items())))
     write_json(folder / CARD, card.to_dict())
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
-from vtk.files import replace_dir
+from vtk.files import replace_dir, save_tensors
 from vtk.models.parts import head_names
 from vtk.tasks.adapters import (
     BASE,
@@ -110,10 +110,10 @@ def to_peft(
     tensors = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     text, code = readme(task.card, call, in_base, sorted(heads), with_base=not adapter_only)
     with replace_dir(out) as tmp:
-        save_file({k: v.detach().contiguous().clone() for k, v in tensors.items()}, tmp / WEIGHTS, metadata=metadata)
+        save_tensors(tmp / WEIGHTS, tensors, metadata)
         wrapped.peft_config["default"].save_pretrained(str(tmp))
         if not adapter_only:
-            save_file({k: v.detach().contiguous().clone() for k, v in below.items()}, tmp / BASE, metadata=metadata)
+            save_tensors(tmp / BASE, below, metadata)
         (tmp / README).write_text(text, encoding="utf-8")
         worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE))
     base_bytes = 0 if adapter_only else (out / BASE).stat().st_size

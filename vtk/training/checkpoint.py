@@ -7,29 +7,31 @@ the base and of the data. The folder is replaced as a whole after each epoch.
 
 import dataclasses
 import hashlib
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vtk.card import from_plain
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
-from vtk.files import existing_dir, read_json, replace_dir, write_json
+from vtk.files import existing_dir, read_json, replace_dir, save_tensors, write_json
+from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
 from vtk.training.result import FitState
 
 SCHEMA = 1
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
 
+_RESTART = "give --overwrite in place of --resume to restart"
+
 # flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
-_FREE = frozenset("data out weights workers stop_after resume overwrite attn_only device dry_run init_from".split())
+_FREE = frozenset(
+    "data out weights workers stop_after resume overwrite attn_only device dry_run init_from patience track".split()
+)
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ def identity(
 ) -> dict[str, Any]:
     """Return everything that a resumed run must share with the one it continues, as JSON values."""
     flags = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    flags["precision"] = precision
+    flags |= {"precision": precision, "metric": config.chosen_metric}
     digest = hashlib.sha256()
     for sample in samples:
         path = sample.path.relative_to(root) if sample.path.is_relative_to(root) else sample.path
-        digest.update(f"{path.as_posix()}\0{sample.label}\n".encode("utf-8", "surrogateescape"))
+        label: Any = sample.label  # an array of zeros and ones where an image may have several
+        told = label if isinstance(label, int) else ";".join(map(str, label.nonzero()[0]))
+        digest.update(f"{path.as_posix()}\0{told}\n".encode("utf-8", "surrogateescape"))
     return {"flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world}
 
 
@@ -85,7 +89,7 @@ def save_state(path: Path, saved: Saved) -> None:
     confusion = saved.best.get("confusion")
     state = {
         "optimizer": saved.fit.optimizer, "schedule": saved.fit.schedule, "scaler": saved.fit.scaler,
-        "confusion": confusion,
+        "ema": saved.fit.ema, "confusion": confusion,
     }  # fmt: skip
     info = {
         "schema": SCHEMA,
@@ -95,7 +99,7 @@ def save_state(path: Path, saved: Saved) -> None:
         **saved.identity,
     }
     with replace_dir(path) as tmp:
-        save_file({k: v.contiguous() for k, v in saved.tensors.items()}, tmp / MODEL, metadata={"format": "pt"})
+        save_tensors(tmp / MODEL, saved.tensors)
         torch.save(state, tmp / STATE)
         write_json(tmp / INFO, info)
 
@@ -108,33 +112,41 @@ def load_state(path: Path) -> Saved:
     """
     folder = existing_dir(path)
     if not (folder / INFO).is_file():
-        raise DataError(f"`--resume`: {path} holds no state of a run; leave out --resume to start one")
+        begun = path.parent.is_dir() and any(path.parent.iterdir())
+        how = "give --overwrite in place of --resume" if begun else "leave out --resume"
+        raise DataError(f"`--resume`: {path} holds no state of a run, so no epoch was finished; {how} to start one")
+    try:
+        return _read_state(folder)
+    except DataError as error:
+        raise DataError(f"{error}; {_RESTART}") from error
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
+        text = " ".join(str(error).split())[:90]
+        raise DataError(f"{folder} is damaged ({type(error).__name__}: {text}); {_RESTART}") from error
+
+
+def _read_state(folder: Path) -> Saved:
     info = read_json(folder / INFO)
     if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
-        raise DataError(f"{folder / INFO} is not the state of a run; give --overwrite in place of --resume to restart")
+        raise DataError(f"{folder / INFO} is not the state of a run")
     if info["schema"] > SCHEMA:
-        raise DataError(f"{folder / INFO} was written by a newer vtk (schema {info['schema']}); upgrade vtk")
+        raise DataError(
+            f"{folder / INFO} was written by a newer vtk (schema {info['schema']}), which can go on with it"
+        )
+    tensors, _ = read_safetensors(folder / MODEL)
+    if not (folder / STATE).is_file():
+        raise DataError(f"there is no file {folder / STATE}")
     try:
-        tensors = load_file(folder / MODEL)
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-        known = from_plain(_Info, info, str(folder / INFO))
-        if not len(known.rows) == known.epoch <= known.flags["epochs"]:
-            raise ValueError(f"{INFO} has {len(known.rows)} rows for {known.epoch} epochs")
-        scaler = state.get("scaler", {})
-        fit = FitState(known.epoch, state["optimizer"], state["schedule"], list(known.rows), scaler)
-        best = {**known.best, "confusion": state["confusion"]}
-        ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
-    except DataError as error:
-        raise DataError(f"{error}; give --overwrite in place of --resume to restart") from error
-    except pickle.UnpicklingError as error:  # torch's own words advise to run what the file holds
-        raise DataError(
-            f"{folder / STATE} is damaged or holds more than tensors; give --overwrite in place of --resume to restart"
-        ) from error
-    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
-        raise DataError(
-            f"{folder} is damaged ({type(error).__name__}: {str(error).splitlines()[0][:90] if str(error) else ''}); "
-            "give --overwrite in place of --resume to restart"
-        ) from error
+    except Exception as error:  # of many kinds; torch's own words advise to run what the file holds
+        raise DataError(f"{folder / STATE} is damaged or holds more than tensors") from error
+    known = from_plain(_Info, info, str(folder / INFO))
+    if not len(known.rows) == known.epoch <= known.flags["epochs"]:
+        raise ValueError(f"{INFO} has {len(known.rows)} rows for {known.epoch} epochs")
+    scaler = state.get("scaler", {})
+    rows, ema = list(known.rows), state.get("ema", {})
+    fit = FitState(known.epoch, state["optimizer"], state["schedule"], rows, scaler, ema)
+    best = {**known.best, "confusion": state["confusion"]}
+    ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
     return Saved(tensors, fit, best, ident)
 
 
@@ -148,7 +160,7 @@ def of_task(saved: Saved, name: str) -> Saved:
         best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
         rows = [dict(row) for row in saved.best["rows"][name]]
         fit = FitState(saved.fit.epoch, saved.fit.optimizer[name], saved.fit.schedule[name], rows)
-        if lacking := {"epoch", "count", "top1", "top5", "loss"} - best.keys():
+        if lacking := {"epoch", "count", "loss"} - best.keys():
             raise KeyError(min(lacking))
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
@@ -167,8 +179,10 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         DataError: the base or the images are others.
     """
     # a run of an older version does not have the newer flags; it did what their defaults do
-    defaults = {f.name: _plain(f.default) for f in dataclasses.fields(FinetuneConfig) if f.name in now["flags"]}
-    before, after = {**defaults, "memory": "plain", **saved["flags"]}, now["flags"]
+    # (None: of a run of several tasks, where each task may have its own)
+    fields = {f.name: _plain(f.default) for f in dataclasses.fields(FinetuneConfig)}
+    defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
+    before, after = {**defaults, "memory": "plain", "metric": "top1", **saved["flags"]}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     if "gelu8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
         changed = [k for k in changed if k != "memory"]

@@ -178,7 +178,7 @@ class JointRun:
             return fit(
                 self.model, JointObjective(objectives), streams, self.config, JointPrecision(list(self.runs.values())),
                 ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
-                learners={name: run.model for name, run in self.runs.items()},
+                learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
             )  # fmt: skip
         except DivergedError as error:
             kept = [run for run in self.runs.values() if run.best]
@@ -189,13 +189,18 @@ class JointRun:
                     run.draw()
             raise DivergedError(f"{error}; the best packs so far are kept in {self.out}") from error
 
+    def _enough(self) -> bool:
+        """Whether every task has had enough: until then all go on, and each keeps its own best epoch."""
+        return all(run.enough() for run in self.runs.values())
+
     def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
         """Score every task, and write what a resume needs."""
         numbers: dict[str, float] = {}
-        for name, run in self.runs.items():
-            row = {key: end.row[key] for key in ("epoch", "seconds", "images_per_second")}
-            row |= {key: end.row[f"{key} {name}"] for key in ("loss", "lr")}
-            numbers |= {f"{key} {name}": value for key, value in run.score(row).items()}
+        with end.averaged():
+            for name, run in self.runs.items():
+                row = {key: end.row[key] for key in ("epoch", "seconds", "images_per_second")}
+                row |= {key: end.row[f"{key} {name}"] for key in ("loss", "lr")}
+                numbers |= {f"{key} {name}": value for key, value in run.score(row).items()}
         if self.ranks.main:
             tensors = {f"{n}/{key}": t for n, run in self.runs.items() for key, t in run.live_state().items()}
             best = {

@@ -13,6 +13,7 @@ from vtk.errors import UsageError
 from vtk.training.config import MODES, FinetuneConfig, MemoryMode
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
+from vtk.training.optimizers import state_floats
 from vtk.training.parallel import Ranks
 from vtk.training.precision import PrecisionName
 
@@ -193,7 +194,8 @@ def _count(
         free //= ranks.world
     tensors = {id(t): t for s in subjects for t in (*s.model.parameters(), *s.model.buffers())}
     free = min(ranks.gather(free + sum(t.nbytes for t in tensors.values() if t.device == ranks.device)))
-    each = [footprints(s.model, s.size, precision, config.optimizer, modes) for s in subjects]
+    moments = state_floats(config.optimizer, config.opt_kwargs) + (config.ema is not None)
+    each = [footprints(s.model, s.size, precision, moments, modes) for s in subjects]
     wide = 4 if precision == "fp32" else 2
     first = {id(p) for p in subjects[0].model.parameters()}
     again = [wide * sum(p.numel() for p in s.model.parameters() if id(p) in first) for s in subjects]

@@ -53,12 +53,16 @@ class Classification:
         mixup: alpha of mixup, 0 for none.
         cutmix: alpha of cutmix, 0 for none; with both, each batch takes one of them by chance.
         prob: share of batches that are mixed.
+        weights: of each class; None for all alike. An image's loss is multiplied by its class's weight, and the mean is
+            over images, so that neither the batch size nor the number of processes changes what an image counts.
     """
 
     def __init__(
-        self, num_classes: int, *, smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0, prob: float = 1.0
-    ) -> None:
+        self, num_classes: int, *, smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0, prob: float = 1.0,
+        weights: Sequence[float] | None = None,
+    ) -> None:  # fmt: skip
         self.num_classes, self.smoothing = num_classes, smoothing
+        self.weights = None if weights is None else torch.tensor(weights)
         self._mix: Mixup | None = None
         if mixup > 0 or cutmix > 0:
             self._mix = Mixup(mixup, cutmix, prob=prob, label_smoothing=smoothing, num_classes=num_classes)
@@ -100,7 +104,13 @@ class Classification:
         """Return the mean cross-entropy of logits (B, classes), in fp32 or wider."""
         smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
         wide = torch.promote_types(logits.dtype, torch.float32)
-        return F.cross_entropy(logits.to(wide), batch.labels, label_smoothing=smoothing)
+        if self.weights is None:
+            return F.cross_entropy(logits.to(wide), batch.labels, label_smoothing=smoothing)
+        self.weights = self.weights.to(logits.device, wide)
+        total = F.cross_entropy(
+            logits.to(wide), batch.labels, weight=self.weights, label_smoothing=smoothing, reduction="sum"
+        )
+        return total / len(logits)
 
 
 class JointObjective:

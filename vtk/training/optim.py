@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-from timm.optim import create_optimizer_v2, param_groups_weight_decay
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vtk.models.parts import head_names, position_names
+from vtk.training.optimizers import create
 
 
 class OptimConfig(Protocol):
@@ -18,7 +19,11 @@ class OptimConfig(Protocol):
     @property
     def optimizer(self) -> str: ...  # noqa: D102
     @property
+    def opt_kwargs(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
     def lr(self) -> float: ...  # noqa: D102
+    @property
+    def layer_decay(self) -> float | None: ...  # noqa: D102
     @property
     def head_lr_mult(self) -> float: ...  # noqa: D102
     @property
@@ -45,24 +50,59 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """Split the trainable parameters by weight decay and by learning rate.
 
     Biases, other 1-D tensors, position tables and what timm's model itself names in ``no_weight_decay`` do not decay;
-    frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``.
+    frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``. With ``layer_decay`` d, what lies n
+    layers below the last has ``lr * d ** n``, frozen layers counted (Clark et al. 2020, sec. 3.2; BEiT).
     """
     heads = head_names(model)
     still: Collection[str] = position_names(model)
     if own := getattr(model, "no_weight_decay", None):
         still = {*still, *own()}
+    scales = layer_scales(model, config.layer_decay)
+    parts: dict[tuple[bool, float], dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parts.setdefault((name in heads, scales.get(name, 1.0)), {})[name] = parameter
     groups = []
-    for in_head, lr in ((False, config.lr), (True, config.lr * config.head_lr_mult)):
-        part = {n: p for n, p in model.named_parameters() if p.requires_grad and (n in heads) == in_head}
+    for (in_head, scale), part in sorted(parts.items(), key=lambda item: item[0]):
+        lr = config.lr * scale * (config.head_lr_mult if in_head else 1.0)
         for group in param_groups_weight_decay(_Named(part), config.weight_decay, no_weight_decay_list=still):
             groups.append({**group, "lr": lr})
     return groups
 
 
+def layer_scales(model: nn.Module, decay: float | None) -> dict[str, float]:
+    """Return the factor on the learning rate of every trainable parameter; none without ``decay``."""
+    if decay is None:
+        return {}
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = param_groups_layer_decay(model, layer_decay=decay)
+    return {names[id(p)]: float(group["lr_scale"]) for group in groups for p in group["params"]}
+
+
+def describe_rates(model: nn.Module, config: OptimConfig) -> str:
+    """Return the highest learning rates in one line: of the head, and of the layers from last to first."""
+    heads = {id(p) for name, p in model.named_parameters() if name in head_names(model)}
+    rates: dict[bool, set[float]] = {True: set(), False: set()}
+    for group in parameter_groups(model, config):
+        rates[id(group["params"][0]) in heads].add(float(group["lr"]))
+    told = []
+    if body := rates[False]:
+        layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
+        told.append(f"{max(body):.2g}{layers}")
+    told += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+    return f"{config.optimizer}, learning rate up to {', '.join(told)}"
+
+
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Return timm's AdamW, or SGD with Nesterov momentum, over the trainable parameters."""
-    groups = parameter_groups(model, config)
-    return create_optimizer_v2(groups, opt=config.optimizer, lr=config.lr, weight_decay=0.0, momentum=config.momentum)
+    """Return timm's optimiser of that name over the trainable parameters.
+
+    Raises:
+        UsageError: there is none, or this loop cannot drive it.
+        UnavailableError: a package or device that it needs is not here.
+    """
+    return create(
+        parameter_groups(model, config), config.optimizer, config.opt_kwargs, lr=config.lr, momentum=config.momentum
+    )
 
 
 def lr_factor(step: int, total: int, warmup: float, floor: float) -> float:

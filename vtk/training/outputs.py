@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import io
 import json
-import math
 import platform
 import shlex
 import shutil
@@ -14,15 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import yaml
 
+from vtk import files
 from vtk.errors import DataError
 from vtk.files import existing_dir, prepare_output, write_text
 from vtk.training.config import FinetuneConfig
+from vtk.training.tracking import clear_events
 
 if TYPE_CHECKING:
     from vtk.evaluation.metrics import Metrics
+    from vtk.evaluation.multilabel import MultiLabelMetrics
 
 TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
 FILES = (
@@ -65,14 +66,7 @@ def no_empty_folder(out: Path) -> Iterator[None]:
 
 def sweep(out: Path) -> None:
     """Delete the temporary files and folders of a run that was killed while it wrote them."""
-    for left in out.glob("*.tmp-*"):
-        name, _, pid = left.name.rpartition(".tmp-")
-        if (name not in FILES and name not in _INSIDE) or not pid.isdecimal() or psutil.pid_exists(int(pid)):
-            continue
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+    files.sweep(out, lambda name: name in FILES or name in _INSIDE)
 
 
 def check_best(out: Path, train: str) -> None:
@@ -95,6 +89,7 @@ def clear_run(out: Path) -> None:
             shutil.rmtree(folder)
     for name in FILES:
         (out / name).unlink(missing_ok=True)
+    clear_events(out)
 
 
 def _folders(out: Path) -> list[Path]:
@@ -117,7 +112,10 @@ def command_line(config: FinetuneConfig) -> str:
     words = ["vtk", "finetune", *([] if config.data is None else [str(config.data)])]
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run") or value == f.default:
+        if (
+            f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run", "track")
+            or value == f.default
+        ):
             continue
         if f.name == "memory" and value != "gelu8":  # the other modes change no result
             continue
@@ -156,18 +154,15 @@ def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
     write_text(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in whole))
 
 
-def write_best(out: Path, metrics: "Metrics") -> None:
-    """Write ``confusion.png`` and ``per_class.csv`` of the best epoch."""
+def write_best(out: Path, metrics: "Metrics | MultiLabelMetrics") -> None:
+    """Write ``per_class.csv`` of the best epoch and, of images with one label, ``confusion.png``."""
+    from vtk.evaluation.metrics import Metrics
     from vtk.evaluation.plots import confusion_png
+    from vtk.evaluation.rows import per_class_csv
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", "count", "precision", "recall", "f1"])
-    for row in metrics.per_class():
-        scores = ["" if math.isnan(score) else score for score in (row.precision, row.recall, row.f1)]
-        writer.writerow([row.name, row.count, *scores])
-    write_text(out / "per_class.csv", text.getvalue())
-    confusion_png(metrics, out / "confusion.png")
+    write_text(out / "per_class.csv", per_class_csv(metrics))
+    if isinstance(metrics, Metrics):
+        confusion_png(metrics, out / "confusion.png")
 
 
 def write_curves(out: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -22,6 +22,7 @@ _TRAINS: dict[str, tuple[Group, ...]] = {
     "head": ("head", "context"),
     "full": GROUPS,
 }
+_TOKENS = frozenset({"cls_token", "reg_token", "dist_token", "mask_token"})
 
 
 def attention_types() -> tuple[type[nn.Module], ...]:
@@ -32,6 +33,9 @@ def attention_types() -> tuple[type[nn.Module], ...]:
 def group_names(model: nn.Module) -> dict[str, Group]:
     """Return the group of every parameter and buffer of ``model``, under its state-dict name.
 
+    The stem is what turns an image into tokens; what merges tokens between stages, by a class that some families use
+    for both, is not. Class and register tokens are "other" wherever a family keeps them.
+
     Inside an attention module everything is attention (qkv, proj, q and k norm, relative positions), with one
     exception: the latent attention pool carries a norm and an FFN of its own behind its projection, which stay what
     they are, so that "attention only" never trains an FFN. Context Broadcasting is a group of its own wherever it is,
@@ -40,12 +44,13 @@ def group_names(model: nn.Module) -> dict[str, Group]:
     attention, ffn, norm, stem = kinds.attention_types(), kinds.ffn_types(), kinds.norm_types(), kinds.stem_types()
     pools = tuple(t for t in attention if t.__name__ in ("AttentionPoolLatent", "AttentionPoolPrr"))
     stems = {id(m) for m in (getattr(model, "patch_embed", None), getattr(model, "stem", None)) if m is not None}
+    channels = _input_channels(model)
     result: dict[str, Group] = {}
 
     def visit(module: nn.Module, prefix: str, group: Group, in_pool: bool) -> None:
         if isinstance(module, ContextBroadcast):
             group = "context"
-        elif id(module) in stems or isinstance(module, stem):
+        elif (id(module) in stems or isinstance(module, stem)) and _input_channels(module) in (channels, None):
             group = "stem"
         elif isinstance(module, attention):
             group = "attention"
@@ -54,7 +59,7 @@ def group_names(model: nn.Module) -> dict[str, Group]:
         elif isinstance(module, norm) and (group == "other" or in_pool):
             group = "norm"
         for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            result[prefix + name] = group
+            result[prefix + name] = "other" if name in _TOKENS and group == "stem" else group
         for name, child in module.named_children():
             # q_norm and k_norm act on the pool's attention; only its `norm` and `mlp` lie behind it
             behind = isinstance(module, pools) and name in ("norm", "mlp", "pre_norm", "post_norm")
@@ -71,6 +76,11 @@ def group_names(model: nn.Module) -> dict[str, Group]:
         if ".lora_A." in name or ".lora_B." in name:
             result[name] = "lora"
     return result
+
+
+def _input_channels(module: nn.Module) -> int | None:
+    """Return what the first convolution inside takes, None where there is none."""
+    return next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), None)
 
 
 def created_names(key_map: Mapping[str, str | None], model: nn.Module) -> frozenset[str]:
@@ -120,6 +130,13 @@ def apply(model: nn.Module, names: Collection[str]) -> None:
     """Make exactly the parameters in ``names`` trainable."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
+
+
+def aliases(model: nn.Module, names: Collection[str]) -> frozenset[str]:
+    """Return ``names`` and the other state-dict keys of the same parameters: CoaT's blocks share one of positions."""
+    every = list(model.named_parameters(remove_duplicate=False))
+    ids = {id(p) for n, p in every if n in names}
+    return frozenset(n for n, p in every if id(p) in ids)
 
 
 def train_mode(model: nn.Module) -> None:

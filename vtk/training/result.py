@@ -1,5 +1,6 @@
 """What the engine hands out (an epoch, the state to resume from, the numbers of a run), and what a run left behind."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.evaluation.metrics import Metrics
+from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.training.census import Census
 
 
@@ -20,6 +22,7 @@ class FitState:
         schedule: its state dict.
         rows: one dict of numbers per epoch done.
         scaler: state dict of the loss scaler; empty without one.
+        ema: state of the average of the weights; empty without one.
     """
 
     epoch: int
@@ -27,6 +30,7 @@ class FitState:
     schedule: dict[str, Any]
     rows: list[dict[str, float]]
     scaler: dict[str, Any] = field(default_factory=dict)
+    ema: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,13 @@ class EpochEnd:
         row: ``epoch``, ``loss`` (mean over images), ``lr`` (of the last step), ``seconds``, ``images_per_second`` and
             what the objective logs; with a loss scaler also ``skipped_steps``.
         state: builds the resume state; ``extra`` numbers are added to its last row.
+        averaged: opens a context in which the model holds the average of its weights, if one is kept.
     """
 
     epoch: int
     row: dict[str, float]
     state: Callable[[Mapping[str, float]], FitState]
+    averaged: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass
@@ -77,12 +83,14 @@ class FinetuneResult:
         memory: the memory mode that was taken.
         batch_size: images per forward pass.
         adapter: the best pack's LoRA factors as PEFT reads them; None under other policies.
+        metric: by which the best epoch was chosen.
+        stopped_early: whether ``--patience`` ended it before its last epoch.
     """
 
     out: Path
     task: Path
     task_last: Path
-    metrics: Metrics
+    metrics: Metrics | MultiLabelMetrics
     best_epoch: int
     rows: list[dict[str, float]]
     census: Census
@@ -91,6 +99,13 @@ class FinetuneResult:
     memory: str
     batch_size: int
     adapter: Path | None = None
+    metric: str = "top1"
+    stopped_early: bool = False
+
+    @property
+    def top1(self) -> float:
+        """Held-out accuracy of the best pack; NaN where images have several labels."""
+        return self.metrics.numbers().get("top1", math.nan)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -98,11 +113,11 @@ class FinetuneResult:
             "out": str(self.out),
             "task": str(self.task),
             "task_last": str(self.task_last),
-            "top1": self.metrics.top1,
-            "top5": self.metrics.top5,
-            "loss": self.metrics.loss,
+            **self.metrics.numbers(),
+            "metric": self.metric,
             "best_epoch": self.best_epoch,
             "epochs": len(self.rows),
+            "stopped_early": self.stopped_early,
             "trained": self.census.trained,
             "total": self.census.total,
             "images_per_second": self.images_per_second,

@@ -1,33 +1,25 @@
 """One task's run: training, and what is kept of it: packs, metrics, plots, and the state to resume from."""
 
-import contextlib
-import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from vtk import console
-from vtk.card import Card, Regime
-from vtk.evaluation.metrics import Metrics
-from vtk.files import existing_dir, write_json, write_text
+from vtk.evaluation import choice
+from vtk.files import write_json, write_text
 from vtk.tasks.base import store_base
-from vtk.tasks.load import load_task, read_card
-from vtk.tasks.lora import finish_lora, save_lora
-from vtk.tasks.pack import save_task, update_card
+from vtk.tasks.lora import save_lora
 from vtk.training import checkpoint, lora, outputs
 from vtk.training.engine import DivergedError, fit
-from vtk.training.parallel import Ranks
-from vtk.training.precision import DTYPES
+from vtk.training.optim import describe_rates
+from vtk.training.packs import Packs
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
-from vtk.training.scoring import default_workers, evaluate_ranks
-from vtk.training.setup import Setup
+from vtk.training.scoring import default_workers
+from vtk.training.tracking import open_trackers
 
 
-class Run(Setup):
+class Run(Packs):
     """One task's run, alone or as a part of a `vtk.training.joint.JointRun`."""
 
     def go(self) -> FinetuneResult:
@@ -58,9 +50,10 @@ class Run(Setup):
         """Return what the run left behind."""
         out = self.out
         return FinetuneResult(
-            out, out / outputs.TASK, out / outputs.TASK_LAST, self._best_metrics(), self.best["epoch"], self.rows,
+            out, out / outputs.TASK, out / outputs.TASK_LAST, self.best_metrics(), self.best["epoch"], self.rows,
             self.census, images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
-            out / outputs.ADAPTER if self.lora is not None else None,
+            out / outputs.ADAPTER if self.lora is not None else None, self.config.chosen_metric,
+            self.enough() and len(self.rows) < self.config.epochs,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -71,6 +64,7 @@ class Run(Setup):
         self.census.print()
         if self.lora is not None:
             lora.warn_of_shared(self.model, self.lora)
+        console.say(f"{self.title}{describe_rates(self.model, self.config)}")
         if not self.title:  # of several tasks it is one line for all
             console.say(self.memory.line)
         out = self.out
@@ -81,6 +75,7 @@ class Run(Setup):
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
         write_json(out / "census.json", self.census.to_dict())
+        self.trackers = open_trackers(self.config.track, out, self.command, self.rows)
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         workers = default_workers(self.config.workers, self.ranks.world)
@@ -88,20 +83,21 @@ class Run(Setup):
         try:
             return fit(
                 self.model, objective, [stream], self.config, self.precision, ranks=self.ranks,
-                start=saved.fit if saved else None, on_epoch=self._epoch,
+                start=saved.fit if saved else None, on_epoch=self._epoch, enough=self.enough,
             )  # fmt: skip
         except DivergedError as error:
             if not self.best:
                 raise
             if self.ranks.main:
-                self._finish_adapter()
+                self.finish_adapter()
                 self.draw()
             kept = self.out / outputs.TASK
             raise DivergedError(f"{error}; the best pack, of epoch {self.best['epoch']}, is kept in {kept}") from error
 
     def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
         """Score the epoch, and write what a resume needs."""
-        numbers = self.score(end.row)
+        with end.averaged():
+            numbers = self.score(end.row)
         if self.ranks.main:
             saved = checkpoint.Saved(self.live_state(), end.state(numbers), self.best, self.identity)
             checkpoint.save_state(self.out / outputs.LAST, saved)
@@ -115,128 +111,50 @@ class Run(Setup):
     def score(self, row: Mapping[str, float]) -> Mapping[str, float]:
         """Evaluate after an epoch whose numbers are ``row``, and keep the pack if it is the best so far."""
         epoch = int(row["epoch"])
-        with self._as_packed():
-            metrics = evaluate_ranks(
-                self.model, self.val_loader, self.audit.classes, self.ranks, show_progress=self.ranks.main
-            )
+        metrics = self.evaluate(show_progress=self.ranks.main)
         if not math.isfinite(metrics.loss):
             raise DivergedError(
                 f"the held-out loss is {metrics.loss} after epoch {epoch}; use a lower --lr or a longer --warmup"
             )
-        numbers = {"val_loss": metrics.loss, "val_top1": metrics.top1, "val_top5": metrics.top5}
-        rank = (metrics.top1, -metrics.loss)
-        better = not self.best or rank > (self.best["top1"], -self.best["loss"])
-        if better:
-            self.best = _remember(epoch, metrics)
+        numbers = {f"val_{name}": value for name, value in metrics.numbers().items()}
+        better = self.judge(epoch, metrics)
         self.rows.append({**row, **numbers})
         if self.ranks.main:
             if better:
                 state = self.precision.master_state_dict(self.model)
-                card = self._save_pack(self.out / outputs.TASK, state, epoch, metrics)
+                card = self.save_pack(self.out / outputs.TASK, state, self.best_numbers)
                 if self.lora is not None:
                     save_lora(self.out / outputs.ADAPTER, self.lora, state, card)
             outputs.write_rows(self.out, self.rows)
+            for tracker in self.trackers:
+                tracker.write(self.rows[-1])
+            told = metrics.headline(self.config.chosen_metric)
             console.say(
-                f"{self.title}epoch {epoch}/{self.config.epochs}: loss {row['loss']:.3f}, held-out top-1 "
-                f"{console.percent(metrics.top1)}, loss {metrics.loss:.3f}, "
+                f"{self.title}epoch {epoch}/{self.config.epochs}: loss {row['loss']:.3f}, held-out {told}, "
                 f"{row['images_per_second']:,.0f} images/s{', best so far' if better else ''}"
             )
         return numbers
 
-    def _as_packed(self) -> contextlib.AbstractContextManager[None]:
-        """Let the model compute, inside of the context, what its pack will."""
-        if self.lora is None:
-            return contextlib.nullcontext()
-        return lora.merged_into(self.model, self.lora, self.precision.master_state_dict(self.model))
-
-    def _save_pack(self, path: Path, state: Mapping[str, Tensor], epoch: int, metrics: Metrics) -> Card:
-        config, created, trained = self.config, self.created, self.trained
-        if self.lora is not None:
-            state, trained = self.lora.merge(state), frozenset(map(self.lora.plain_name, trained))
-        card = Card(
-            model=created.spec,
-            input=created.input,
-            classes=self.audit.classes,
-            base=created.base.ref,
-            transforms=created.transforms,
-            metrics=_numbers(metrics, epoch),
-            data={
-                "layout": self.audit.layout,
-                "val_split": config.val_split,
-                "seed": config.seed,
-                "root": self.audit.root.resolve().name,
-            },
-            regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
-            versions=outputs.versions(),
-            command=self.command,
-        )
-        return save_task(path, state=state, created=created, card=card, trained=trained, dtype=config.pack_dtype)
-
     def finish(self) -> None:
         """Write the last pack and the plots; where packs are rounded, measure what was really stored."""
         out, config = self.out, self.config
+        for tracker in self.trackers:
+            tracker.close()
         state = self.precision.master_state_dict(self.model)
-        row = self.rows[-1]
-        last = dataclasses.replace(
-            self._best_metrics(), top1=row["val_top1"], top5=row["val_top5"], loss=row["val_loss"]
-        )
-        self._save_pack(out / outputs.TASK_LAST, state, int(row["epoch"]), last)
-        self._finish_adapter()
+        self.save_pack(out / outputs.TASK_LAST, state, self.last_numbers)
+        self.finish_adapter()
         if config.pack_dtype != "fp32":
-            self.best = self._measure_stored(out / outputs.TASK)
-            self._measure_stored(out / outputs.TASK_LAST)
+            self.best = self.measure_stored(out / outputs.TASK)
+            self.measure_stored(out / outputs.TASK_LAST)
         self.draw()
-        metrics = self._best_metrics()
+        metrics = self.best_metrics()
         console.say(
-            f"{self.title}best epoch {self.best['epoch']}: held-out top-1 {console.percent(metrics.top1)}, top-5 "
-            f"{console.percent(metrics.top5)} of {metrics.count} images; pack {out / outputs.TASK}"
+            f"{self.title}best epoch {self.best['epoch']}: held-out {metrics.headline(config.chosen_metric)}, of "
+            f"{metrics.count} images; pack {out / outputs.TASK}"
         )
         if len(self.rows) < config.epochs:
-            console.say(f"stopped after {len(self.rows)} of {config.epochs} epochs; go on with --resume")
-
-    def _finish_adapter(self) -> None:
-        """Make the adapter of the best epoch complete, and check what PEFT makes of it."""
-        if self.lora is None:
-            return
-        path = self.out / outputs.ADAPTER
-        start = self.lora.start(self.precision.master_state_dict(self.model))
-        shared = lora.shared_names(self.created, start)
-        worst = finish_lora(path, self.lora, start, shared, read_card(self.out / outputs.TASK))
-        console.say(f"{self.title}adapter {path}: PEFT's logits differ from the merged ones by at most {worst:.0e}")
-
-    def draw(self) -> None:
-        """Write the plots and the table of classes."""
-        outputs.write_best(self.out, self._best_metrics())
-        outputs.write_curves(self.out, self.rows)
-
-    def _measure_stored(self, path: Path) -> dict[str, Any]:
-        """Evaluate a pack from its file, so that its card tells what others will measure."""
-        model = load_task(path).model.to(self.ranks.device)
-        model.to(DTYPES[self.precision.name])
-        alone = Ranks(self.ranks.device)
-        metrics = evaluate_ranks(model, self.val_loader, self.audit.classes, alone, show_progress=False)
-        card = read_card(path)
-        epoch = int(card.metrics["epoch"])
-        update_card(existing_dir(path), dataclasses.replace(card, metrics=_numbers(metrics, epoch)))
-        return _remember(epoch, metrics)
-
-    def _best_metrics(self) -> Metrics:
-        best = self.best
-        return Metrics(
-            count=best["count"],
-            top1=best["top1"],
-            top5=best["top5"],
-            loss=best["loss"],
-            confusion=best["confusion"].numpy(),
-            classes=self.audit.classes,
-        )
-
-
-def _numbers(metrics: Metrics, epoch: int) -> dict[str, Any]:
-    return {
-        "top1": metrics.top1, "top5": metrics.top5, "loss": metrics.loss, "count": metrics.count, "epoch": epoch,
-    }  # fmt: skip
-
-
-def _remember(epoch: int, metrics: Metrics) -> dict[str, Any]:
-    return {**_numbers(metrics, epoch), "confusion": torch.as_tensor(metrics.confusion)}
+            more = f"stopped after {len(self.rows)} of {config.epochs} epochs; go on with --resume"
+            if self.enough():
+                name = choice.names(config.multi_label)[config.chosen_metric]
+                more += f" and a larger --patience: no better {name} in {self.fruitless} epochs"
+            console.say(f"{self.title}{more}")

@@ -1,5 +1,6 @@
 """Evaluation during training, by one process or several."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vtk.data.pool import usable_cpus
-from vtk.evaluation.metrics import Metrics, evaluate
+from vtk.evaluation.metrics import evaluate
 from vtk.training.parallel import Ranks
 from vtk.training.streams import share
 
@@ -18,12 +19,13 @@ def default_workers(workers: int | None, processes: int = 1) -> int:
 
 
 def evaluate_ranks(
-    model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool
-) -> Metrics:
+    model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool,
+    score: Callable[..., Any] = evaluate,
+) -> Any:  # fmt: skip
     """Evaluate ``model`` with all processes; the metrics do not depend on how many there are.
 
     Each process runs whole batches, every W-th one, so that a batch holds the same images as in a single process; the
-    logits are then gathered and scored in order.
+    logits are then gathered and scored in order, by `vtk.evaluation.evaluate` or what ``score`` is.
     """
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
@@ -33,11 +35,11 @@ def evaluate_ranks(
         return logits
 
     if ranks.world == 1:
-        return evaluate(predict, loader, classes, device=ranks.device, show_progress=show_progress)
+        return score(predict, loader, classes, device=ranks.device, show_progress=show_progress)
     mine = []
     with torch.no_grad():
         for images, labels in share(loader, ranks, whole=True):
             mine.append((predict(images).float().cpu(), labels))
     parts = ranks.gather(mine)
     batches = [parts[i % ranks.world][i // ranks.world] for i in range(sum(map(len, parts)))]
-    return evaluate(lambda logits: logits, batches, classes, show_progress=False)
+    return score(lambda logits: logits, batches, classes, show_progress=False)

@@ -4,7 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from vtk.data.audit import DataAudit, scan
+from vtk import console
+from vtk.card import Transform
+from vtk.data.audit import DataAudit
 from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import DataError
@@ -15,13 +17,16 @@ from vtk.models.inputs import input_spec
 from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.census import take_census
 from vtk.training.config import FinetuneConfig
+from vtk.training.labels import describe, make_objective, make_sampler, read_data
 from vtk.training.memory import MemoryChoice, Subject, choose_memory
 from vtk.training.objective import Classification
+from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks
 from vtk.training.precision import make_precision
 from vtk.training.spec import parse_starts
 from vtk.training.start import start_from
 from vtk.training.streams import ImageStream
+from vtk.training.tracking import Tracker, check_trackers
 
 
 class Setup:
@@ -41,6 +46,7 @@ class Setup:
         memory: mode and batch, after `settle` or `take`.
         best: the best epoch so far.
         rows: numbers of every epoch.
+        trackers: what else takes them, in the main process.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Setup:
         self.best: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
+        self.trackers: list[Tracker] = []
 
     def load(self) -> checkpoint.Saved | None:
         """Check what can be checked before an image is read, and return the state of the run that is resumed."""
@@ -58,11 +65,14 @@ class Setup:
         self.kwargs = parse_model_kwargs(config.model_kwargs)
         # a size that cannot be is refused before any image is read
         self.spec = input_spec(
-            config.model, self.kwargs, config.img_size, mean=config.mean, std=config.std,
+            config.model, self.kwargs, config.img_size, config.in_chans, mean=config.mean, std=config.std,
             interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
         )  # fmt: skip
-        check_transforms(config.model, config.transforms(), self.kwargs)
+        stem = () if config.in_chans == 3 else (Transform("adapt_input", {"in_chans": config.in_chans}),)
+        check_transforms(config.model, (*stem, *config.transforms()), self.kwargs)
         self.precision = make_precision(config.precision, self.ranks.device, train=not config.dry_run)
+        check_optimizer(config.optimizer, config.opt_kwargs)
+        check_trackers(config.track)
         low, high = config.crop_scale
         self.augment = train_transform(
             self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
@@ -77,7 +87,7 @@ class Setup:
         self.created = create_model(
             config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
-            input=self.spec, transforms=config.transforms(), base=self.base,
+            in_chans=config.in_chans, input=self.spec, transforms=config.transforms(), base=self.base,
         )  # fmt: skip
         self.model = self.created.model
         made: frozenset[str] = frozenset()
@@ -86,7 +96,9 @@ class Setup:
         self.lora = lora.inject(self.created, config, made) if config.train == "lora" else None
         trained = policy.select(self.model, config.train, made)
         policy.apply(self.model, trained)
-        self.trained = trained | (policy.live_buffers(self.model) & self.model.state_dict().keys())
+        self.trained = policy.aliases(self.model, trained) | (
+            policy.live_buffers(self.model) & self.model.state_dict().keys()
+        )
         self.census = take_census(self.model, trained, config.train)
         for pack in parse_starts(config.init_from, ()).values():
             self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
@@ -108,12 +120,9 @@ class Setup:
     def _scan(self) -> DataAudit:
         config, ranks = self.config, self.ranks
         assert config.data is not None
-        workers = config.workers
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = scan(
-                    config.data, val_split=config.val_split, seed=config.seed, workers=workers, show_progress=ranks.main
-                )
+                audit = read_data(config, show_progress=ranks.main)
             ranks.wait()
         if not audit.val:
             raise DataError(
@@ -140,14 +149,14 @@ class Setup:
         config = self.config
         self.val_loader = make_loader(
             self.audit.val, eval_transform(self.created.input), batch_size=config.eval_batch_size, shuffle=False,
-            seed=config.seed, workers=workers,
+            seed=config.seed, workers=workers, max_pixels=config.max_pixels,
         )  # fmt: skip
         stream = ImageStream(
             self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
-            ranks=self.ranks,
+            ranks=self.ranks, max_pixels=config.max_pixels, sampler=make_sampler(config, self.audit),
         )  # fmt: skip
-        objective = Classification(
-            len(self.audit.classes), smoothing=config.smoothing, mixup=config.mixup, cutmix=config.cutmix,
-            prob=config.mix_prob,
-        )  # fmt: skip
+        objective = make_objective(config, self.audit)
+        if self.ranks.main:
+            for line in describe(config, objective, self.audit):
+                console.say(f"{self.title}{line}")
         return stream, objective

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UsageError
-from vtk.models.create import Created, resize_position
-from vtk.models.parts import head_names, position_names
+from vtk.models.create import Created
+from vtk.models.parts import grid_of, head_names, position_names
+from vtk.models.positions import fit_position
 from vtk.tasks.load import load_task
 
 _HINT = "give a pack of the same model, or leave out --init-from"
@@ -53,9 +54,10 @@ def start_from(
         if key in heads:
             if card.classes == classes:
                 taken[key] = value
-        elif key in positions and value.shape != state[key].shape:
+        elif key in positions and card.input.size != created.input.size:  # as many tokens may be another grid of them
             if key in trained:
-                taken[key] = resize_position(value, model, _grid(task.model), spec.name)
+                grid = grid_of(task.model)
+                taken[key] = fit_position(key, value, model, grid=grid, size=card.input.size, name=spec.name)
                 notes.append(f"position table resampled from {value.shape[1]} to {taken[key].shape[1]} tokens")
         elif key in trained and value.shape == state[key].shape:
             taken[key] = value
@@ -68,8 +70,3 @@ def start_from(
         notes.append(f"its classifier has other classes ({len(card.classes)}): this one starts anew")
     model.load_state_dict(taken, strict=False)
     return notes
-
-
-def _grid(model: Any) -> tuple[int, int]:
-    height, width = model.patch_embed.grid_size
-    return int(height), int(width)

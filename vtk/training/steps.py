@@ -1,13 +1,33 @@
 """What one optimiser step is: its batches, and the rule that turns their gradients into an update."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vtk.training.objective import Batch
+
+
+@contextlib.contextmanager
+def single_images(model: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
+    """Let BatchNorms use their running statistics, inside of the context, where a batch holds a single image.
+
+    One image has no spread: torch refuses to train on it, and a last batch of one is nothing a user chose.
+    """
+    norms = []
+    if any(len(batch.images) == 1 for batch in batches):
+        norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
+    for norm in norms:
+        norm.training = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.training = True
 
 
 class StepRule(Protocol):

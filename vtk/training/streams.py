@@ -1,15 +1,14 @@
 """Where batches come from: a stream gives the same batches for the same epoch, cut among the processes."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from PIL import Image
-from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from vtk.data.audit import Sample
-from vtk.data.loader import make_loader, set_epoch
+from vtk.data.images import MAX_PIXELS
+from vtk.data.loader import EpochSampler, Transform, make_loader, set_epoch
 from vtk.errors import UsageError
 from vtk.training.objective import Batch
 from vtk.training.parallel import Ranks
@@ -40,6 +39,8 @@ class ImageStream:
         seed: of order and augmentation.
         workers: processes that load images, for each training process.
         ranks: this process and the others.
+        max_pixels: a larger image is an error.
+        sampler: of the images, in place of a shuffled pass over all of them.
 
     Raises:
         UsageError: the batch size is below the number of processes.
@@ -48,20 +49,23 @@ class ImageStream:
     def __init__(
         self,
         samples: Sequence[Sample],
-        transform: Callable[[Image.Image], Tensor],
+        transform: Transform,
         *,
         batch_size: int,
         seed: int,
         workers: int,
         ranks: Ranks,
+        max_pixels: int = MAX_PIXELS,
+        sampler: EpochSampler | None = None,
     ) -> None:
         if batch_size % ranks.world:
             raise UsageError(
                 f"`--batch-size` {batch_size} is shared by {ranks.world} processes; give a multiple of {ranks.world}"
             )
         loader = make_loader(
-            samples, transform, batch_size=batch_size, shuffle=True, seed=seed, workers=workers, drop_last=False
-        )
+            samples, transform, batch_size=batch_size, shuffle=True, seed=seed, workers=workers, drop_last=False,
+            max_pixels=max_pixels, sampler=sampler,
+        )  # fmt: skip
         full, rest = divmod(len(samples), batch_size)
         self._sizes = [batch_size] * full + ([rest] if rest >= ranks.world else [])
         self._loader = share(loader, ranks) if ranks.world > 1 else loader

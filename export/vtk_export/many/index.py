@@ -5,6 +5,7 @@ to be replaced; while files move, one in its place lists both exports' files, fr
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ SESSION_OPTIONS = {"session.disable_prepacking": "1"}
 """Entries for ``SessionOptions.add_session_config_entry`` without which every session copies the shared weights."""
 
 _SUFFIXES = (".onnx", ".json", ".data")
+_KNOWN = (*_SUFFIXES, ".png")
 
 
 def known_files(out: Path) -> frozenset[str]:
@@ -27,7 +29,7 @@ def known_files(out: Path) -> frozenset[str]:
     names = value.get("files") if isinstance(value, dict) and value.get("format") == FORMAT else None
     if not isinstance(names, list):
         return frozenset()
-    plain = {n for n in names if isinstance(n, str) and Path(n).name == n and n.endswith(_SUFFIXES)}
+    plain = {n for n in names if isinstance(n, str) and Path(n).name == n and n.endswith(_KNOWN)}
     return frozenset(plain | {INDEX})
 
 
@@ -52,6 +54,16 @@ def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
         # where capitals do not count, an old name may be a new file's
         if not any(name.casefold() == stale.name.casefold() and stale.samefile(out / name) for name in new):
             stale.unlink()
+
+
+def remember(out: Path, names: Collection[str]) -> None:
+    """Add files to the index that were made of an export's, so that the next one takes them away.
+
+    Raises:
+        DataError: the index is damaged, or cannot be written.
+    """
+    value = read_json(out / INDEX)
+    write_json(out / INDEX, {**value, "files": sorted({*value["files"], *names})})
 
 
 def _last_onnx(name: str) -> tuple[int, str]:

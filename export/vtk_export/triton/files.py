@@ -16,7 +16,11 @@ _SERVED = Path(__file__).with_name("served")
 _CODE = {
     "python": {"tasks_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_prepack.py": "vtk_prepack.py"},
     "vtk": {"bank_model.py": "model.py", "vtk_rows.py": "vtk_rows.py"},
+    "preprocess": {"preprocess_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_images.py": "vtk_images.py"},
 }
+_CLIENT = ("client.py", "vtk_images.py")
+IMAGES = ("encoded", "images", "pixel_values")
+"""What a model may take images by; a client sends the first of them that there is."""
 
 
 def write_code(version: Path, server: str) -> None:
@@ -39,15 +43,18 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         folder: of the model.
         config: its message.
         cards: of its tasks.
-        outputs: names of its outputs.
+        outputs: names of its outputs that clients ask for.
     """
     names = {entry.name for entry in config.input}
-    shutil.copyfile(_SERVED / "client.py", folder / "client.py")
+    for name in _CLIENT:
+        shutil.copyfile(_SERVED / name, folder / name)
     kind = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    image = next(entry for entry in config.input if entry.name == "pixel_values")
+    image = next(entry for name in IMAGES for entry in config.input if entry.name == name)
+    datatype = kind[image.data_type].name.removeprefix("TYPE_")
     about = {
         "model": config.name,
-        "datatype": kind[image.data_type].name.removeprefix("TYPE_"),
+        "input": image.name,
+        "datatype": "BYTES" if datatype == "STRING" else datatype,
         "has_task": "task" in names,
         "static_batch": 0 if config.max_batch_size else image.dims[0],
         "outputs": list(outputs),

@@ -15,17 +15,19 @@ from vtk import __version__
 from vtk.errors import DataError, VerificationError
 from vtk_export.triton_config import TritonConfig
 
-CONFIG, LABELS, WARMUP_TASK = "config.pbtxt", "labels.txt", "task"
+CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
 MARK = "vtk"
 """Parameter by which a model folder is known to be an export's; servers ignore parameters that they do not know."""
+
+PART = "part_of"
+"""Parameter of a step of an ensemble, with the ensemble's name."""
 
 USUAL = 8
 """Images of a call that a TensorRT engine is tuned for."""
 
-_TYPES = {
-    onnx.TensorProto.FLOAT: "TYPE_FP32", onnx.TensorProto.FLOAT16: "TYPE_FP16", onnx.TensorProto.BFLOAT16: "TYPE_BF16",
-    onnx.TensorProto.UINT8: "TYPE_UINT8", onnx.TensorProto.INT32: "TYPE_INT32",
-}  # fmt: skip
+TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16", "UINT8": "TYPE_UINT8",
+         "INT32": "TYPE_INT32"}  # fmt: skip
+"""ONNX's names of types to the server's."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,19 @@ def messages() -> Any:
     return model_config_pb2
 
 
-def graph_slots(path: Path, *, labels: str | None) -> tuple[list[Slot], list[Slot], bool]:
+def graph_slots(path: Path, *, labels: str | None, free: Sequence[str] = ()) -> tuple[list[Slot], list[Slot], bool]:
     """Read inputs and outputs of an ONNX file.
 
     Args:
         path: the file.
         labels: the output that the label file is of.
+        free: tensors that may have other symbolic axes than the first; they are -1 in the dims.
 
     Returns:
         Inputs, outputs, and whether the batch is symbolic: its axis is then left out of the dims.
 
     Raises:
-        VerificationError: a type that the server does not know, or a symbolic axis other than the first.
+        VerificationError: a type that the server does not know, or another symbolic axis.
     """
     graph = onnx.load(path, load_external_data=False).graph
     shapes = {v.name: [d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim]
@@ -71,28 +74,33 @@ def graph_slots(path: Path, *, labels: str | None) -> tuple[list[Slot], list[Slo
     batched = all(shape and shape[0] is None for shape in shapes.values())
 
     def slot(value: Any) -> Slot:
-        kind = value.type.tensor_type.elem_type
+        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
         dims = shapes[value.name][1:] if batched else shapes[value.name]
-        if kind not in _TYPES or None in dims:
+        if kind not in TYPES or (None in dims and value.name not in free):
             raise VerificationError(
-                f"{path.name}: `{value.name}` has type {onnx.TensorProto.DataType.Name(kind)} and shape "
-                f"{shapes[value.name]}, which no config can describe"
+                f"{path.name}: `{value.name}` has type {kind} and shape {shapes[value.name]}, which no config can "
+                "describe"
             )
-        return Slot(value.name, _TYPES[kind], tuple(d or 0 for d in dims), labels=value.name == labels)
+        sides = tuple(-1 if side is None else side for side in dims)
+        return Slot(value.name, TYPES[kind], sides, labels=value.name == labels)
 
     return [slot(v) for v in graph.input], [slot(v) for v in graph.output], batched
 
 
-def task_slots(sizes: Sequence[tuple[int, int, int]], width: int | None) -> tuple[list[Slot], list[Slot]]:
+def task_slots(
+    sizes: Sequence[tuple[int, int, int]], width: int | None, *, softmax: bool = False
+) -> tuple[list[Slot], list[Slot]]:
     """Return inputs and outputs of a model of many tasks, batched.
 
     Args:
         sizes: (channels, height, width) of each task's images; axes in which tasks differ are free.
         width: classes of the task with the most; None where tasks may come later.
+        softmax: whether it gives `probabilities` in place of `logits`.
     """
     dims = tuple(axis[0] if len(set(axis)) == 1 else -1 for axis in zip(*sizes, strict=True))
     inputs = [Slot("pixel_values", "TYPE_FP32", dims), Slot("task", "TYPE_STRING", (1,))]
-    outputs = [Slot("logits", "TYPE_FP32", (width or -1,)), Slot("label", "TYPE_STRING", (1,)),
+    first = "probabilities" if softmax else "logits"
+    outputs = [Slot(first, "TYPE_FP32", (width or -1,)), Slot("label", "TYPE_STRING", (1,)),
                Slot("score", "TYPE_FP32", (1,))]  # fmt: skip
     return inputs, outputs
 
@@ -106,6 +114,8 @@ def build(
     batched: bool = True,
     parameters: Mapping[str, str] | None = None,
     warm: tuple[int, ...] = (),
+    part_of: str = "",
+    preferred: Sequence[int] = (),
 ) -> Any:
     """Build a ``ModelConfig``.
 
@@ -117,14 +127,18 @@ def build(
         batched: the server may join requests; else every dim is given and ``max_batch_size`` is 0.
         parameters: for the back-end.
         warm: dims of the images that warm-up requests have, where those of the input are free.
+        part_of: the ensemble that it is a step of.
+        preferred: batch sizes that an engine was tuned for.
     """
     pb = messages()
     most = config.max_batch_size if batched else 0
     made = pb.ModelConfig(name=name, max_batch_size=most)
-    graph = config.server in ("onnxruntime", "tensorrt")
-    made.backend = "onnxruntime" if graph else "python"
-    if graph:
-        made.default_model_filename = "model.onnx"
+    if config.engine is not None:
+        made.platform, made.backend, made.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
+    elif config.server in ("onnxruntime", "tensorrt"):
+        made.backend, made.default_model_filename = "onnxruntime", "model.onnx"
+    else:
+        made.backend = "python"
     made.version_policy.latest.num_versions = 1
     for slot in inputs:
         made.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
@@ -134,12 +148,14 @@ def build(
     if most > 1:
         # no preferred sizes: a graph of any batch size gains nothing from waiting for a certain one
         made.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
-    if config.server == "tensorrt":
+        made.dynamic_batching.preferred_batch_size.extend(size for size in preferred if size <= most)
+    if config.server == "tensorrt" and config.engine is None:
         _accelerate(made, config, inputs, batched=batched)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
     kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
     made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
-    for key, value in {MARK: __version__, **(parameters or {})}.items():
+    part = {PART: part_of} if part_of else {}
+    for key, value in {MARK: __version__, **part, **(parameters or {})}.items():
         made.parameters[key].string_value = value
     if config.warmup:
         for batch in sorted({1, most or 1}):

@@ -16,7 +16,7 @@ import psutil
 
 from vtk.errors import DataError
 from vtk.files import replace_dir
-from vtk_export.triton.pbtxt import CONFIG, MARK, read_text
+from vtk_export.triton.pbtxt import CONFIG, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
 
@@ -45,12 +45,14 @@ class Draft:
         old: what was there.
         version: number of the version to be written: the next one, or an earlier one to be written anew.
         reused: it takes the place of the last version.
+        kept: what was there stays, and the draft is thrown away.
     """
 
     folder: Path
     old: Existing | None
     version: int
     reused: bool = False
+    kept: bool = False
 
     @property
     def at(self) -> Path:
@@ -67,9 +69,23 @@ class Draft:
         self.version, self.reused = self.old.versions[-1], True
         at.rename(self.at)
 
+    def keep(self) -> None:
+        """Leave the model as it was: what was made is the same, and a polling server would load it once more."""
+        assert self.old is not None
+        self.version, self.kept = self.old.versions[-1], True
 
-def find_existing(repo: Path, name: str) -> Existing | None:
+
+class _Kept(Exception):
+    """Ends a draft that is thrown away."""
+
+
+def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
     """Return the model of an earlier export.
+
+    Args:
+        repo: the repository.
+        name: of the model.
+        part_of: the ensemble that it is a step of.
 
     Raises:
         DataError: ``repo`` is a file, or holds something else under this name.
@@ -85,26 +101,38 @@ def find_existing(repo: Path, name: str) -> Existing | None:
         config = None
     if config is None or MARK not in config.parameters:
         raise DataError(f"{path} was not written by `vtk export triton`, so it stays; give another --name or --out")
+    if (other := config.parameters[PART].string_value if PART in config.parameters else "") != part_of:
+        kind = f"is a step of the ensemble `{other}`" if other else "is a model of its own"
+        raise DataError(f"{path} {kind}, so it stays; give another --name or --out")
     versions = sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir())
     return Existing(path, config, tuple(versions))
 
 
 @contextlib.contextmanager
-def draft(repo: Path, name: str) -> Iterator[Draft]:
+def draft(repo: Path, name: str, part_of: str = "") -> Iterator[Draft]:
     """Yield a draft of the model's next version; on success it is published, on an error nothing has changed.
+
+    Drafts of several models may be open at once; those that are opened last are published first.
+
+    Args:
+        repo: the repository.
+        name: of the model.
+        part_of: the ensemble that it is a step of.
 
     Raises:
         DataError: the repository or the folder around it cannot be written, or another export was quicker.
     """
-    old = find_existing(repo, name)
+    old = find_existing(repo, name, part_of)
     repo = repo.absolute()
     existed = repo.exists()
-    staging = _staging(repo)
+    staging = _staging(repo, name)
     try:
-        with replace_dir(repo / name, beside=staging) as folder:
+        with contextlib.suppress(_Kept), replace_dir(repo / name, beside=staging) as folder:
             made = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
             yield made
-            now = find_existing(repo, name)
+            if made.kept:
+                raise _Kept
+            now = find_existing(repo, name, part_of)
             if (now and now.versions) != (old and old.versions):
                 raise DataError(f"another export has written {repo / name} meanwhile; export again")
             if old is not None:
@@ -116,13 +144,13 @@ def draft(repo: Path, name: str) -> Iterator[Draft]:
                 repo.rmdir()  # only if nothing was put there
 
 
-def _staging(repo: Path) -> Path:
+def _staging(repo: Path, name: str) -> Path:
     prefix = f".{repo.name}.staging-"
     for left in repo.parent.glob(f"{prefix}*"):
-        pid = left.name.removeprefix(prefix)
+        pid = left.name.removeprefix(prefix).partition("-")[0]
         if not (pid.isdecimal() and psutil.pid_exists(int(pid))):
             shutil.rmtree(left, ignore_errors=True)  # of an export that was killed
-    staging = repo.parent / f"{prefix}{os.getpid()}"
+    staging = repo.parent / f"{prefix}{os.getpid()}-{name}"
     try:
         staging.mkdir(parents=True)
         if repo.exists() and repo.stat().st_dev != staging.stat().st_dev:

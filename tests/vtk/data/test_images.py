@@ -71,6 +71,22 @@ def test_cmyk_jpeg_looks_like_the_rgb_it_came_from(tmp_path: Path) -> None:
     assert np.abs(result - rgb.astype(int)).mean() < 3
 
 
+def test_ycck_jpeg_looks_like_the_rgb_it_came_from(tmp_path: Path) -> None:
+    smooth = Image.fromarray(RGBA[..., :3]).resize((64, 64), Image.Resampling.BICUBIC)
+    cyan, magenta, yellow, black = smooth.convert("CMYK").split()
+    planes = Image.merge("RGB", (cyan, magenta, yellow)).convert("YCbCr").split()
+    inverted = [plane.point(lambda value: 255 - value) for plane in planes]  # Pillow inverts what it writes as CMYK
+    path = tmp_path / "a.jpg"
+    Image.merge("CMYK", (*inverted, black)).save(path, quality=100, subsampling=0)
+    data = bytearray(path.read_bytes())
+    at = data.index(b"Adobe") + 11
+    assert data[at] == 0  # of Adobe's marker: these are CMYK …
+    data[at] = 2  # … YCCK
+    path.write_bytes(data)
+    result = np.asarray(load_image(path)).astype(int)
+    assert np.abs(result - np.asarray(smooth).astype(int)).mean() < 3
+
+
 def test_lab_tiff_gives_the_colours_of_srgb(tmp_path: Path) -> None:
     lab = np.zeros((1, 3, 3), np.uint8)
     lab[0] = [(0, 0, 0), (255, 0, 0), (136, 80, 67)]  # L 53.3 a 80 b 67 is sRGB red; Pillow stores a and b signed
@@ -120,6 +136,24 @@ def test_exif_orientation_is_applied_once(tmp_path: Path, orientation: int, suff
     assert np.abs(result - upright.astype(int)).mean() < 12
     again = ImageOps.exif_transpose(load_image(tmp_path / f"a.{suffix}"))
     assert again.size == (24, 16)
+
+
+@pytest.mark.parametrize("orientation", [3, 5, 6, 7, 8])
+@pytest.mark.parametrize("mode", ["L", "I;16", "F", "CMYK"])
+def test_plain_tiff_files_on_their_side_keep_their_rows(tmp_path: Path, mode: str, orientation: int) -> None:
+    stored = np.asarray(RGBA[..., 0])  # 5×7, not compressed
+    image = {"I;16": Image.fromarray(stored.astype(np.uint16) * 257), "F": Image.fromarray(stored / np.float32(255))}
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    turned = {
+        3: stored[::-1, ::-1],
+        5: stored.T,
+        6: np.rot90(stored, -1),
+        7: np.rot90(stored, 2).T,
+        8: np.rot90(stored),
+    }
+    result = loaded(image.get(mode, Image.fromarray(stored)).convert(mode), tmp_path / "a.tif", exif=exif)
+    np.testing.assert_allclose(result[..., 0], turned[orientation], atol=1)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")

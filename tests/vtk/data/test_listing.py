@@ -84,5 +84,5 @@ def test_a_class_folder_whose_name_is_no_text_is_refused(tmp_path: Path, picture
     picture(tmp_path / name / "0.png")
     picture(tmp_path / "café" / "0.png")
     with pytest.raises(DataError, match=r"not UTF-8 text \('caf\\udce9'\); rename it") as caught:
-        collect(tmp_path, tmp_path, [])
+        collect(tmp_path, tmp_path)
     str(caught.value).encode()  # the message itself can be printed

@@ -25,7 +25,9 @@ def test_worker_processes_give_what_this_process_gives(paths: list[str]) -> None
 
 
 def test_a_file_that_kills_its_decoder_is_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    deadly = "import os, vtk.data.probe as p; q = p.probe; p.probe = lambda f: os._exit(9) if '/7.' in f else q(f); "
+    deadly = (
+        "import os, vtk.data.probe as p; q = p.probe; p.probe = lambda f, *o: os._exit(9) if '/7.' in f else q(f, *o); "
+    )
     monkeypatch.setattr(pool, "_CODE", pool._CODE.replace("from vtk.data.probe", deadly + "from vtk.data.probe"))
     results = dict(zip(paths, pool.probe_many(paths, 0, workers=2), strict=True))
     bad = {Path(path).name: probe.bad for path, probe in results.items() if probe.bad}
@@ -45,8 +47,8 @@ def test_an_interruption_leaves_no_process(paths: list[str], monkeypatch: pytest
     monkeypatch.setattr(pool, "_CHUNK", 1)
     original = pool._Worker.__init__
 
-    def remember(self: pool._Worker) -> None:
-        original(self)
+    def remember(self: pool._Worker, *options: int) -> None:
+        original(self, *options)
         crew.append(self)
 
     monkeypatch.setattr(pool._Worker, "__init__", remember)

@@ -76,6 +76,13 @@ def test_one_channel_is_the_luminance() -> None:
     assert train_transform(grey, auto_augment="rand-m5")(image).shape == (1, 8, 8)
 
 
+def test_a_crop_of_a_tiny_image_has_a_pixel() -> None:
+    transform = train_transform(spec(8, 8), crop_scale=(0.01, 0.02))
+    for seed in range(20):
+        random.seed(seed)
+        assert transform(photo(2, 3)).shape == (3, 8, 8)
+
+
 def test_train_equals_timm_for_square_sizes() -> None:
     options = {"hflip": 0.5, "color_jitter": 0.3, "interpolation": "bicubic", "mean": MEAN, "std": STD}
     theirs = create_transform((3, 32, 32), is_training=True, scale=(0.6, 1.0), **options)
@@ -135,7 +142,7 @@ def test_wrong_options(options: dict[str, object], says: str) -> None:
 
 
 def test_wrong_specs() -> None:
-    with pytest.raises(UsageError, match="4 channels"):
-        eval_transform(InputSpec(8, 8, in_chans=4, mean=(0.5,) * 4, std=(0.5,) * 4))
+    with pytest.raises(UsageError, match="4 channels; give so many values"):
+        eval_transform(InputSpec(8, 8, in_chans=4))
     with pytest.raises(UsageError, match="interpolation 'cubic'"):
         eval_transform(spec(8, 8, interpolation="cubic"))

@@ -4,7 +4,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, classification_report, confusion_matrix, log_loss, top_k_accuracy_score
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    classification_report,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    top_k_accuracy_score,
+)
 
 from vtk.errors import DataError, UsageError
 from vtk.evaluation import evaluate
@@ -37,6 +45,8 @@ def test_against_scikit_learn(scores: tuple[torch.Tensor, torch.Tensor]) -> None
     assert metrics.loss == pytest.approx(log_loss(truth, logits.double().softmax(1).numpy(), labels=range(8)), rel=1e-9)
     assert np.array_equal(metrics.confusion, confusion_matrix(truth, guess, labels=range(8)))
     assert metrics.confusion.dtype == np.int64
+    assert metrics.balanced_accuracy == pytest.approx(balanced_accuracy_score(truth, guess), abs=1e-12)
+    assert metrics.macro_f1 == pytest.approx(f1_score(truth, guess, labels=range(7), average="macro"), abs=1e-12)
     report = classification_report(
         truth, guess, labels=range(8), target_names=CLASSES, output_dict=True, zero_division=np.nan
     )

@@ -164,7 +164,7 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     [
         ("a.safetensors", b"\xff" * 50, "not a whole safetensors"),
         ("a.pth", b"nonsense", "not read|not a whole"),
-        ("a.npz", b"", "cannot read `.npz`"),
+        ("a.msgpack", b"", "cannot read `.msgpack`"),
     ],
 )
 def test_files_that_are_no_weights(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -10,8 +10,8 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock
 from vtk.card import ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.models import create_model, parallel
+from vtk.models.hub import hub_base
 from vtk.models.inputs import blank_model, check_size
-from vtk.models.weights import hub_base
 from vtk.runtime.source import open_source
 
 

@@ -150,7 +150,8 @@ def test_wrong_requests_are_refused_by_name(write_onnx: Write, source: Source, c
     onnx_source = open_source(write_onnx(card=card))
     cases: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (UsageError, "unknown back-end `eagr`.*did you mean eager", lambda: load_backend("eagr", source)),
-        (UnavailableError, "`tensorrt` is not in this version", lambda: load_backend("tensorrt", source)),
+        (UnavailableError, "`server` is not in this version", lambda: load_backend("server", source)),
+        (UnavailableError, "TensorRT.s Python package|no CUDA device", lambda: load_backend("tensorrt", source)),
         (UsageError, "has no option `fast`; it has channels_last", lambda: load_backend("eager", source, fast=True)),
         (UsageError, "has no option `mode`; it has `optimize`", lambda: load_backend("ort-cpu", onnx_source, mode="x")),
         (UsageError, "unknown precision `fp8`", lambda: load_backend("eager", source, dtype="fp8")),

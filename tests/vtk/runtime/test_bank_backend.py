@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.card import Card
-from vtk.errors import UsageError
+from vtk.errors import UnavailableError, UsageError
 from vtk.models.create import create_model
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.source import open_source
@@ -81,3 +81,38 @@ def test_other_sources_and_options_are_refused(packs: list[Path]) -> None:
         load_backend("bank", open_source("test_vit", pretrained=False))
     with pytest.raises(UsageError, match="no option `mode`"):
         load_backend("bank", open_source(packs[0]), mode="x")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_graphs_need_cuda(packs: list[Path]) -> None:
+    with pytest.raises(UnavailableError, match="torch sees no CUDA device here; use bank"):
+        load_backend("bank+graph", open_source(packs[0]))
+
+
+def test_graphs_are_asked_of_the_bank(packs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a card, which is not here: what is refused, and what the bank is told."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    source, cuda = open_source(packs[0]), torch.device("cuda", 0)
+    with pytest.raises(UnavailableError, match="on cpu use bank"):
+        load_backend("bank+graph", source, device="cpu")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(UsageError, match="fp16 and bf16"):
+        load_backend("bank+graph", source, device="cuda", dtype="fp32")
+    asked: dict[str, object] = {}
+
+    class Bank:
+        tasks = ("a",)
+
+        def __init__(self, base: object, **options: object) -> None:
+            asked.update(options)
+
+        def add(self, name: str, path: object) -> None: ...
+
+    monkeypatch.setattr("vtk.serving.TaskBank", Bank)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "H100")
+    backend = load_backend("bank+graph", source, device="cuda", dtype="bf16")
+    assert asked == {"device": cuda, "dtype": torch.bfloat16, "graphs": True}
+    assert (backend.name, backend.provider) == ("bank+graph", "bank of 1 task, cuda (H100), graph")
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    backend.close()

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.commands import finetune as command
 from vtk.data.audit import scan
+from vtk.data.images import MAX_PIXELS
 from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UnavailableError, UsageError
@@ -54,7 +55,9 @@ def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, pl
     assert card["metrics"]["loss"] == pytest.approx(loss, abs=1e-12)
     assert card["metrics"]["epoch"] == result.best_epoch
     assert card["regime"] == {"precision": precision, "batch_size": 64, "device": "cpu"}
-    assert card["data"] == {"layout": "split", "val_split": 0.2, "seed": 0, "root": photos.name}
+    assert card["data"] == {
+        "layout": "split", "val_split": 0.2, "seed": 0, "root": photos.name, "max_pixels": MAX_PIXELS,
+    }  # fmt: skip
     assert card["classes"] == ["blue", "green", "red"]
     last = json.loads((result.task_last / "task.json").read_text())["metrics"]
     assert last["epoch"] == 3 and last["top1"] == result.rows[-1]["val_top1"]
@@ -222,6 +225,7 @@ def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path,
         return (loss * float("nan") if len(seen) > 7 else loss), logs  # 5 steps an epoch
 
     monkeypatch.setattr(objective.Classification, "loss", explode)
+    monkeypatch.setattr("vtk.training.loop.PATIENCE", 3)
     with pytest.raises(DivergedError, match=r"epoch 2 .*the best pack, of epoch 1, is kept in .*task") as info:
         finetune(config(epochs=3))
     assert "\n" not in str(info.value)
@@ -261,7 +265,7 @@ def test_other_trainings(config, tmp_path):
 
 
 def test_refusals_before_any_image_is_read(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("vtk.training.setup.scan", lambda *a, **k: pytest.fail("data was read"))
+    monkeypatch.setattr("vtk.training.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
     with pytest.raises(UsageError, match="30 is not a multiple of the patch"):
         finetune(config(img_size=30))
     with pytest.raises(UsageError, match="no data"):

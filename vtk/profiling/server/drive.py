@@ -19,6 +19,7 @@ from vtk.profiling.server.client import NUMPY, Client, ModelInfo, RequestFailed,
 from vtk.profiling.server.config import ServerConfig
 from vtk.profiling.server.load import Run, closed_loop, open_loop
 from vtk.profiling.server.result import ServerLevel, ServerResult
+from vtk.profiling.server.search import search
 from vtk.profiling.stats import percentile
 from vtk.runtime.source import Source, open_source
 from vtk_export.images import gate_images
@@ -49,20 +50,20 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
     try:
         info = choose_model(client, config.model)
         traffic = Traffic(client, info, config, source)
-        loads = [("closed", c, None) for c in config.concurrency] + [("open", None, r) for r in config.rate]
-        plan = list(itertools.product(sorted(config.batch_sizes), loads))
-        levels = []
-        with console.progress("profile", len(plan), unit="loads", enabled=show_progress) as bar:
-            for batch, (loop, concurrency, rate) in plan:
-                level = ServerLevel(batch, loop, concurrency, rate)  # type: ignore[arg-type]
-                levels.append(traffic.measure(level))
-                bar.advance(1, f"batch {batch}, {level.load}")
+        levels: list[ServerLevel] = []
+        stopped = False
+        try:
+            _measure_all(traffic, config, levels, show_progress)
+        except KeyboardInterrupt:
+            if not levels:
+                raise
+            stopped = True
     finally:
         client.close()
     result = ServerResult(
         server=config.server, protocol=config.protocol, model=info.name, version=info.version, platform=info.platform,
         reference=traffic.described, inputs=traffic.inputs, stability_pct=config.stability, levels=tuple(levels),
-        budget_ms=config.budget_ms, command=command,
+        budget_ms=config.budget_ms, stopped=stopped, command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
     if config.out is not None:
@@ -70,6 +71,24 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
 
         write_report(result, config.out)
     return result
+
+
+def _measure_all(traffic: "Traffic", config: ServerConfig, levels: list[ServerLevel], show: bool) -> None:
+    """Add every load to ``levels`` as soon as it is measured."""
+    sizes = sorted(config.batch_sizes)
+    if config.searches:
+        with console.progress("profile", len(sizes), unit="batch sizes", enabled=show) as bar:
+            for batch in sizes:
+                search(traffic.measure, batch, config.budget_ms or 0.0, levels)
+                bar.advance(1, f"batch {batch}")
+        return
+    loads = [("closed", c, None) for c in config.clients] + [("open", None, r) for r in config.rate]
+    plan = list(itertools.product(sizes, loads))
+    with console.progress("profile", len(plan), unit="loads", enabled=show) as bar:
+        for batch, (loop, concurrency, rate) in plan:
+            level = ServerLevel(batch, loop, concurrency, rate)  # type: ignore[arg-type]
+            levels.append(traffic.measure(level))
+            bar.advance(1, f"batch {batch}, {level.load}")
 
 
 class Traffic:

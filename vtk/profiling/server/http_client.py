@@ -76,6 +76,9 @@ class HttpClient:
             return read_counters(self._json("GET", f"{_path(info)}/stats"), info.version)
         except RequestFailed:
             return None
+        except _LOST:  # it has gone meanwhile: the requests will say so
+            self._drop()
+            return None
 
     def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
         """Return path, headers and body."""
@@ -156,7 +159,8 @@ class HttpClient:
 
     def _drop(self) -> None:
         """Forget this thread's connection: after an error its state is unknown."""
-        self._local.connection.close()
+        if (connection := getattr(self._local, "connection", None)) is not None:
+            connection.close()
         self._local.connection = None
 
 

@@ -24,6 +24,9 @@ MAX_IN_FLIGHT = 256
 LATE_S = 0.001
 """A request that was sent later than this after it was due was late: this machine could not keep up."""
 
+GIVE_UP = 100
+"""After so many failures in a row, with no answer in between, a load ends: the server is gone."""
+
 Send = Callable[[int], Any]
 """Send the payload of this number, return the answer; raises `RequestFailed`."""
 
@@ -38,6 +41,7 @@ class Run:
         service: seconds from sending to answer; in a closed loop the same as `latencies`.
         failed: one line for each failed request.
         late: requests of an open loop that were sent late.
+        in_a_row: failures since the last answer.
         seconds: how long it ran.
     """
 
@@ -46,6 +50,7 @@ class Run:
     service: list[float] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     late: int = 0
+    in_a_row: int = 0
     seconds: float = 0.0
 
     def windows(self, count: int = 5) -> list[list[float]]:
@@ -54,6 +59,11 @@ class Run:
         for latency, end in zip(self.latencies, self.finished, strict=True):
             found[min(int(count * end / max(self.seconds, 1e-9)), count - 1)].append(latency)
         return [window for window in found if window]
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing is answered any more."""
+        return self.in_a_row >= GIVE_UP
 
     def spread(self) -> float | None:
         """Return by which fraction the medians of the last three windows differ."""
@@ -68,7 +78,7 @@ def closed_loop(send: Send, clients: int, duration_s: float) -> Run:
 
     def client(number: int) -> None:
         turn = number
-        while (begin := time.perf_counter()) < end:
+        while (begin := time.perf_counter()) < end and not run.gone:
             _one(run, lock, send, turn, start, begin, begin)
             turn += clients
 
@@ -88,7 +98,7 @@ def open_loop(send: Send, rate: float, duration_s: float, *, seed: int = 0) -> R
         while True:
             with lock:
                 number = next(waiting, None)
-            if number is None:
+            if number is None or run.gone:
                 return
             moment = start + due[number]
             if (rest := moment - time.perf_counter()) > 0:
@@ -118,9 +128,11 @@ def _one(run: Run, lock: threading.Lock, send: Send, number: int, start: float, 
     except RequestFailed as error:
         with lock:
             run.failed.append(str(error))
+            run.in_a_row += 1
         return
     now = time.perf_counter()
     with lock:
+        run.in_a_row = 0
         run.latencies.append(now - due)
         run.service.append(now - begin)
         run.finished.append(now - start)

@@ -11,7 +11,7 @@ from vtk import console
 from vtk.files import write_json, write_text
 from vtk.profiling.html import document, table
 from vtk.profiling.plot import COLOURS, MARKERS, between
-from vtk.profiling.report import DASH, UNSTABLE, ms, rate
+from vtk.profiling.report import DASH, UNSTABLE, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult
 
 FILES = ("server.html", "server.json")
@@ -22,7 +22,7 @@ COLUMNS = ("batch", "load", "images/s", "p50", "p90", "p99", "queue", "compute",
 def print_result(result: ServerResult) -> None:
     """Print a row for every load, what the numbers mean, and the answer to the budget."""
     console.say(heading(result), style="bold")
-    rows = [row(level) for level in result.levels if level.status == "ok"]
+    rows = [row(level) for level in ordered(result) if level.status == "ok"]
     console.table("times in ms", COLUMNS, rows, left=(1,))
     for level in result.levels:
         if level.status != "ok":
@@ -54,7 +54,7 @@ def page(result: ServerResult) -> str:
     parts += [f'<p class="warning">{escape(text)}</p>' for text in result.warnings]
     parts.append(f'<img alt="Latency against images per second" src="data:image/png;base64,{picture}">')
     rows = []
-    for level in result.levels:
+    for level in ordered(result):
         if level.status == "ok":
             rows.append("".join(f"<td>{escape(text)}</td>" for text in row(level)))
         else:
@@ -77,15 +77,25 @@ def heading(result: ServerResult) -> str:
     return f"{result.model}{version}{platform} at {result.server} ({result.protocol})"
 
 
+def ordered(result: ServerResult) -> list[ServerLevel]:
+    """Return the loads from the lightest on; a search measures them in another order."""
+    return sorted(result.levels, key=lambda v: (v.batch, v.loop, v.concurrency or 0, v.rate or 0.0))
+
+
 def row(level: ServerLevel) -> list[str]:
     """Return the cells of a load."""
     mark = UNSTABLE if level.stable is False else ""
     joined = DASH if level.server_batch is None else f"{level.server_batch:.1f}"
     times = (level.p50_ms, level.p90_ms, level.p99_ms, level.queue_ms, level.compute_ms)
     return [
-        str(level.batch), level.load, rate(level.images_per_second), *(ms(value) for value in times), joined,
+        str(level.batch), level.load, rate(level.images_per_second), *map(_short, times), joined,
         f"{mark}{level.requests}",
     ]  # fmt: skip
+
+
+def _short(value: float | None) -> str:
+    """Format milliseconds with three digits: ten columns have to go beside one another on a phone."""
+    return DASH if value is None else f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 
 def notes(result: ServerResult) -> list[str]:

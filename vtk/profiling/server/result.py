@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vtk.profiling.budget import Candidate, Choice, choose
+
 SCHEMA = 1
 """Version of ``server.json``."""
 
@@ -85,6 +87,7 @@ class ServerResult:
         stability_pct: percent within which the windows of a stable level agree.
         levels: in the order they were measured.
         budget_ms: as asked for.
+        stopped: somebody stopped it (Ctrl-C); what was measured by then is here.
         command: the command line.
         date: UTC, ISO 8601.
         schema: version of this layout.
@@ -100,21 +103,24 @@ class ServerResult:
     stability_pct: float
     levels: tuple[ServerLevel, ...]
     budget_ms: float | None = None
+    stopped: bool = False
     command: str = ""
     date: str = ""
     schema: int = field(default=SCHEMA)
 
     @property
     def exit_code(self) -> int:
-        """4 when an answer was wrong, 1 when requests failed, else 0."""
+        """4 when an answer was wrong, 130 when stopped, 1 when requests failed, else 0."""
         if any(level.status == "mismatch" for level in self.levels):
             return 4
+        if self.stopped:
+            return 130
         return 1 if any(level.failed or level.status == "failed" for level in self.levels) else 0
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes numbers doubtful, one line each."""
-        found = []
+        found = ["stopped before it was done: loads are missing"] if self.stopped else []
         for level in self.levels:
             place = f"batch {level.batch}, {level.load}"
             if level.failed:
@@ -136,27 +142,28 @@ class ServerResult:
         return tuple(found)
 
     @property
+    def choice(self) -> Choice | None:
+        """Batch and load that meet ``budget_ms`` with the most images per second, or are nearest to it."""
+        if self.budget_ms is None:
+            return None
+        found = [
+            Candidate(
+                f"batch {level.batch} with {level.load}", level.batch, level.load, level.p50_ms, level.p90_ms,
+                level.p99_ms, level.images_per_second or 0.0, level.stable,
+            )
+            for level in self.levels if level.status == "ok" and not level.failed
+        ]  # fmt: skip
+        return choose(self.budget_ms, found, none="no load")
+
+    @property
     def budget(self) -> str:
-        """One line: which batch and load meet ``budget_ms`` with most images a second; empty without a budget."""
+        """`choice` in one line; empty without a budget."""
         if self.budget_ms is None:
             return ""
-        judged = []
-        for level in self.levels:
-            times = (("p99", level.p99_ms), ("p90", level.p90_ms), ("p50", level.p50_ms))
-            known = next(((label, value) for label, value in times if value is not None), None)
-            if level.status == "ok" and not level.failed and known is not None:
-                judged.append((level.images_per_second or 0.0, *known, level))
-        meets = [entry for entry in judged if entry[2] <= self.budget_ms]
-        text = f"budget {self.budget_ms:g} ms: "
-        if meets:
-            rate, label, value, level = max(meets, key=lambda entry: entry[0])
-            return f"{text}batch {level.batch} with {level.load} meets it: {label} {value:.2f} ms, {rate:.1f} images/s"
-        if judged:
-            _, label, value, level = min(judged, key=lambda entry: entry[2])
-            return f"{text}no load meets it; nearest is batch {level.batch} with {level.load}: {label} {value:.2f} ms"
-        return f"{text}no load could be judged"
+        return f"budget {self.budget_ms:g} ms: no load could be judged" if self.choice is None else self.choice.text
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        derived = {"budget": self.budget, "warnings": list(self.warnings), "exit_code": self.exit_code}
-        return {**dataclasses.asdict(self), **derived}
+        choice = None if self.choice is None else dataclasses.asdict(self.choice)
+        derived = {"budget": self.budget, "choice": choice, "warnings": list(self.warnings)}
+        return {**dataclasses.asdict(self), **derived, "exit_code": self.exit_code}

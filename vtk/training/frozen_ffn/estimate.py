@@ -32,7 +32,7 @@ class Footprint:
         working: besides, per image, while one block runs backward (an estimate).
         weights: parameters, buffers, and in bf16 and fp16 the casts of trained masters.
         gradients: of trained parameters.
-        optimizer: state of the optimiser.
+        optimizer: state of the optimiser, and the average of the trained weights where one is kept.
     """
 
     mode: MemoryMode
@@ -65,7 +65,7 @@ class Footprint:
 
 
 def footprints(
-    model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16", "fp16"], optimizer: str = "adamw",
+    model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16", "fp16"], moments: float = 2,
     modes: Sequence[MemoryMode] = MODES,
 ) -> list[Footprint]:  # fmt: skip
     """Count every mode for ``model``, which is not changed, and run on the CPU whatever device it is for.
@@ -74,11 +74,11 @@ def footprints(
         model: on the CPU or elsewhere, in fp32; its trained parameters require gradients.
         size: (channels, height, width) of an image.
         precision: number format of the run.
-        optimizer: ``adamw`` (two fp32 moments per trained weight) or ``sgd`` (one).
+        moments: fp32 numbers that optimiser and average hold for each trained weight; AdamW has two, SGD one.
         modes: those to count.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    numbers = _numbers(model, dtype, 2 if optimizer == "adamw" else 1)
+    numbers = _numbers(model, dtype, moments)
     with FakeTensorMode() as fake, torch.random.fork_rng(devices=[]):
         twin = _twin(model, dtype, fake)
         empty = _without_blocks(twin)
@@ -114,13 +114,13 @@ def _count(
     return Footprint(mode, image, constant, units, working, **numbers)
 
 
-def _numbers(model: nn.Module, dtype: torch.dtype, moments: int) -> dict[str, int]:
+def _numbers(model: nn.Module, dtype: torch.dtype, moments: float) -> dict[str, int]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in model.buffers())
     casts = trained * dtype.itemsize if dtype != torch.float32 else 0
     weights = 4 * trained + casts + frozen * dtype.itemsize + buffers
-    return {"weights": weights, "gradients": 4 * trained, "optimizer": 4 * moments * trained}
+    return {"weights": weights, "gradients": 4 * trained, "optimizer": round(4 * moments * trained)}
 
 
 def _twin(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Module:

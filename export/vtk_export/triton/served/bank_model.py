@@ -34,6 +34,7 @@ class TritonPythonModel:
         device = f"cuda:{args['model_instance_device_id']}" if cuda else "cpu"
         if "threads" in told:
             torch.set_num_threads(int(told["threads"]))
+        self.softmax = told.get("softmax") == "1"
         self.index = here / "tasks.json"
         self.bank = TaskBank(here / "base.safetensors", device=device, dtype=_DTYPES.get(told.get("dtype", "auto")))
         self.tasks: dict[str, Task] = {}
@@ -49,7 +50,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests; images of all tasks are one call of the bank."""
         with self.turn:
-            return answer(requests, self.tasks, self._run)
+            return answer(requests, self.tasks, self._run, softmax=self.softmax)
 
     def finalize(self) -> None:
         """Stop looking, and drop the bank."""

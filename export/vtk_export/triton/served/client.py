@@ -1,61 +1,40 @@
 """Ask a Triton server what is on images: `python client.py photo.jpg --task pets --protocol grpc`.
 
-Needs `pip install "tritonclient[http,grpc]" pillow numpy`. ``client.json`` beside it says what the model takes.
-Tensors travel as bytes, not as JSON numbers.
+Needs `pip install "tritonclient[http,grpc]" pillow numpy`, and `vtk_images.py` and ``client.json`` beside it; the
+latter says what the model takes. Tensors travel as bytes, not as JSON numbers.
 """
 
 import argparse
 import importlib
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
 
-FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR,
-           "nearest": Image.Resampling.NEAREST}  # fmt: skip
+sys.dont_write_bytecode = True  # a polling server would take a compiled file for a change of the model
+from vtk_images import Unreadable, decode, prepare  # type: ignore[import-not-found]  # noqa: E402
+
+TYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "BYTES": np.object_}
 
 
-def preprocess(path: Path, spec: dict[str, Any]) -> np.ndarray:
-    """Turn a photograph upright, resize, crop or pad, and normalise it: fp32 (channels, height, width)."""
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    high, wide, mode = spec["height"], spec["width"], spec["resize_mode"]
-    if mode == "crop":
-        target = (math.floor(high / spec["crop_pct"]), math.floor(wide / spec["crop_pct"]))
-        scale = max(target[0] / image.height, target[1] / image.width)
-        size = [round(image.height * scale), round(image.width * scale)]
-        if high == wide:  # of a square crop the longer side is cut off to whole pixels, not rounded
-            longer = target[0] * max(image.size) // min(image.size)
-            size = [target[0], longer] if image.height <= image.width else [longer, target[0]]
-    elif mode == "squash":
-        size = [high, wide]
-    else:
-        scale = min(high / image.height, wide / image.width)
-        size = [max(round(image.height * scale), 1), max(round(image.width * scale), 1)]
-    image = image.resize((size[1], size[0]), FILTERS[spec["interpolation"]])
-    if mode == "pad":
-        mean = (spec["mean"] * 3)[:3]
-        padded = Image.new("RGB", (wide, high), tuple(round(255 * value) for value in mean))
-        padded.paste(image, ((wide - size[1]) // 2, (high - size[0]) // 2))
-        image = padded
-    else:
-        top, left = round((size[0] - high) / 2), round((size[1] - wide) / 2)
-        image = image.crop((left, top, left + wide, top + high))
-    pixels = np.asarray(image.convert("L") if spec["in_chans"] == 1 else image, dtype=np.float32) / 255
-    pixels = (pixels.reshape(high, wide, -1) - np.float32(spec["mean"])) / np.float32(spec["std"])
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
+def load(path: Path, kind: str, spec: dict[str, Any]) -> np.ndarray:
+    """Return what a model takes of a photograph, for a batch of one."""
+    data = path.read_bytes()
+    if kind == "encoded":
+        return np.array([[data]], dtype=np.object_)
+    image = decode(data)
+    return (np.asarray(image) if kind == "images" else prepare(image, spec))[None]
 
 
 def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, task: str) -> dict[str, np.ndarray]:
-    """Send one request of (B, channels, height, width) images and return its outputs by name."""
+    """Send one request of a batch of images and return its outputs by name."""
     client = importlib.import_module(f"tritonclient.{protocol}")
-    to_numpy = {"FP32": np.float32, "FP16": np.float16}
-    if about["datatype"] not in to_numpy:
+    if about["datatype"] not in TYPES:
         raise SystemExit(f"the model takes {about['datatype']}, which numpy has not; export it with --keep-io-types")
-    images = images.astype(to_numpy[about["datatype"]])
-    inputs = [client.InferInput("pixel_values", list(images.shape), about["datatype"])]
+    images = images.astype(TYPES[about["datatype"]])
+    inputs = [client.InferInput(about["input"], list(images.shape), about["datatype"])]
     values = [images]
     if about["has_task"]:
         inputs.append(client.InferInput("task", [len(images), 1], "BYTES"))
@@ -66,6 +45,15 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
     with client.InferenceServerClient(url) as server:
         result = server.infer(about["model"], inputs, outputs=wanted)
         return {name: result.as_numpy(name) for name in about["outputs"]}
+
+
+def shares(found: dict[str, np.ndarray], count: int) -> np.ndarray:
+    """Return the probabilities of a task's classes, (batch, classes)."""
+    if "probabilities" in found:
+        return found["probabilities"][:, :count]
+    logits = found["logits"][:, :count].astype(np.float64)
+    share: np.ndarray = np.exp(logits - logits.max(1, keepdims=True))
+    return share / share.sum(1, keepdims=True)
 
 
 def main() -> None:
@@ -79,15 +67,21 @@ def main() -> None:
     args = parser.parse_args()
     url = args.url or ("localhost:8000" if args.protocol == "http" else "localhost:8001")
     task = about["tasks"][args.task]
-    batch = np.stack([preprocess(path, task["input"]) for path in args.images])
+    rows = []
+    for path in args.images:
+        try:
+            rows.append(load(path, about["input"], task["input"]))
+        except (OSError, Unreadable) as error:
+            raise SystemExit(f"{path}: {error}") from error
+    # raw images of several sizes are no one tensor
+    alike = len({row.shape for row in rows}) == 1
+    batches = [np.concatenate(rows)] if alike else rows
     fixed = about["static_batch"]
-    if fixed and len(batch) != fixed:
-        raise SystemExit(f"the model takes {fixed} images at once, not {len(batch)}")
-    found = infer(url, args.protocol, about, batch, args.task)
-    logits = found["logits"][:, : len(task["classes"])].astype(np.float64)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    for path, row in zip(args.images, shares, strict=True):
+    if fixed and any(len(batch) != fixed for batch in batches):
+        raise SystemExit(f"the model takes {fixed} images of one size at once; give as many")
+    found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
+    table = np.concatenate([shares(each, len(task["classes"])) for each in found])
+    for path, row in zip(args.images, table, strict=True):
         print(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)")
 
 

@@ -25,7 +25,8 @@ class TritonPythonModel:
         """Open a session for each task."""
         here = Path(args["model_repository"], args["model_version"]).absolute()
         index = json.loads((here / "tasks.json").read_text(encoding="utf-8"))
-        threads = parameters(json.loads(args["model_config"])).get("threads")
+        told = parameters(json.loads(args["model_config"]))
+        threads, self.softmax = told.get("threads"), told.get("softmax") == "1"
         _make_arena()
         files = {name: here / entry["file"] for name, entry in index["tasks"].items()}
         try:
@@ -40,7 +41,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests; the images of each task are one batch."""
-        return answer(requests, self.tasks, self._run)
+        return answer(requests, self.tasks, self._run, softmax=self.softmax)
 
     def finalize(self) -> None:
         """Drop the sessions and their memory."""

@@ -50,33 +50,34 @@ class _Rows:
         names = pb_utils.get_input_tensor_by_name(request, "task").as_numpy().reshape(-1)
         if len(names) != len(pixels):
             raise Refused(f"`task` has {len(names)} names for {len(pixels)} images; give one for each")
-        self.names = [_text(name) for name in names]
+        self.names = [text(name) for name in names]
         self.count = len(pixels)
         self.found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.pixels: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         order = np.array(self.names, dtype=np.object_)
         for name in dict.fromkeys(self.names):
             if name not in tasks:
-                raise Refused(f"unknown task {name!r}; this model has {_some(list(tasks))}")
+                raise Refused(f"unknown task {name!r}; this model has {some(list(tasks))}")
             if pixels.shape[1:] != tasks[name].shape:
                 raise Refused(f"images of task {name!r} are {tasks[name].shape}, not {pixels.shape[1:]}; resize them")
             at = np.flatnonzero(order == name)
             self.pixels[name] = (at, pixels if len(at) == self.count else pixels[at])
 
-    def answer(self, tasks: Mapping[str, Task], width: int) -> Any:
-        logits = np.full((self.count, width), LOWEST, dtype=np.float32)
+    def answer(self, tasks: Mapping[str, Task], width: int, softmax: bool) -> Any:
+        values = np.full((self.count, width), 0 if softmax else LOWEST, dtype=np.float32)
         label = np.empty((self.count, 1), dtype=np.object_)
         score = np.empty((self.count, 1), dtype=np.float32)
         for name, (at, found) in self.found.items():
-            logits[at, : found.shape[1]] = found
-            best = found.argmax(1)
-            label[at, 0] = tasks[name].labels[best]
-            score[at, 0] = 1 / np.exp(found - found.max(1, keepdims=True)).sum(1)  # softmax of the best class
-        tensors = {"logits": logits, "label": label, "score": score}
+            share = np.exp(found - found.max(1, keepdims=True))
+            share /= share.sum(1, keepdims=True)
+            values[at, : found.shape[1]] = share if softmax else found
+            label[at, 0] = tasks[name].labels[found.argmax(1)]
+            score[at, 0] = share.max(1)
+        tensors = {"probabilities" if softmax else "logits": values, "label": label, "score": score}
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
-def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run) -> list[Any]:
+def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, softmax: bool = False) -> list[Any]:
     """Answer requests, each on its own where something is wrong with it.
 
     Args:
@@ -103,7 +104,7 @@ def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run) -> list
     for i, entry in enumerate(taken):
         if entry is not None:
             reasons = [wrong[name] for name in entry.pixels if name in wrong]
-            answers[i] = failure(reasons[0]) if reasons else entry.answer(tasks, width)
+            answers[i] = failure(reasons[0]) if reasons else entry.answer(tasks, width, softmax)
     return answers
 
 
@@ -151,10 +152,12 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
     return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
-def _text(name: Any) -> str:
+def text(name: Any) -> str:
+    """Return a name that was sent."""
     return name.decode("utf-8", "surrogateescape") if isinstance(name, bytes) else str(name)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return names for a message, of very many the first."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more if names else "none"

@@ -1,0 +1,110 @@
+"""What the code that a server prepares images with makes of them, against the toolkit's own; and of their logits."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vtk import console
+from vtk.card import Card, InputSpec
+from vtk.errors import DataError, VerificationError
+from vtk_export.judge import Photographs
+from vtk_export.raw import LEAST_COSINE, Drift
+from vtk_export.triton.served.vtk_images import Unreadable, decode, prepare
+
+_COUNT = 16
+# sides of drawn images, in shares of the model's, and how they are stored
+_DRAWN = ((0.7, 0.9, "PNG"), (1.5, 2.2, "JPEG"), (1.0, 2.5, "PNG"), (2.1, 1.3, "JPEG"), (1.0, 1.0, "PNG"))
+
+
+def measure_served(
+    cards: Mapping[str, Card], model: Callable[[str], nn.Module], *, data: Path | None, seed: int
+) -> Drift:
+    """Compare both preprocessings, and torch's logits of both, for every way in which tasks take images.
+
+    Args:
+        cards: of the tasks.
+        model: returns a task's own model.
+        data: image or folder of images; None for drawn ones.
+        seed: of drawn images.
+
+    Raises:
+        DataError: no image could be read.
+        VerificationError: the logits are others.
+    """
+    worst: Drift | None = None
+    firsts: dict[InputSpec, str] = {}
+    for name, card in cards.items():
+        firsts.setdefault(card.input, name)
+    for spec, name in firsts.items():
+        found = _measure(spec, model(name), data, seed)
+        if worst is None or not found.cosine_min >= worst.cosine_min:
+            worst = found
+    assert worst is not None
+    same = "equal" if not worst.error else f"different by up to {worst.error:.1e}, least cosine {worst.cosine_min:.6f}"
+    console.say(f"preprocessing in the server against this toolkit's, on {worst.count} {worst.what}: logits {same}")
+    if not worst.cosine_min >= LEAST_COSINE:
+        raise VerificationError(
+            f"with the server's preprocessing the logits have a cosine of {worst.cosine_min:.5f} with this toolkit's, "
+            f"at least {LEAST_COSINE:g} is allowed; nothing was kept, please report this"
+        )
+    return worst
+
+
+def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int) -> Drift:
+    from vtk.data.images import load_image
+    from vtk.data.transforms import eval_transform
+
+    transform, plain = eval_transform(spec), dataclasses.asdict(spec)
+    mine, theirs = [], []
+    for raw, path in _photographs(data) if data is not None else _drawn(spec, seed):
+        try:
+            image = load_image(path) if path else Image.open(io.BytesIO(raw)).convert("RGB")
+            theirs.append(torch.from_numpy(prepare(decode(raw), plain)))
+            mine.append(transform(image))
+        except DataError as error:
+            console.warn(f"skipped: {error}")
+        except Unreadable as error:
+            console.warn(f"the server will refuse {path}: {error}")
+    if not mine:
+        raise DataError(f"`--data` {data}: no image could be read; give others")
+    want, have = _logits(model, torch.stack(mine)), _logits(model, torch.stack(theirs))
+    largest = (want - have).abs().max().item()
+    return Drift(
+        count=len(mine),
+        what=f"images of {data}" if data else "drawn images of several sizes",
+        cosine_min=F.cosine_similarity(want, have, dim=1).min().item(),
+        error=largest,
+        relative=largest / max(want.abs().max().item(), 1e-30),
+        agreement=(want.argmax(1) == have.argmax(1)).double().mean().item(),
+    )
+
+
+def _logits(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = model.eval()(images)
+    return logits.double()
+
+
+def _photographs(data: Path) -> Iterator[tuple[bytes, Path | None]]:
+    for path in Photographs(data, (), _COUNT).paths:
+        try:
+            yield path.read_bytes(), path
+        except OSError as error:
+            console.warn(f"skipped: {path}: {error.strerror or error}")
+
+
+def _drawn(spec: InputSpec, seed: int) -> Iterator[tuple[bytes, Path | None]]:
+    rng = np.random.default_rng(seed)
+    for down, across, kind in _DRAWN:
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
+        file = io.BytesIO()
+        coarse.resize(size, Image.Resampling.BICUBIC).save(file, kind)
+        yield file.getvalue(), None

@@ -1,0 +1,177 @@
+"""An engine that `vtk export tensorrt` has built or its scripts have stamped, as a model of a repository.
+
+The engine itself cannot be run here. What can be held against the source is the ONNX file that it was built from: the
+stamp names both by their SHA-256, and the ONNX file is run and compared with torch.
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtk import console
+from vtk.card import Card
+from vtk.errors import DataError, UsageError
+from vtk.files import read_json
+from vtk.runtime.source import Source, open_onnx
+from vtk_export.images import gate_images
+from vtk_export.limits import LIMITS
+from vtk_export.rows import check_rows, print_rows
+from vtk_export.tensorrt import scripts
+from vtk_export.triton.pbtxt import PLAN, TYPES, Slot
+from vtk_export.triton_config import TritonConfig
+from vtk_export.verify import BATCHES, verify_values
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A stamped engine.
+
+    Attributes:
+        path: of the engine.
+        folder: of it, its stamp, and the ONNX file that it was built from.
+        stamp: version of TensorRT, GPU and digests.
+        inputs: of the engine, without the batch where it is free.
+        outputs: the same.
+        batches: fewest, usual and most images of one call.
+        batched: whether the batch is free.
+        card: of the ONNX file.
+    """
+
+    path: Path
+    folder: Path
+    stamp: dict[str, Any]
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    batches: tuple[int, int, int]
+    batched: bool
+    card: Card
+
+    @property
+    def built(self) -> str:
+        """What it was built with, for people."""
+        told = {key: str(self.stamp.get(key, "?")) for key in ("tensorrt", "gpu", "compute_capability")}
+        return f"TensorRT {told['tensorrt']} on {told['gpu']} ({told['compute_capability']})"
+
+
+def read_engine(path: Path) -> Engine:
+    """Read an engine's stamp and shapes, and check that stamp, engine and ONNX file belong together.
+
+    Args:
+        path: the folder of `vtk export tensorrt`, or the engine in it.
+
+    Raises:
+        DataError: there is no engine, no stamp, or they are of other files.
+    """
+    folder = path if path.is_dir() else path.parent
+    file = folder / scripts.ENGINE if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"`--engine` {file} does not exist; build it there: python {scripts.PYTHON}")
+    if not (folder / scripts.STAMP).is_file():
+        raise DataError(f"`--engine` {file} has no stamp beside it; run python {scripts.PYTHON} --stamp where it was "
+                        "built")  # fmt: skip
+    stamp, profile = _object(folder / scripts.STAMP), _object(folder / scripts.PROFILE)
+    for name, digest, told in (
+        (file.name, stamp.get("engine_sha256"), scripts.STAMP),
+        (scripts.MODEL, stamp.get("onnx_sha256"), scripts.STAMP),
+        (scripts.MODEL, profile.get("onnx_sha256"), scripts.PROFILE),
+    ):
+        if digest != _digest(folder / name):
+            raise DataError(f"{folder / name} is not the file that {told} speaks of; build the engine again")
+    inputs, batches, batched = _inputs(profile, folder / scripts.PROFILE)
+    outputs = tuple(
+        Slot(name, _type(entry), _dims(entry.get("shape"), batched), labels=name == "logits")
+        for name, entry in _entries(profile, "outputs")
+    )
+    card = open_onnx(folder / scripts.MODEL).card
+    return Engine(file, folder, stamp, inputs, outputs, batches, batched, card)
+
+
+def check_engine(engine: Engine, source: Source, config: TritonConfig, *, show: bool) -> None:
+    """Hold an engine against the source and the options.
+
+    Raises:
+        UsageError: the server may make batches that the engine does not take.
+        DataError: the ONNX file has other images or classes than the source.
+        VerificationError: it gives other logits.
+    """
+    fewest, _, most = engine.batches
+    if engine.batched and config.max_batch_size > most:
+        raise UsageError(f"`--max-batch-size` {config.max_batch_size} is more than the engine takes; give at most "
+                         f"{most}, or build it with --max {config.max_batch_size}")  # fmt: skip
+    if engine.batched and fewest > 1:
+        raise UsageError(f"`--engine` {engine.path} takes no fewer than {fewest} images, and a server is sent single "
+                         "ones; build it with --min 1")  # fmt: skip
+    mine, theirs = source.card, engine.card
+    if (mine.input, mine.classes) != (theirs.input, theirs.classes):
+        what = "images" if mine.input != theirs.input else "classes"
+        raise DataError(f"`--engine` {engine.path} was built for other {what} than {source.name} has; export and build "
+                        "it again")  # fmt: skip
+    batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
+    images, what = gate_images(mine.input, sum(batches), data=config.data, seed=config.seed)
+    precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
+    rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,
+                                  threads=config.threads, limits=LIMITS[precision])  # fmt: skip
+    if show or not all(row.passed for row in rows):
+        print_rows(rows)
+        for line in (f"verified with {what}", *remarks):
+            console.say(line)
+    check_rows(rows)
+
+
+def copy_engine(engine: Engine, version: Path) -> None:
+    """Put the engine, its stamp and its card into a version's folder."""
+    version.mkdir()
+    shutil.copyfile(engine.path, version / PLAN)
+    shutil.copyfile(engine.folder / scripts.STAMP, version / f"{PLAN}.json")
+    shutil.copyfile(engine.folder / "model.json", version / "model.json")
+
+
+def _inputs(profile: dict[str, Any], where: Path) -> tuple[tuple[Slot, ...], tuple[int, int, int], bool]:
+    entries = _entries(profile, "inputs")
+    if [name for name, _ in entries] != ["pixel_values"]:
+        raise DataError(f"{where} is not of a model with the one input `pixel_values`; build the engine again")
+    ((name, entry),) = entries
+    batched = bool(entry.get("dynamic"))
+    shapes = [entry.get(which) for which in ("min", "opt", "max")]
+    sides = [_dims(shape, True) for shape in shapes]
+    if len(set(sides)) != 1:
+        raise DataError(f"{where} has shapes of several sizes, {sides}; an engine here takes one")
+    fewest, usual, most = (int(shape[0]) for shape in shapes if shape)
+    return (Slot(name, _type(entry), _dims(shapes[2], batched)),), (fewest, usual, most), batched
+
+
+def _entries(profile: dict[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    found = profile.get(key)
+    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+        raise DataError(f"{scripts.PROFILE} has no `{key}`; build the engine again")
+    return list(found.items())
+
+
+def _type(entry: dict[str, Any]) -> str:
+    if (kind := TYPES.get(str(entry.get("dtype")))) is None:
+        raise DataError(f"{scripts.PROFILE}: a tensor of type {entry.get('dtype')!r}, which no config can describe")
+    return kind
+
+
+def _dims(shape: Any, batched: bool) -> tuple[int, ...]:
+    plain = isinstance(shape, list) and shape and all(isinstance(side, int) for side in shape)
+    if not plain or min(shape[1:], default=1) < 1:
+        raise DataError(f"{scripts.PROFILE} has a shape {shape!r}, which no config can describe")
+    return tuple(shape[1:] if batched else shape)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds no JSON object; build the engine again")
+    return found
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; build the engine again") from error

@@ -1,0 +1,133 @@
+"""An ensemble: images are prepared by one model, classified by another, and clients ask a third that names the two.
+
+The steps reach the repository before what refers to them. While a server that polls replaces them one after the other,
+requests may meet a new step and an old one; so a task's images must not be prepared in another way than before.
+"""
+
+import contextlib
+import dataclasses
+import json
+from typing import Any
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.errors import UsageError
+from vtk.files import read_json, write_json
+from vtk_export.preproc import check_preproc
+from vtk_export.triton.drift import measure_served
+from vtk_export.triton.files import same_code, write_code, write_model_files
+from vtk_export.triton.models import Filled, Order, fill
+from vtk_export.triton.pbtxt import CONFIG, write_text
+from vtk_export.triton.publish import Draft, draft
+from vtk_export.triton.steps import build_ensemble, build_preprocess, step_names
+
+INDEX, STEPS = "tasks.json", "steps.json"
+
+
+def wants_ensemble(order: Order) -> bool:
+    """Return whether images are prepared by a step of its own; says why where the graph was wanted and cannot.
+
+    Raises:
+        UsageError: the ensemble cannot be either.
+    """
+    config = order.config
+    if not config.with_preproc or config.ensemble is False:
+        return False
+    if config.server == "onnxruntime" and config.ensemble is None:
+        try:
+            check_preproc(order.open(next(iter(order.named))).card.input)
+            return False
+        except UsageError as error:
+            console.say(f"an ensemble prepares the images: {str(error).partition('; ')[0]}")
+    if config.static_batch is not None:
+        raise UsageError("`--static-batch` is of one call, and an ensemble passes on what a request holds; leave it "
+                         "out")  # fmt: skip
+    if config.dtype == "bf16" and config.server == "onnxruntime" and not config.keep_io_types:
+        raise UsageError("`--with-preproc` prepares images in numpy, which has no bf16; add --keep-io-types")
+    return True
+
+
+def publish_ensemble(order: Order) -> tuple[Draft, Filled, dict[str, Draft]]:
+    """Make the three models, and publish them when all are right.
+
+    Args:
+        order: of the ensemble, by its name.
+
+    Returns:
+        The ensemble's draft, the classifier's content, and the drafts of both steps by their names.
+
+    Raises:
+        UsageError: images of a task would be prepared in another way than before.
+        DataError: the repository cannot be written, or holds something else under one of the names.
+        VtkError: what `fill` raises.
+    """
+    config = order.config
+    prepare, classify = step_names(order.name)
+    with contextlib.ExitStack() as stack:
+        # what is opened last is published first
+        whole = stack.enter_context(draft(config.out, order.name))
+        inner = stack.enter_context(draft(config.out, classify, order.name))
+        before = stack.enter_context(draft(config.out, prepare, order.name))
+        earlier = _earlier(before, order)
+        filled = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
+        write_model_files(inner.folder, filled.message, filled.cards, [slot.name for slot in filled.outputs])
+        first = _write_preprocess(before, order, filled, prepare, earlier)
+        drift = measure_served(filled.cards, lambda task: order.open(task).model(), data=config.data, seed=config.seed)
+        filled.found["preprocessing_drift"] = dataclasses.asdict(drift)
+        message = build_ensemble(order.name, first, filled.message, filled.outputs)
+        versions = {prepare: before.version, classify: inner.version}
+        whole.at.mkdir()
+        write_json(whole.at / STEPS, {"format": 1, "steps": versions, "drift": dataclasses.asdict(drift)})
+        write_model_files(whole.folder, message, filled.cards, [slot.name for slot in filled.outputs])
+        if inner.reused and whole.old is not None and whole.old.config == message:
+            whole.reuse()
+    return whole, filled, {prepare: before, classify: inner}
+
+
+def _earlier(made: Draft, order: Order) -> dict[str, Any]:
+    """Return how the step that is there prepares the images of its tasks; the same tasks must stay as they are.
+
+    Raises:
+        UsageError: names a task that would be prepared in another way.
+    """
+    if made.old is None or not made.old.versions:
+        return {}
+    found = read_json(made.old.path / str(made.old.versions[-1]) / INDEX)
+    earlier: dict[str, Any] = found.get("tasks", {}) if isinstance(found, dict) else {}
+    specs = {task: _plain(order.open(task).card.input) for task in order.named}
+    if order.config.server not in ("python", "vtk"):  # there is one way, whatever the source is called
+        earlier = dict(zip(specs, earlier.values(), strict=False))
+    if changed := [task for task, spec in specs.items() if earlier.get(task, spec) != spec]:
+        raise UsageError(
+            f"images of `{changed[0]}` would be prepared otherwise than before, and a server that polls would for a "
+            f"moment give such images to the model that it has: give another --name, or stop the server and delete "
+            f"{made.old.path}"
+        )
+    return earlier
+
+
+def _write_preprocess(made: Draft, order: Order, filled: Filled, name: str, earlier: dict[str, Any]) -> Any:
+    """Write the step that prepares images; where an earlier one does the same, that stays."""
+    specs = {task: _plain(card.input) for task, card in filled.cards.items()}
+    image = next(slot for slot in filled.inputs if slot.name == "pixel_values")
+    tasks = any(slot.name == "task" for slot in filled.inputs)
+    message = build_preprocess(name, order.name, order.config, image, tasks=tasks)
+    made.at.mkdir()
+    write_json(made.at / INDEX, {"format": 1, "tasks": specs})
+    write_code(made.at, "preprocess")
+    (made.folder / CONFIG).write_text(write_text(message), encoding="utf-8", newline="\n")
+    if made.old is None or not made.old.versions:
+        return message
+    last = made.old.path / str(made.old.versions[-1])
+    if made.old.config == message and same_code(last, "preprocess"):
+        if earlier == specs:
+            made.keep()
+        elif order.config.server == "vtk":
+            made.reuse()  # follows its index, as the bank does
+    return message
+
+
+def _plain(spec: InputSpec) -> dict[str, Any]:
+    """Return a spec as it is read back: JSON has lists where it has tuples."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec)))
+    return found

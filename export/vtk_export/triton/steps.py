@@ -1,0 +1,96 @@
+"""Configs of an ensemble: a step that prepares images, the model, and the model in front that clients ask."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk import __version__
+from vtk.errors import UsageError
+from vtk_export.triton.names import check_name
+from vtk_export.triton.pbtxt import LABELS, MARK, PART, Slot, messages
+from vtk_export.triton_config import TritonConfig
+
+PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
+"""Behind the ensemble's name, the names of its steps."""
+
+_KINDS = ("TYPE_FP32", "TYPE_FP16")
+
+
+def step_names(name: str) -> tuple[str, str]:
+    """Return the names of the step that prepares images and of the model.
+
+    Raises:
+        UsageError: the ensemble's name is no good, or leaves no room for theirs.
+    """
+    return check_name(check_name(name) + PREPROCESS), check_name(name + CLASSIFIER)
+
+
+def build_preprocess(name: str, whole: str, config: TritonConfig, image: Slot, *, tasks: bool) -> Any:
+    """Build the ``ModelConfig`` of the step that prepares images.
+
+    Args:
+        name: of the step.
+        whole: of the ensemble.
+        config: options.
+        image: what the model takes.
+        tasks: whether each image comes with the name of a task.
+
+    Raises:
+        UsageError: numpy lacks the type that the model takes.
+    """
+    if image.type not in _KINDS:
+        raise UsageError(f"`--with-preproc` prepares images in numpy, which has no {image.type.removeprefix('TYPE_')}; "
+                         "add --keep-io-types")  # fmt: skip
+    pb = messages()
+    made = pb.ModelConfig(name=name, backend="python", max_batch_size=config.max_batch_size)
+    made.version_policy.latest.num_versions = 1
+    for entry in _images(made, pb):
+        # requests are handed over one by one, so images of any sizes may share a call
+        entry.allow_ragged_batch = True
+    if tasks:
+        made.input.add(name="task", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,))
+    made.output.add(name=image.name, data_type=pb.DataType.Value(image.type), dims=image.dims)
+    # what waits while a call is prepared is joined to the next; to wait for more is the model's part
+    made.dynamic_batching.max_queue_delay_microseconds = 0
+    made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value("KIND_CPU"), count=1)
+    told = {MARK: __version__, PART: whole, "pixel_type": image.type}
+    if config.server_threads is not None:
+        told["threads"] = str(config.server_threads)
+    for key, value in told.items():
+        made.parameters[key].string_value = value
+    return made
+
+
+def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slot]) -> Any:
+    """Build the ``ModelConfig`` of the model that clients ask.
+
+    Args:
+        name: of it.
+        preprocess: the first step's message.
+        model: the second step's message.
+        outputs: of the model.
+    """
+    pb = messages()
+    made = pb.ModelConfig(name=name, platform="ensemble", max_batch_size=preprocess.max_batch_size)
+    made.version_policy.latest.num_versions = 1
+    _images(made, pb)
+    made.input.extend(entry for entry in preprocess.input if entry.name == "task")
+    for slot in outputs:
+        made.output.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims,
+                        label_filename=LABELS if slot.labels else "")  # fmt: skip
+    for step in (preprocess, model):
+        # the latest version, whichever it is: a step is replaced before the ensemble is
+        entry = made.ensemble_scheduling.step.add(model_name=step.name, model_version=-1)
+        for value in step.input:
+            entry.input_map[value.name] = value.name
+        for value in step.output:
+            entry.output_map[value.name] = value.name
+    made.parameters[MARK].string_value = __version__
+    return made
+
+
+def _images(made: Any, pb: Any) -> list[Any]:
+    """Add the two inputs of which a request has one."""
+    return [
+        made.input.add(name="encoded", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,), optional=True),
+        made.input.add(name="images", data_type=pb.DataType.Value("TYPE_UINT8"), dims=(-1, -1, 3), optional=True),
+    ]

@@ -1,0 +1,50 @@
+"""Twelve images in three classes, and a run of one epoch on them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.vtk.families._table import Family
+from vtk.training.config import FinetuneConfig
+from vtk.training.parallel import open_ranks
+from vtk.training.run import Run
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four training and two held-out images of each class, 40 px."""
+    root = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 4), ("val", 2)):
+        for label, name in enumerate(("blue", "green", "red")):
+            (root / part / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 150, (40, 40, 3))
+                pixels[..., 2 - label] += 100
+                Image.fromarray(pixels.astype(np.uint8)).save(root / part / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Train attention for one epoch; return the run, whose model is as the pack should be."""
+    for name in ("confusion_png", "curves_png"):
+        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+
+    def fine_tune(family: Family, **changes: object) -> Run:
+        torch.manual_seed(0)
+        values: dict[str, object] = {
+            "data": pictures, "out": tmp_path / family.name, "model": family.name, "model_kwargs": family.flags,
+            "img_size": family.size, "pretrained": False, "epochs": 1, "batch_size": 4, "workers": 0, "device": "cpu",
+            "lr": 1e-2, "warmup": 0,
+        }  # fmt: skip
+        config = FinetuneConfig(**{**values, **changes})  # type: ignore[arg-type]
+        run = Run(config, tmp_path / family.name, open_ranks("cpu"))
+        run.go()
+        return run
+
+    return fine_tune

@@ -1,0 +1,75 @@
+"""``vtk data``: look at a folder of images before anything is trained on it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtk import console
+from vtk.commands import _cli
+from vtk.errors import UsageError
+from vtk.training.options.images import ImageOptions
+
+_HELP = {"audit": "decode every image once; classes, split, bad files, and a page of what is odd"}
+
+_TEXT = """Decode every image below a folder once, and say what `vtk finetune` would make of it.
+
+Classes and split, unreadable files with the reason, sizes and modes. Writes one self-contained HTML page with small
+pictures of what is unusual and what is done about it. What was decoded is remembered: finetune and eval do not decode
+it again for their own audit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(ImageOptions):
+    """Flags of ``vtk data audit``."""
+
+    data: Path = field(
+        metadata={"help": "folder with train/ and val/, or with one folder per class; or a data set of timm's readers"}
+    )
+    out: Path = field(default=Path("audit.html"), metadata={"help": "the page to write; an earlier audit is replaced"})
+    val_split: float = field(default=0.2, metadata={"help": "share of the images held out when the folder has no val/"})
+    seed: int = field(default=0, metadata={"help": "of that split"})
+    workers: int | None = field(default=None, metadata={"help": "processes that decode; default one per CPU core"})
+    cache: bool = field(default=True, metadata={"help": "remember what was decoded, and use it"})
+    overwrite: bool = field(default=False, metadata={"help": "replace --out even if it is no audit"})
+
+    def __post_init__(self) -> None:
+        self._check_images()
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"`--workers` is {self.workers}; give 0 (this process) or more")
+
+
+def main(argv: list[str]) -> int:
+    """Dispatch to one of the subcommands."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: vtk data COMMAND [OPTIONS]\n\nLook at folders of images.\n")
+        print("\n".join(f"  {name:<6} {text}" for name, text in _HELP.items()))
+        return 0
+    if argv[0] not in _HELP:
+        raise UsageError(f"`vtk data {argv[0]}` is unknown; choose one of: {', '.join(_HELP)}")
+    return run_audit(argv[1:])
+
+
+def run_audit(argv: list[str]) -> int:
+    """Scan, print, write the page; with ``--on-bad-image fail`` refuse afterwards."""
+    config = _cli.parse(
+        AuditConfig, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
+        examples=("vtk data audit data/pets", "vtk data audit data/pets --out pets.html --on-bad-image fail"),
+    )  # fmt: skip
+    from vtk.commands._data_page import check_page, write_page
+    from vtk.data.audit import scan
+    from vtk.errors import DataError
+
+    check_page(config.out, overwrite=config.overwrite)
+    audit = scan(
+        config.data, val_split=config.val_split, seed=config.seed, keep_empty_classes=config.keep_empty_classes,
+        in_chans=config.in_chans, max_pixels=config.max_pixels, workers=config.workers, cache=config.cache,
+    )  # fmt: skip
+    audit.print()
+    write_page(config.out, audit)
+    console.say(f"page {config.out}")
+    if audit.bad and config.on_bad_image == "fail":
+        raise DataError(
+            f"{len(audit.bad)} files of {config.data} cannot be read, and --on-bad-image is fail; {config.out} shows "
+            "them; repair or remove them"
+        )
+    console.emit_json({**audit.to_dict(), "page": str(config.out)})
+    return 0

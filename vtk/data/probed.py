@@ -1,0 +1,80 @@
+"""Many files decoded, by what earlier scans remember and what is new; and what their probes say together."""
+
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vtk import console
+from vtk.data import cache as memory
+from vtk.data.images import one_line
+from vtk.data.listing import Found
+from vtk.data.pool import probe_many
+from vtk.data.probe import Probe
+from vtk.errors import DataError
+
+_UNKNOWN = Probe(0, 0, "", 1)
+
+
+def probe_files(
+    root: Path,
+    files: Sequence[Found],
+    workers: int | None,
+    cache: bool,
+    show_progress: bool,
+    in_chans: int,
+    max_pixels: int,
+) -> tuple[dict[str, Probe], int]:
+    """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
+    known = memory.load(root, in_chans) if cache else {}
+    probes: dict[str, Probe] = {}
+    new: list[Found] = []
+    for file in files:
+        size, mtime, probe = known.get(file.name, (-1, -1, _UNKNOWN))
+        if (size, mtime) == (file.bytes, file.mtime_ns) and probe.width * probe.height <= max_pixels:
+            probes[file.name] = probe
+        else:
+            new.append(file)
+            probes[file.name] = _UNKNOWN  # keeps the order of the walk
+    with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
+        paths = [os.path.join(root, file.name) for file in new]
+        results = probe_many(
+            paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, workers=workers,
+            on_done=bar.advance,
+        )  # fmt: skip
+    probes.update(zip((file.name for file in new), results, strict=True))
+    if cache and (new or len(known) > len(probes)):
+        memory.save(root, files, probes, in_chans)
+    return probes, len(files) - len(new)
+
+
+def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:
+    """Stop at files that cannot be read.
+
+    Raises:
+        DataError: there are some; the message counts them and names the first.
+    """
+    if bad := sum(bool(probe.bad) for probe in probes.values()):
+        raise DataError(
+            f"{root}: {bad} of {len(probes)} image files cannot be read, and --on-bad-image is fail; "
+            f"{first_bad(probes)}; `vtk data audit` lists all of them"
+        )
+
+
+def first_bad(probes: Mapping[str, Probe]) -> str:
+    """Return the first file that cannot be read, and why, for a message; there is one."""
+    name, probe = next((name, probe) for name, probe in probes.items() if probe.bad)
+    return f"for example {one_line(name)}: {probe.bad}"
+
+
+def sizes_of(probes: Sequence[Probe]) -> dict[str, int]:
+    """Return ``min|median|max_height|width`` of good images, one or more, in pixels."""
+    sizes: dict[str, int] = {}
+    for side in ("height", "width"):
+        values = [getattr(probe, side) for probe in probes]
+        sizes |= {
+            f"min_{side}": min(values),
+            f"median_{side}": int(statistics.median_low(values)),
+            f"max_{side}": max(values),
+        }
+    return sizes

@@ -1,0 +1,66 @@
+"""How often two models give an image the same most likely class."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vtk.errors import UsageError
+from vtk.evaluation.config import EvalConfig
+from vtk.runtime.backend import Backend, load_backend, predictor
+from vtk.runtime.regime import Conditions, choose_conditions
+from vtk.runtime.source import Source
+
+
+class Agreement:
+    """Counts how often a second model has the same most likely class."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.backend, self.name = backend, name
+        self.same = self.count = 0
+
+    @classmethod
+    def of(
+        cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
+    ) -> "Agreement | None":
+        """Return what compares ``source`` with its reference, or with itself as it was trained; None for no such thing.
+
+        Raises:
+            UsageError: the reference is an ONNX file, or has other classes or preprocessing.
+        """
+        judge = reference or source
+        if reference is not None and reference.kind == "onnx":
+            raise UsageError(f"`--reference` {reference.path} is an ONNX file; give a pack or a checkpoint")
+        if judge.kind == "onnx":
+            return None
+        # rounding to bf16 in training is no fault of an fp32 file: it is compared with torch in its own precision
+        ways = choose_conditions(judge, precision=conditions.precision if source.kind == "onnx" else None)
+        if reference is None and (ways.backend, ways.precision, ways.device) == (
+            conditions.backend, conditions.precision, conditions.device
+        ):  # fmt: skip
+            return None  # it would compare the model with itself
+        if judge.card.classes != source.card.classes:
+            raise UsageError(f"`--reference` {judge.name} has other classes than {source.name}; give its own pack")
+        if judge.card.input != source.card.input:
+            raise UsageError(f"`--reference` {judge.name} preprocesses unlike {source.name}; give its own pack")
+        backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
+        return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
+
+    @property
+    def fraction(self) -> float:
+        """Of the images seen; NaN before the first."""
+        return self.same / self.count if self.count else math.nan
+
+    def watch(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return ``predict``, which from now on counts as it is called."""
+        other = predictor(self.backend)
+
+        def both(images: Tensor) -> Tensor:
+            logits = predict(images)
+            mine, theirs = logits.argmax(1).cpu(), other(images).argmax(1).cpu()
+            self.same += int(torch.eq(mine, theirs).sum())
+            self.count += len(mine)
+            return logits
+
+        return both

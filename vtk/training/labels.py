@@ -1,0 +1,78 @@
+"""What the kind of labels decides: how a set is read, what is minimised, and how the result is scored."""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from vtk.data.audit import scan
+from vtk.data.balanced import BalancedSampler, balanced_weights
+from vtk.data.multi import scan_multi
+from vtk.data.samples import DataAudit
+from vtk.evaluation.metrics import Metrics
+from vtk.evaluation.multilabel import MultiLabelMetrics
+from vtk.training.config import FinetuneConfig
+from vtk.training.multilabel import MultiLabel, positive_weights
+from vtk.training.objective import Classification
+
+Scores = Metrics | MultiLabelMetrics
+
+
+def read_data(config: FinetuneConfig, *, show_progress: bool) -> DataAudit:
+    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise."""
+    assert config.data is not None
+    arguments: dict[str, Any] = {
+        "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
+        "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
+    }  # fmt: skip
+    if config.multi_label:
+        return scan_multi(config.data, **arguments)
+    return scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
+
+
+def make_objective(config: FinetuneConfig, audit: DataAudit) -> Classification:
+    """Return what a run minimises."""
+    classes, weights = len(audit.classes), None
+    if config.class_weights == "balanced":
+        if config.multi_label:
+            weights = positive_weights([cast(Any, sample.label) for sample in audit.train], classes)
+        else:
+            weights = balanced_weights(audit.train, classes)
+    kind = MultiLabel if config.multi_label else Classification
+    return kind(
+        classes, smoothing=config.smoothing, mixup=config.mixup, cutmix=config.cutmix, prob=config.mix_prob,
+        weights=weights,
+    )  # fmt: skip
+
+
+def make_sampler(config: FinetuneConfig, audit: DataAudit) -> BalancedSampler | None:
+    """Return what draws the training images; None for a shuffled pass over all of them."""
+    if config.sampler != "balanced":
+        return None
+    return BalancedSampler([sample.label for sample in audit.train], config.seed)
+
+
+def describe(config: FinetuneConfig, objective: Classification, audit: DataAudit) -> list[str]:
+    """Return what is done about classes of unequal size, for people."""
+    if config.sampler == "balanced":
+        present = sum(count > 0 for count in audit.counts("train"))
+        return [f"every class equally often: an epoch shows {len(audit.train) / present:.0f} images of each"]
+    if objective.weights is None:
+        return []
+    weights = {name: float(w) for name, w in zip(audit.classes, objective.weights, strict=True) if w > 0}
+    least, most = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+    return [f"class weights from {weights[least]:.2g} ({least}) to {weights[most]:.2g} ({most})"]
+
+
+def remember(epoch: int, metrics: Scores) -> dict[str, Any]:
+    """Return what is kept of the best epoch; `recall` makes metrics of it again."""
+    table = metrics.confusion if isinstance(metrics, Metrics) else metrics.table
+    return {**metrics.numbers(), "count": metrics.count, "epoch": epoch, "confusion": torch.as_tensor(table)}
+
+
+def recall(best: dict[str, Any], classes: tuple[str, ...], multi_label: bool) -> Scores:
+    """Return the metrics that `remember` was given."""
+    table: np.ndarray = best["confusion"].numpy()
+    if multi_label:
+        return MultiLabelMetrics(best["count"], best["loss"], table, classes)
+    return Metrics(best["count"], best["top1"], best["top5"], best["loss"], table, classes)

@@ -1,0 +1,266 @@
+"""The inside of a run: the steps of an epoch, and the state between two epochs. `vtk.training.engine.fit` drives it."""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.data.loader import mix
+from vtk.errors import UsageError, VtkError
+from vtk.training.learner import Learner, LearnerConfig
+from vtk.training.loss_scale import SMALLEST
+from vtk.training.objective import Batch, JointObjective, Objective
+from vtk.training.parallel import Ranks
+from vtk.training.policy import live_buffers, train_mode
+from vtk.training.precision import Precision
+from vtk.training.result import FitState
+from vtk.training.steps import Feed, Step, StepRule, plan_joint, plan_steps, single_images
+from vtk.training.streams import Stream
+
+PATIENCE = 10
+"""Steps in a row without finite gradients after which a run ends: skipping more would not bring it back."""
+_INTERVAL = 10  # steps between two looks at the loss on a GPU, where looking waits for all work that is queued
+
+
+class DivergedError(VtkError):
+    """The loss became infinite or not a number."""
+
+
+class FitConfig(LearnerConfig, Protocol):
+    """What the engine reads of a config."""
+
+    @property
+    def epochs(self) -> int: ...  # noqa: D102
+    @property
+    def accumulate(self) -> int: ...  # noqa: D102
+    @property
+    def grad_checkpointing(self) -> bool: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def stop_after(self) -> int | None: ...  # noqa: D102
+
+
+class Loop:
+    """A run between its epochs; `fit` drives it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        streams: Sequence[Stream],
+        config: FitConfig,
+        precision: Precision,
+        step_rule: StepRule,
+        ranks: Ranks,
+        learners: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        self.model, self.objective, self.streams, self.config = model, objective, streams, config
+        self.precision, self.step_rule, self.ranks, self.joint = precision, step_rule, ranks, learners is not None
+        self.sizes = [stream.sizes for stream in streams]
+        self.groups = self._plan(0)
+        self.images = sum(map(sum, self.sizes))
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        if not trained or not self.groups:
+            raise UsageError("there is nothing to train: no parameter requires gradients, or no stream has a batch")
+        model.to(ranks.device)
+        precision.prepare(model, trained)
+        if learners is None:
+            self.learners = [Learner("", model, config, config.epochs * len(self.groups))]
+        else:
+            counts = [sum(any(i == stream for i, _ in step) for step in self.groups) for stream in range(len(streams))]
+            self.learners = [
+                Learner(name, part, config, config.epochs * count)
+                for (name, part), count in zip(learners.items(), counts, strict=True)
+            ]
+        # gradients of several learners are summed here: which of them have any changes from step to step
+        self.wrapped = model if self.joint else ranks.wrap(model)
+        self.epoch = self.step = self.skipped = 0
+        self.counted = [0] * len(self.learners)  # images of the steps of this epoch that were taken
+
+    def load(self, state: FitState) -> None:
+        """Go on from ``state``."""
+        for learner in self.learners:
+            optimizer, schedule = state.optimizer, state.schedule
+            parts = (optimizer, schedule, state.ema)
+            learner.load(*(part[learner.name] if self.joint and part else part for part in parts))
+        self.precision.scaler.load_state_dict(state.scaler)
+        self.epoch, self.step = state.epoch, state.epoch * len(self.groups)
+
+    def save(self, rows: list[dict[str, float]]) -> FitState:
+        """Return the state after the epochs done, whose numbers are ``rows``."""
+        optimizers = {learner.name: learner.optimizer.state_dict() for learner in self.learners}
+        schedules = {learner.name: learner.schedule.state_dict() for learner in self.learners}
+        scaler = self.precision.scaler.state_dict()
+        averages = {learner.name: learner.ema.state_dict() for learner in self.learners if learner.ema is not None}
+        if not self.joint:
+            return FitState(self.epoch, optimizers[""], schedules[""], rows, scaler, averages.get("", {}))
+        return FitState(self.epoch, optimizers, schedules, rows, scaler, averages)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the model hold the averages of its weights inside of the context, where averages are kept."""
+        with contextlib.ExitStack() as stack:
+            for learner in self.learners:
+                if learner.ema is not None:
+                    stack.enter_context(learner.ema.applied())
+            yield
+
+    def end(self) -> None:
+        """Leave the averages in the model: they are what the run is for."""
+        for learner in self.learners:
+            if learner.ema is not None:
+                learner.ema.exchange()
+
+    def run_epoch(self, show: bool) -> dict[str, float]:
+        """Train for one epoch; return its row of numbers."""
+        ranks, epoch = self.ranks, self.epoch
+        # all that is random in an epoch follows from the seed, its number and the rank: a resumed run draws the same
+        torch.manual_seed(mix(self.config.seed, epoch, ranks.rank))
+        self.objective.start_epoch(mix(self.config.seed, epoch, ranks.rank, 1))
+        train_mode(self.model)
+        self.groups, self.skipped, self.counted = self._plan(epoch), 0, [0] * len(self.learners)
+        sources = [stream.epoch(epoch) for stream in self.streams]
+        totals = torch.zeros(len(self.learners), device=ranks.device)  # losses, times images
+        logs: dict[str, Tensor] = {}
+        interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
+        title = f"epoch {epoch + 1}/{self.config.epochs}"
+        begin = time.perf_counter()
+        with console.progress(title, self.images, enabled=show) as bar:
+            for i, step in enumerate(self.groups):
+                losses = self._step(sources, step, logs)
+                totals += losses
+                images = sum(sum(sizes) for _, sizes in step)
+                look = (i + 1) % interval == 0 or i + 1 == len(self.groups)
+                note = f"loss {self._finite(totals, losses, i) / images:.3f}" if look else ""
+                bar.advance(images, note)
+        for source in sources:
+            source.close() if hasattr(source, "close") else None
+        seconds = time.perf_counter() - begin
+        if ranks.world > 1:
+            live = live_buffers(self.model)
+            averages = [t for own in self.learners if own.ema is not None for t in own.ema.buffers()]
+            ranks.broadcast([b for n, b in self.model.named_buffers() if n in live] + averages)
+        self.precision.before_eval(self.model)
+        self.model.eval()
+        self.epoch += 1
+        sums, lr = ranks.sum(totals).tolist(), self.learners[0].lr
+        for learner, count in zip(self.learners, self.counted, strict=True):
+            if not count:
+                raise DivergedError(self._advice(learner, f"in all steps of epoch {self.epoch}"))
+        row = {"epoch": float(self.epoch), "loss": sum(sums) / sum(self.counted), "lr": lr}
+        if self.joint:
+            for learner, loss, count in zip(self.learners, sums, self.counted, strict=True):
+                row |= {f"loss {learner.name}": loss / count, f"lr {learner.name}": learner.lr}
+        row |= {k: float(ranks.sum(v)) / sum(self.counted) for k, v in logs.items()}
+        if self.skipped or self.precision.scaler.skips:
+            row["skipped_steps"] = float(self.skipped)
+        return row | {"seconds": seconds, "images_per_second": self.images / seconds}
+
+    def _plan(self, epoch: int) -> list[Step]:
+        if self.joint:
+            return plan_joint(self.sizes, self.config.accumulate, mix(self.config.seed, epoch))
+        return [((stream, sizes),) for stream, sizes in plan_steps(self.sizes, self.config.accumulate)]
+
+    def _step(self, sources: Sequence[Iterator[Batch]], step: Step, logs: dict[str, Tensor]) -> Tensor:
+        """Do one optimiser step; return this process's part of each learner's loss, summed over images."""
+        feed = Feed([(i, sources[i], len(sizes)) for i, sizes in step], self._prepare, keep=self.step_rule.passes > 1)
+        images = {stream: sum(sizes) for stream, sizes in step}
+        learners = [self.learners[i] for i in images] if self.joint else self.learners
+        # DDP averages over processes what is a sum over their images, hence the factor `world`
+        factor = 1 if self.joint else self.ranks.world
+        losses = torch.zeros(len(self.learners), device=self.ranks.device)
+        told: dict[str, Tensor] = {}
+        first = True
+        for learner in learners:
+            learner.begin()
+
+        def gradients() -> Tensor:
+            nonlocal first
+            for learner in learners:
+                learner.optimizer.zero_grad(set_to_none=True)
+            losses.zero_()
+            for batches, last in feed:
+                with contextlib.nullcontext() if last else self.ranks.no_sync(self.wrapped):
+                    parts = []
+                    for batch, (loss, numbers) in zip(batches, self._losses(batches), strict=True):
+                        # every image of the step weighs the same, also in a last batch or group that is not full
+                        share = len(batch.images) / images[batch.stream]
+                        parts.append(loss * (share * factor))
+                        losses[batch.stream if self.joint else 0] += loss.detach() * len(batch.images)
+                        if first:
+                            self._note(told, numbers, len(batch.images))
+                    self.precision.scaler.scale(torch.stack(parts).sum()).backward()
+            first = False
+            if self.joint:
+                self.ranks.add([p.grad for learner in learners for p in learner.parameters if p.grad is not None])
+            for learner in learners:
+                self.precision.after_backward(learner.optimizer)
+            return losses.sum() / sum(images.values())
+
+        def update() -> None:
+            scaler = self.precision.scaler
+            taken = [learner.update(scaler) for learner in learners]
+            scaler.update()
+            left_out = taken.count(False)
+            self.skipped += left_out
+            for i, learner, done in zip(images if self.joint else (0,), learners, taken, strict=True):
+                # a loss that is not finite is no part of the epoch's; a scaler's overflow says nothing of the loss
+                if done or scaler.skips:
+                    self.counted[i] += images[i] if self.joint else sum(images.values())
+                else:
+                    losses[i] = 0.0
+                if learner.in_row >= PATIENCE and not scaler.skips:
+                    raise DivergedError(
+                        self._advice(learner, f"in {PATIENCE} steps in a row, in epoch {self.epoch + 1}")
+                    )
+            if all(taken) or scaler.skips:
+                for key, number in told.items():
+                    logs[key] = logs.get(key, torch.zeros_like(number)) + number
+            if left_out and scaler.factor < SMALLEST:
+                raise DivergedError(
+                    f"gradients are not finite in epoch {self.epoch + 1}, even with a loss that is not multiplied; use "
+                    "a lower --lr, a longer --warmup, or --precision bf16"
+                )
+
+        self.step_rule.step(gradients, update)
+        self.step += 1
+        return losses
+
+    def _losses(self, batches: Sequence[Batch]) -> Sequence[tuple[Tensor, Mapping[str, Tensor | float]]]:
+        with single_images(self.model, batches):
+            if isinstance(self.objective, JointObjective):
+                return self.objective.losses(self.wrapped, batches)
+            return [self.objective.loss(self.wrapped, batch) for batch in batches]
+
+    def _note(self, logs: dict[str, Tensor], numbers: Mapping[str, Tensor | float], images: int) -> None:
+        for key, value in numbers.items():
+            number = torch.as_tensor(value, dtype=torch.float32, device=self.ranks.device).detach()
+            logs[key] = logs.get(key, torch.zeros_like(number)) + number * images
+
+    def _prepare(self, batch: Batch) -> Batch:
+        return self.objective.prepare(batch.to(self.ranks.device))
+
+    def _advice(self, learner: Learner, when: str) -> str:
+        whose = f"the loss of task {learner.name}" if learner.name else "the loss"
+        return (
+            f"{whose} or its gradients are not finite {when} (learning rate {learner.lr:.2g}); use a lower --lr, a "
+            "longer --warmup or a smaller --clip-grad"
+        )
+
+    def _finite(self, totals: Tensor, losses: Tensor, index: int) -> float:
+        """Return the loss of the step over all images; all processes call this at the same steps."""
+        both = self.ranks.sum(torch.stack([totals, losses])).tolist()
+        for learner, total in zip(self.learners, both[0], strict=True):
+            if not math.isfinite(total):
+                whose = f"the loss of task {learner.name}" if learner.name else "the loss"
+                raise DivergedError(
+                    f"{whose} is {total} after step {index + 1} of epoch {self.epoch + 1} (learning rate "
+                    f"{learner.lr:.2g}); use a lower --lr, a longer --warmup or a smaller --clip-grad"
+                )
+        return float(sum(both[1]))

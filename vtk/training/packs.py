@@ -1,0 +1,130 @@
+"""What a run keeps of its epochs: the numbers of the best one, its pack and adapter, and pictures of it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card, Regime
+from vtk.evaluation import choice
+from vtk.evaluation.multilabel import evaluate_labels
+from vtk.files import existing_dir
+from vtk.tasks.load import load_task, read_card
+from vtk.tasks.lora import finish_lora
+from vtk.tasks.pack import save_task, update_card
+from vtk.training import lora, outputs
+from vtk.training.labels import Scores, recall, remember
+from vtk.training.parallel import Ranks
+from vtk.training.precision import DTYPES
+from vtk.training.scoring import evaluate_ranks
+from vtk.training.setup import Setup
+
+
+class Packs(Setup):
+    """Writes the packs of one task's run."""
+
+    def judge(self, epoch: int, metrics: Scores) -> bool:
+        """Remember ``metrics`` if they are the best so far, and return whether they are."""
+        metric = self.config.chosen_metric
+        better = not self.best or choice.rank(metric, metrics.numbers()) > choice.rank(metric, self.best)
+        if better:
+            self.best = remember(epoch, metrics)
+        return better
+
+    @property
+    def fruitless(self) -> int:
+        """Epochs since the best one."""
+        return int(self.rows[-1]["epoch"]) - int(self.best["epoch"]) if self.rows and self.best else 0
+
+    def enough(self) -> bool:
+        """Whether ``--patience`` is at its end."""
+        patience = self.config.patience
+        return patience is not None and self.fruitless >= patience
+
+    def evaluate(self, *, show_progress: bool) -> Scores:
+        """Score the model as its pack will compute."""
+        with self._as_packed():
+            return self._score(self.model, self.ranks, show_progress)
+
+    def _score(self, model: nn.Module, ranks: Ranks, show_progress: bool) -> Scores:
+        kind = {"score": evaluate_labels} if self.config.multi_label else {}
+        return evaluate_ranks(model, self.val_loader, self.audit.classes, ranks, show_progress=show_progress, **kind)
+
+    def _as_packed(self) -> contextlib.AbstractContextManager[None]:
+        """Let the model compute, inside of the context, what its pack will."""
+        if self.lora is None:
+            return contextlib.nullcontext()
+        return lora.merged_into(self.model, self.lora, self.precision.master_state_dict(self.model))
+
+    def save_pack(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Card:
+        """Write a pack of ``state`` whose card tells ``numbers``."""
+        config, created, trained = self.config, self.created, self.trained
+        if self.lora is not None:
+            state, trained = self.lora.merge(state), frozenset(map(self.lora.plain_name, trained))
+        card = Card(
+            model=created.spec,
+            input=created.input,
+            classes=self.audit.classes,
+            base=created.base.ref,
+            transforms=created.transforms,
+            metrics=dict(numbers),
+            data={
+                "layout": self.audit.layout,
+                "val_split": config.val_split,
+                "seed": config.seed,
+                "root": self.audit.root.resolve().name,
+                "max_pixels": config.max_pixels,
+            },
+            regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
+            versions=outputs.versions(),
+            command=self.command,
+            multi_label=config.multi_label,
+        )
+        return save_task(path, state=state, created=created, card=card, trained=trained, dtype=config.pack_dtype)
+
+    @property
+    def best_numbers(self) -> dict[str, Any]:
+        """What a card tells of the best epoch."""
+        return {key: value for key, value in self.best.items() if key != "confusion"}
+
+    @property
+    def last_numbers(self) -> dict[str, Any]:
+        """What a card tells of the last epoch; rows of an older version lack the newer numbers."""
+        row = self.rows[-1]
+        found = {key: row.get(f"val_{key}") for key in self.best_numbers}
+        found |= {"count": self.best["count"], "epoch": int(row["epoch"])}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def finish_adapter(self) -> None:
+        """Make the adapter of the best epoch complete, and check what PEFT makes of it."""
+        if self.lora is None:
+            return
+        path = self.out / outputs.ADAPTER
+        start = self.lora.start(self.precision.master_state_dict(self.model))
+        shared = lora.shared_names(self.created, start)
+        worst = finish_lora(path, self.lora, start, shared, read_card(self.out / outputs.TASK))
+        console.say(f"{self.title}adapter {path}: PEFT's logits differ from the merged ones by at most {worst:.0e}")
+
+    def draw(self) -> None:
+        """Write the plots and the table of classes."""
+        outputs.write_best(self.out, self.best_metrics())
+        outputs.write_curves(self.out, self.rows)
+
+    def measure_stored(self, path: Path) -> dict[str, Any]:
+        """Evaluate a pack from its file, so that its card tells what others will measure."""
+        model = load_task(path).model.to(self.ranks.device)
+        model.to(DTYPES[self.precision.name])
+        metrics = self._score(model, Ranks(self.ranks.device), show_progress=False)
+        card = read_card(path)
+        found = remember(int(card.metrics["epoch"]), metrics)
+        numbers = {key: value for key, value in found.items() if key != "confusion"}
+        update_card(existing_dir(path), dataclasses.replace(card, metrics=numbers))
+        return found
+
+    def best_metrics(self) -> Scores:
+        """Return the numbers of the best epoch."""
+        return recall(self.best, self.audit.classes, self.config.multi_label)
