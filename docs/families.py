@@ -29,14 +29,14 @@ HEAD = """# Families of timm
 
 Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Each family is tested at its
 smallest: every parameter is sorted by hand into attention, head, position table, stem, FFN, norm or other, and the
-sorting of `--train attn` must be the same; one epoch is trained; the pack is loaded in a fresh process and compared byte
-by byte; and the ONNX file is compared with torch at batches of 1, 2, 3, 7 and 16.
+sorting of `--train attn` must be the same; one epoch is trained; the pack is loaded in a fresh process and compared
+byte by byte; and the ONNX file is compared with torch at batches of 1, 2, 3, 7 and 16.
 
-- **BatchNorm**: the family has some. Those that `--train attn` leaves frozen stay in eval mode while the rest trains, so
-  that their running statistics stay those of the base.
+- **BatchNorm**: the family has some. Those that `--train attn` leaves frozen stay in eval mode while the rest trains,
+  so that their running statistics stay those of the base.
 - **Other sizes**: *resampled*: the position tables follow `--img-size`, bicubic with antialias, also from and to grids
-  that are not square. *Weights' own*: tables of relative positions or biases belong to one size of images, and
-  `--img-size` with weights of another size is refused. Where windows or stages need more than a multiple of the patch,
+  that are not square. *Any that fits*: nothing of it depends on the size, or tables of relative positions, which are
+  resampled too. *Weights' own*: biases belong to one size of images; `--img-size` with weights of another is refused. Where windows or stages need more than a multiple of the patch,
   a size that does not fit is refused before any data are read, with the nearest sizes that do.
 - **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks keep; elsewhere training is plain
   PyTorch, and a line says so.

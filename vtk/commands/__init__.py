@@ -14,7 +14,7 @@ COMMANDS = {
     "finetune": Command("vtk.commands.finetune", "adapt a pretrained ViT to a folder of images: a task pack"),
     "eval": Command("vtk.commands.eval", "accuracy of a pack, a checkpoint or an .onnx on a folder"),
     "predict": Command("vtk.commands.predict", "labels for images"),
-    "data": Command("vtk.commands.data", "audit a folder of images: classes, split, bad files, a page of the odd"),
+    "data": Command("vtk.commands.data", "audit a folder of images: classes, split, bad files"),
     "tasks": Command("vtk.commands.tasks", "packs: list, diff, merge, convert, bundle, bench, PEFT, hub"),
     "parallelize": Command("vtk.commands.parallelize", "a sequential ViT as parallel branches, with the drift"),
     "export": Command("vtk.commands.export", "verified artefacts: onnx, tasks, triton, tensorrt, aoti"),

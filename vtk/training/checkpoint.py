@@ -146,6 +146,8 @@ def _read_state(folder: Path) -> Saved:
     rows, ema = list(known.rows), state.get("ema", {})
     fit = FitState(known.epoch, state["optimizer"], state["schedule"], rows, scaler, ema)
     best = {**known.best, "confusion": state["confusion"]}
+    if "tasks" not in best:
+        _check_best(best)
     ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
     return Saved(tensors, fit, best, ident)
 
@@ -160,8 +162,7 @@ def of_task(saved: Saved, name: str) -> Saved:
         best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
         rows = [dict(row) for row in saved.best["rows"][name]]
         fit = FitState(saved.fit.epoch, saved.fit.optimizer[name], saved.fit.schedule[name], rows)
-        if lacking := {"epoch", "count", "loss"} - best.keys():
-            raise KeyError(min(lacking))
+        _check_best(best)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"`--resume`: the saved state of task `{name}` is damaged ({type(error).__name__}: {error}); give "
@@ -169,6 +170,13 @@ def of_task(saved: Saved, name: str) -> Saved:
         ) from error
     tensors = {k.partition("/")[2]: v for k, v in saved.tensors.items() if k.partition("/")[0] == name}
     return Saved(tensors, fit, best, saved.identity)
+
+
+def _check_best(best: Mapping[str, Any]) -> None:
+    """Raise a KeyError where the numbers of the best epoch lack one that `vtk.training.labels.recall` needs."""
+    needed = {"epoch", "count", "loss", "confusion"} | (set() if "mAP" in best else {"top1", "top5"})
+    if lacking := sorted(needed - best.keys(), reverse=True):
+        raise KeyError(lacking[0])
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -102,7 +102,8 @@ def tiny_caformer(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     kwargs.pop("img_size", None)
     sep, attention = metaformer.SepConv, metaformer.Attention
     small = {"depths": (1, 1, 1, 1), "dims": (16, 16, 32, 32),
-             "token_mixers": [sep, sep, attention, attention]}  # fmt: skip
+             "token_mixers": [sep, sep, attention, attention],
+             "norm_layers": [metaformer.LayerNorm2dNoBias] * 2 + [metaformer.LayerNormNoBias] * 2}  # fmt: skip
     return metaformer._create_metaformer("caformer_s18", pretrained=pretrained, **{**small, **kwargs})
 
 
@@ -116,7 +117,7 @@ _STAGES = {
 _PARTITION = {
     "attention": "stages.#.blocks.#.attn_block.attn.* stages.#.blocks.#.attn_grid.attn.*",
     "ffn": "stages.#.blocks.#.attn_block.mlp.* stages.#.blocks.#.attn_grid.mlp.*",
-    "head": "head.fc", "position": "", "stem": "stem.*", "batch_norm": True, "fixed": True,
+    "head": "head.fc", "position": "", "stem": "stem.*", "batch_norm": True,
 }  # fmt: skip
 _CONV_NORMS = "stages.#.blocks.#.conv.pre_norm stages.#.blocks.#.conv.norm#"
 _POOL = {
@@ -136,7 +137,7 @@ _COATNET = {
     "attention": "stages.#.blocks.#.attn.*", "ffn": "stages.#.blocks.#.mlp.*", "head": "head.fc", "position": "",
     "stem": "stem.*",
     "norm": "stages.#.blocks.#.pre_norm stages.#.blocks.#.norm# stages.#.blocks.#.norm#.norm norm",
-    "batch_norm": True, "fixed": True,
+    "batch_norm": True,
 }  # fmt: skip
 
 FAMILIES = [
@@ -155,8 +156,8 @@ FAMILIES = [
            norm="blocks.#.norm# fc_norm"),
     Family("vit_small_patch16_18x2_224", 32, SMALL, attention="blocks.#.attns.#.attn.*", ffn="blocks.#.ffns.#.mlp.*",
            norm="blocks.#.attns.#.norm blocks.#.ffns.#.norm norm"),
-    Family("vit_relpos_small_patch16_224", 32, SMALL, position="", norm="blocks.#.norm# fc_norm", fixed=True),
-    Family("samvit_base_patch16_224", 32, SMALL, position="", head="head.fc", norm="blocks.#.norm# neck", fixed=True),
+    Family("vit_relpos_small_patch16_224", 32, SMALL, position="", norm="blocks.#.norm# fc_norm"),
+    Family("samvit_base_patch16_224", 32, SMALL, position="", head="head.fc", norm="blocks.#.norm# neck"),
     Family("vit_tiny_r_s16_p8_224", 32, SMALL),
     Family("vit_small_r26_s32_224", 64, SMALL),
     Family("vit_base_patch16_rope_224", 32, SMALL, position=""),

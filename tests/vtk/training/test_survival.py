@@ -198,6 +198,15 @@ def test_a_damaged_state_is_one_line_and_changes_nothing(begun, tmp_path):
     assert len(begun().rows) == 3  # and whole again it goes on
 
 
+def test_the_best_numbers_of_an_edited_state_are_looked_at(begun, tmp_path):
+    state = tmp_path / "run" / "last" / "state.json"
+    info = json.loads(state.read_text())
+    del info["best"]["top1"]
+    state.write_text(json.dumps(info))
+    with pytest.raises(DataError, match=r"is damaged \(KeyError: 'top1'\); give --overwrite in place of --resume"):
+        begun()
+
+
 def test_a_run_without_an_epoch_says_how_to_start_it(config, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("epochs: 2\n")
