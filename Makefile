@@ -47,6 +47,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python docs/commands.py --check
 	$(BIN)/python docs/performance.py --check
+	$(BIN)/python docs/families.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -55,6 +56,7 @@ style: $(STAMP)  ## mend what ruff can mend
 docs: $(STAMP)  ## write docs/commands.md and docs/performance.md again, from the help texts and the results
 	$(BIN)/python docs/commands.py
 	$(BIN)/python docs/performance.py
+	$(BIN)/python docs/families.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist

@@ -36,8 +36,9 @@ byte by byte; and the ONNX file is compared with torch at batches of 1, 2, 3, 7 
   so that their running statistics stay those of the base.
 - **Other sizes**: *resampled*: the position tables follow `--img-size`, bicubic with antialias, also from and to grids
   that are not square. *Any that fits*: nothing of it depends on the size, or tables of relative positions, which are
-  resampled too. *Weights' own*: biases belong to one size of images; `--img-size` with weights of another is refused. Where windows or stages need more than a multiple of the patch,
-  a size that does not fit is refused before any data are read, with the nearest sizes that do.
+  resampled too. *Weights' own*: biases belong to one size of images; `--img-size` with weights of another is refused.
+  Where windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data
+  are read, with the nearest sizes that do.
 - **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks keep; elsewhere training is plain
   PyTorch, and a line says so.
 - **Fused**, **bank**: `vtk.fuse` and `TaskBank` take it; others are refused in one line, and export, `eval` and

@@ -1,6 +1,7 @@
 """Position tables at another size than they were stored for, by the layout that a family keeps them in."""
 
 import math
+from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
@@ -91,8 +92,8 @@ def table_grid(key: str, model: nn.Module) -> Size | None:
     leaf = key.rpartition(".")[2]
     embed = getattr(model, "patch_embed", None)
     if leaf.rpartition("_")[2].isdecimal() and isinstance(embed, nn.ModuleList):  # CrossViT: one stem per branch
-        stem = embed[int(leaf.rpartition("_")[2])]
-        return stem.img_size[0] // stem.patch_size[0], stem.img_size[1] // stem.patch_size[1]  # type: ignore[index]
+        stem: Any = embed[int(leaf.rpartition("_")[2])]
+        return stem.img_size[0] // stem.patch_size[0], stem.img_size[1] // stem.patch_size[1]
     if shape := getattr(model, "tokens_spatial_shape", None):  # Hiera
         return int(shape[0]), int(shape[1])
     return grid_of(model)

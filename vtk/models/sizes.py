@@ -87,7 +87,7 @@ def _near(size: Size, units: list[Size], up: bool) -> list[Size]:
     # one axis may be right already
     wide = [([side, *axis])[: _TRIES // 4] for side, axis in zip(size, axes, strict=True)]
     pairs = sorted(itertools.product(*wide), key=lambda pair: abs(pair[0] - size[0]) + abs(pair[1] - size[1]))
-    return pairs[1 : _TRIES // 2]
+    return [(height, width) for height, width in pairs[1 : _TRIES // 2]]
 
 
 def _own_size(name: str, kwargs: Mapping[str, Any]) -> list[Size]:
@@ -108,7 +108,8 @@ def _try(name: str, size: Size, kwargs: Mapping[str, Any]) -> str | None:
                     return None  # a convolutional network takes any size, and has no argument for it
             if unusual_part(model) is None or any(isinstance(m, nn.RNNBase) for m in model.modules()):
                 return None  # the first takes every multiple of its patch; the second would run step by step
-            channels = kwargs.get("in_chans") or model.pretrained_cfg["input_size"][0]
+            config: Any = model.pretrained_cfg
+            channels = kwargs.get("in_chans") or config["input_size"][0]
             model.eval()(torch.zeros(1, channels, *size))
     except NotImplementedError:
         return None  # an operator that needs values: nothing is known, and training will tell

@@ -86,8 +86,9 @@ def test_a_state_of_strided_and_shared_tensors_is_whole(tmp_path):
         "one": large[0, 0, 0, 0], "none": large[:0],
     }  # fmt: skip
     fit = FitState(1, {}, {}, [{"epoch": 1.0}])
+    best = {"epoch": 1, "count": 1, "loss": 0.5, "top1": 1.0, "top5": 1.0}
     saved = checkpoint.Saved(
-        tensors, fit, {"confusion": large}, {"flags": {"epochs": 2}, "base": "b", "data": "d", "processes": 1}
+        tensors, fit, {**best, "confusion": large}, {"flags": {"epochs": 2}, "base": "b", "data": "d", "processes": 1}
     )
     checkpoint.save_state(tmp_path / "last", saved)
     found = checkpoint.load_state(tmp_path / "last").tensors
