@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vtk.errors import DataError
-from vtk.files import parse_json
+from vtk.formats import parse_json
 
 SCHEMA = 1
 """Version of the card's layout; a reader refuses a newer one."""

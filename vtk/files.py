@@ -3,29 +3,20 @@
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import shutil
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
 from vtk.errors import DataError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
-_LONGEST_HEADER = 32 << 20
-_DEEPEST = 64
-"""Levels of nested JSON: what this toolkit writes has five; to copy or print hundreds would exhaust the stack."""
 
 
 def home() -> Path:
@@ -132,123 +123,6 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, whole or not at all."""
     with replace_file(path) as tmp:
         tmp.write_text(text, encoding="utf-8", errors="surrogateescape", newline="\n")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON; NaN and infinity are refused, since other readers would stumble over them."""
-    write_text(path, to_json(value, indent=2, allow_nan=False) + "\n")
-
-
-def to_json(value: Any, **options: Any) -> str:
-    """Return JSON that is readable text, escaped where a file name is not UTF-8 and could not be written otherwise."""
-    text = json.dumps(value, ensure_ascii=False, **options)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, **options)
-    return text
-
-
-def read_json(path: Path, limit: int = 64 << 20) -> Any:
-    """Read JSON of at most ``limit`` bytes.
-
-    Raises:
-        DataError: the file is absent, no plain file, too large or not JSON (`parse_json`).
-    """
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever, a device never end
-            raise DataError(f"{path} is no plain file; a file of this kind is JSON")
-        if found.st_size > limit:
-            raise DataError(f"{path} has {found.st_size:,} bytes; a file of this kind has at most {limit:,}")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); was it edited or cut short?") from error
-    return parse_json(text, path)
-
-
-def parse_json(text: str, where: str | Path) -> Any:
-    """Return the value of JSON that others may have written; ``where`` names it in messages.
-
-    Raises:
-        DataError: it is not JSON, names a key twice (readers differ in which one they take), or is nested too deeply.
-    """
-    try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON ({error}); was it edited or cut short?") from error
-    level = [value]
-    for _ in range(_DEEPEST + 1):
-        level = [inner for each in level for inner in _inside(each)]
-        if not level:
-            return value
-    raise DataError(f"{where} is JSON of more than {_DEEPEST} levels, as no file of this kind is; was it edited?")
-
-
-def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file; the format itself has no room for strides, and refuses tensors that share memory.
-
-    Args:
-        path: file, inside of a `replace_file` or `replace_dir`.
-        tensors: by name; those with other strides or parts of a larger tensor are copied, no others.
-        metadata: texts of the header.
-    """
-    from safetensors.torch import save_file
-
-    taken: set[int] = set()
-    whole = {}
-    for name, tensor in tensors.items():
-        value = tensor.detach().cpu().contiguous()
-        storage = value.untyped_storage()
-        if storage.data_ptr() in taken or storage.nbytes() > value.numel() * value.element_size():
-            value = value.clone()
-        taken.add(value.untyped_storage().data_ptr())
-        whole[name] = value
-    save_file(whole, path, metadata={"format": "pt", **(metadata or {})})
-
-
-def check_safetensors(path: Path) -> None:
-    """Refuse a safetensors file whose header a reader would wait for, take for another one, or choke on.
-
-    Only the header is read: eight bytes with its length, then JSON.
-
-    Raises:
-        DataError: no plain file, cut short, or with a header that `parse_json` refuses.
-    """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is no plain file; a file of this kind is safetensors")
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = path.stat().st_size
-            if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-                raise DataError(
-                    f"{path} is not a whole safetensors file: its header would take {length:,} of {size:,} bytes; was "
-                    "it cut short, or is it of another kind?"
-                )
-            text = file.read(length).decode("utf-8")
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a whole safetensors file: its header is no text; was it damaged?") from error
-    parse_json(text, f"the header of {path}, not a whole safetensors file,")
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"key {twice[:60]!r} is there twice")
-    return result
 
 
 def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:

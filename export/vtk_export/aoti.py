@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, UsageError, VerificationError, VtkError
-from vtk.files import check_writable, replace_file, write_json
+from vtk.files import check_writable, replace_file
+from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.runtime import aoti_backend
 from vtk.runtime.backend import DTYPES, load_backend, resolve_device

@@ -67,12 +67,14 @@ def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images
     names = output_names(config.output, softmax=config.softmax)
     if config.dynamic_size:
         check_sizes(model, card.input, card.model.name)
+    # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
+    vits = config.int8 != "static"
     if config.output == "logits":
-        graph = choose_form(model, config.fuse, vits=True)
+        graph = choose_form(model, config.fuse, vits=vits)
         fused = graph is not model
     else:
         model = split_classifier(model, logits=config.output == "both")
-        graph = WithFeatures(choose_form(model.body, config.fuse, vits=True), model.classifier, model.classifier_width)
+        graph = WithFeatures(choose_form(model.body, config.fuse, vits=vits), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,

@@ -12,7 +12,8 @@ import psutil
 
 from vtk.card import Card
 from vtk.errors import DataError
-from vtk.files import replace_file, write_json
+from vtk.files import replace_file
+from vtk.formats import write_json
 from vtk.runtime.facts import PLAIN, Facts
 
 INLINE_LIMIT = 1_800_000_000

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
@@ -90,6 +91,23 @@ def test_static_has_symmetric_activations_weights_per_channel_and_float_biases(e
             assert makers[node.input[0]].op_type != "DequantizeLinear"
     assert "calibrated on 3 images of " in said
     assert result["judged"]["count"] == 3  # the other half of the six
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_onnxruntime_multiplies_all_weights_in_int8(kind: str, calm: Any, tmp_path: Path) -> None:
+    source = "vit_tiny_patch16_224"  # a plain Vision Transformer, which is fused where nobody says otherwise
+    model = ["--no-pretrained", "--img-size", "32", "--num-classes", "3", "--images", "2"]
+    model += ["--calibration-images", "2"] if kind == "static" else []
+    argv = ["export", "onnx", source, *model, "--out", str(tmp_path), "--int8", kind, "--data", str(calm.photos)]
+    assert main(argv) == 0
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    graph = onnx.load(tmp_path / "optimized.onnx").graph
+    values = {t.name for t in graph.initializer}
+    floats = [n for n in graph.node if n.op_type in ("MatMul", "FusedMatMul", "Gemm", "FusedGemm")]
+    assert not [n.name for n in floats if kind == "static" or n.input[1] in values]
 
 
 def test_int8_files_run_in_eval_and_say_what_they_are(

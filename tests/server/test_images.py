@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from vtk.data.images import load_image
 from vtk.data.transforms import eval_transform
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk.tasks import load_task
 from vtk.tasks.load import read_card
 from vtk_export.tensorrt import scripts

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from vtk import files
+from vtk import files, formats
 from vtk.errors import DataError
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path) -> None:
     target = tmp_path / "a.json"
-    files.write_json(target, {"v": 1})
+    formats.write_json(target, {"v": 1})
     with pytest.raises(ValueError, match="Out of range"):
-        files.write_json(target, {"v": float("nan")})
+        formats.write_json(target, {"v": float("nan")})
     with pytest.raises(RuntimeError), files.replace_file(target) as tmp:
         tmp.write_text("half")
         raise RuntimeError
-    assert files.read_json(target) == {"v": 1}
+    assert formats.read_json(target) == {"v": 1}
     assert os.listdir(tmp_path) == ["a.json"]
 
 
@@ -92,14 +92,14 @@ def test_output_folders_are_refused_unless_empty_or_allowed(tmp_path: Path) -> N
 def test_json_that_is_cut_large_or_absent_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.json").write_text('{"a": ')
     with pytest.raises(DataError, match="not valid JSON"):
-        files.read_json(tmp_path / "cut.json")
+        formats.read_json(tmp_path / "cut.json")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match="not valid JSON"):
-        files.read_json(tmp_path / "deep.json")
+        formats.read_json(tmp_path / "deep.json")
     with pytest.raises(DataError, match="at most 3"):
-        files.read_json(tmp_path / "cut.json", limit=3)
+        formats.read_json(tmp_path / "cut.json", limit=3)
     with pytest.raises(DataError, match="cannot read"):
-        files.read_json(tmp_path / "none.json")
+        formats.read_json(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize("write", ["safetensors", "torch"])
@@ -110,7 +110,7 @@ def test_a_full_disk_is_a_data_error_whoever_writes(write: str, tmp_path: Path) 
     from safetensors.torch import save_file
 
     target = tmp_path / "pack"
-    files.write_json(target / "a.json", 1)
+    formats.write_json(target / "a.json", 1)
     said = pytest.raises(DataError, match=r"cannot write .*pack: .*choose another folder")
     with said, files.replace_dir(target) as tmp:
         if write == "torch":
@@ -119,13 +119,13 @@ def test_a_full_disk_is_a_data_error_whoever_writes(write: str, tmp_path: Path) 
         else:
             save_file({"x": torch.zeros(9)}, tmp / "not-there" / "x.safetensors")
     assert os.listdir(tmp_path) == ["pack"]
-    assert files.read_json(target / "a.json") == 1
+    assert formats.read_json(target / "a.json") == 1
 
 
 def test_names_that_are_not_utf8_are_escaped_in_json_and_kept_in_text(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
-    assert files.to_json({"a": "ü"}) == '{"a": "ü"}'
-    assert files.to_json({"a": name}) == '{"a": "caf\\udce9"}'
+    assert formats.to_json({"a": "ü"}) == '{"a": "ü"}'
+    assert formats.to_json({"a": name}) == '{"a": "caf\\udce9"}'
     files.write_text(tmp_path / "t", name)
     assert (tmp_path / "t").read_bytes() == b"caf\xe9"
 
@@ -156,8 +156,8 @@ def test_what_killed_writers_left_is_swept_and_nothing_else(tmp_path: Path) -> N
 def test_json_that_readers_would_understand_differently_or_choke_on(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
-        files.read_json(tmp_path / "x.json")
-    assert files.parse_json('{"a": ' + "[" * 60 + "]" * 60 + "}", "x")["a"] == files.parse_json(
+        formats.read_json(tmp_path / "x.json")
+    assert formats.parse_json('{"a": ' + "[" * 60 + "]" * 60 + "}", "x")["a"] == formats.parse_json(
         "[" * 60 + "]" * 60, "x"
     )
 
@@ -166,9 +166,9 @@ def test_json_that_readers_would_understand_differently_or_choke_on(text: str, m
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="is no plain file"):
-        files.read_json(tmp_path / "pipe")
+        formats.read_json(tmp_path / "pipe")
     with pytest.raises(DataError, match="is no plain file"):
-        files.check_safetensors(tmp_path / "pipe")
+        formats.check_safetensors(tmp_path / "pipe")
 
 
 def test_tensors_of_any_strides_and_shared_memory_come_back(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_tensors_of_any_strides_and_shared_memory_come_back(tmp_path: Path) -> N
         "spread": torch.ones(1).expand(7), "none": large[:0], "number": torch.tensor(3.0),
         "parameter": torch.nn.Parameter(large[2:4]),
     }  # fmt: skip
-    files.save_tensors(tmp_path / "t", tensors, {"who": "me"})
+    formats.save_tensors(tmp_path / "t", tensors, {"who": "me"})
     found = load_file(tmp_path / "t")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[k], v) and found[k].is_contiguous() for k, v in tensors.items())

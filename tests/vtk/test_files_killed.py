@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.vtk._faults import failing_at, files_below, killed_at, tree
-from vtk import files
+from vtk import files, formats
 from vtk.errors import DataError
 from vtk.training import checkpoint
 from vtk.training.result import FitState
@@ -28,7 +28,7 @@ def write_dir(path: Path, version: int) -> None:
     with files.replace_dir(path) as tmp:
         (tmp / "a").write_text(str(version) * 5000)
         (tmp / f"only-in-{version}").write_text("")
-        files.save_tensors(tmp / "t", {"x": torch.full((1500,), float(version))})
+        formats.save_tensors(tmp / "t", {"x": torch.full((1500,), float(version))})
 
 
 def write_state(path: Path, version: int) -> None:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vtk import console, files
+from vtk import console, files, formats
 from vtk.data.demo import write_digits
 from vtk.errors import VerificationError
 from vtk.profiling.config import ProfileConfig
@@ -41,7 +41,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     files.prepare_output(out, overwrite=overwrite or earlier)
     if earlier:
         shutil.rmtree(out)
-    files.write_json(out / _MARK, {"finished": False})
+    formats.write_json(out / _MARK, {"finished": False})
 
     _heading("1/5  a base: a small ViT trained on handwritten digits, all weights")
     digits = write_digits(out / "data" / "digits", "digits")
@@ -76,7 +76,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     seconds = time.perf_counter() - start
     console.say(f"done in {seconds:.0f} s")
     report = {"finished": True, "seconds": seconds, "profile_exit_code": result.exit_code, **summary}
-    files.write_json(out / _MARK, report)
+    formats.write_json(out / _MARK, report)
     _check(summary["top1"], result.exit_code)
     console.emit_json(report)
     return 0

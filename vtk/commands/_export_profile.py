@@ -147,7 +147,8 @@ def profile_export(
     Returns:
         `vtk profile`'s exit code, and what is in ``latency.json``.
     """
-    from vtk.files import replace_file, write_json
+    from vtk.files import replace_file
+    from vtk.formats import write_json
     from vtk.profiling.config import ProfileConfig
     from vtk.profiling.plot import latency_png
     from vtk.profiling.profile import run

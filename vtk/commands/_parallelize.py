@@ -20,7 +20,8 @@ from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
-from vtk.files import prepare_output, replace_file, write_json, write_text
+from vtk.files import prepare_output, replace_file, write_text
+from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize

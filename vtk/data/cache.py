@@ -7,7 +7,7 @@ from pathlib import Path
 
 import PIL
 
-from vtk import console, files
+from vtk import console, files, formats
 from vtk.data.listing import Found
 from vtk.data.probe import Probe
 from vtk.errors import DataError
@@ -34,7 +34,7 @@ def load(root: Path, in_chans: int = 3) -> Known:
     if not path.is_file():
         return {}
     try:
-        value = files.read_json(path, _LIMIT)
+        value = formats.read_json(path, _LIMIT)
         if value["format"] != _FORMAT or value["pillow"] != PIL.__version__:
             return {}
         return {

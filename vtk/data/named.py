@@ -22,7 +22,7 @@ from typing import Any
 
 from PIL import Image
 
-from vtk import console, files
+from vtk import console, files, formats
 from vtk.data.images import FORMATS
 from vtk.errors import DataError, UnavailableError, UsageError
 
@@ -70,7 +70,7 @@ def fetch(name: Path) -> Path:
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
         counts = _write(part, kind, f"{kind}/{rest}", where or str(base / kind))
-        files.write_json(part / _MARK, {"name": f"{kind}/{rest}", "root": where, "images": counts})
+        formats.write_json(part / _MARK, {"name": f"{kind}/{rest}", "root": where, "images": counts})
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     except OSError as error:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
-from vtk.files import check_safetensors
+from vtk.formats import check_safetensors
 
 _NESTED = ("state_dict", "model", "model_state_dict", "teacher")
 GRID = "vtk_grid"

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vtk.card import from_plain
 from vtk.errors import DataError
-from vtk.files import home, read_json, write_json
+from vtk.files import home
+from vtk.formats import read_json, write_json
 from vtk.profiling.machine import device_name
 from vtk.profiling.work import Ceilings
 from vtk.runtime.backend import DTYPES

@@ -7,7 +7,8 @@ import textwrap
 from pathlib import Path
 
 from vtk import console
-from vtk.files import replace_file, write_json, write_text
+from vtk.files import replace_file, write_text
+from vtk.formats import write_json
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.stats import BEYOND, runs_needed
 

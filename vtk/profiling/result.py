@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vtk.card import from_plain
 from vtk.errors import DataError
-from vtk.files import read_json
+from vtk.formats import read_json
 from vtk.profiling.budget import Candidate, Choice, choose
 from vtk.profiling.cautions import warnings_of
 from vtk.profiling.stats import runs_needed

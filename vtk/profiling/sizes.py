@@ -8,7 +8,8 @@ from html import escape
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.files import prepare_output, write_json, write_text
+from vtk.files import prepare_output, write_text
+from vtk.formats import write_json
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.html import document, table
 from vtk.profiling.plot import COLOURS, MARKERS

@@ -12,7 +12,7 @@ from typing import Any
 
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError
-from vtk.files import read_json
+from vtk.formats import read_json
 from vtk.runtime.facts import PRECISIONS, Facts
 from vtk.runtime.source import ENGINES, Source
 

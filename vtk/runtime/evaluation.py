@@ -19,7 +19,8 @@ from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
 from vtk.evaluation.rows import per_class_csv
-from vtk.files import prepare_output, write_json, write_text
+from vtk.files import prepare_output, write_text
+from vtk.formats import write_json
 from vtk.runtime.agreement import Agreement
 from vtk.runtime.backend import dtype_name, load_backend, predictor
 from vtk.runtime.facts import PLAIN

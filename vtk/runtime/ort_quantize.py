@@ -39,8 +39,8 @@ def quantize_dynamic(source: Path, target: Path) -> None:
 def quantize_static(source: Path, target: Path, batches: Iterable[Tensor]) -> None:
     """Put QuantizeLinear and DequantizeLinear around products and convolutions, as TensorRT and GPUs take them.
 
-    Activations are symmetric int8 (zero point 0) with one scale each, weights have one scale per output channel,
-    biases stay in float; so do norms, softmax and the products of attention.
+    Activations are symmetric int8 (zero point 0) with one scale each, also those of attention's two products; weights
+    have one scale per output channel, biases stay in float; so do norms and softmax.
 
     Args:
         source: the fp32 file, with an input ``pixel_values``.

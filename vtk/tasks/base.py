@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vtk import files
+from vtk import files, formats
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.base import Base, tensor_hash
@@ -46,7 +46,7 @@ def store_base(base: Base) -> Path:
         if base.size is not None:
             metadata[SIZE] = f"{base.size[0]}x{base.size[1]}"
         with files.replace_file(path) as tmp:
-            files.save_tensors(tmp, base.tensors, metadata)
+            formats.save_tensors(tmp, base.tensors, metadata)
     return path
 
 

@@ -12,7 +12,8 @@ from typing import get_args
 
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.files import replace_dir, save_tensors
+from vtk.files import replace_dir
+from vtk.formats import save_tensors
 from vtk.tasks.base import BUNDLED, base_keys, base_start
 from vtk.tasks.load import Task, load_task, needed_names
 from vtk.tasks.pack import CARD, HASHES, TENSORS, PackDtype, read_hashes, store, write_pack

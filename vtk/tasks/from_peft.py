@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError, VerificationError
-from vtk.files import read_json
+from vtk.formats import read_json
 from vtk.models.base import Base, make_base
 from vtk.models.create import Created, create_model
 from vtk.models.files import read_safetensors

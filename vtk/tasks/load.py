@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
-from vtk.files import check_safetensors, existing_dir, read_json
+from vtk.files import existing_dir
+from vtk.formats import check_safetensors, read_json
 from vtk.models.base import Base, base_id
 from vtk.models.create import Created, create_model
 from vtk.models.files import read_safetensors

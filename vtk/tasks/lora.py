@@ -18,7 +18,8 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import VerificationError
-from vtk.files import existing_dir, replace_dir, replace_file, save_tensors
+from vtk.files import existing_dir, replace_dir, replace_file
+from vtk.formats import save_tensors
 from vtk.models.files import read_safetensors
 from vtk.tasks.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.peft_readme import readme

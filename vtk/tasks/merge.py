@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from vtk.errors import UsageError
-from vtk.files import replace_file, save_tensors
+from vtk.files import replace_file
+from vtk.formats import save_tensors
 from vtk.tasks.load import Task, card_metadata, load_task
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec, from_plain
 from vtk.errors import VtkError
-from vtk.files import existing_dir, read_json, replace_dir, save_tensors, write_json
+from vtk.files import existing_dir, replace_dir
+from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.create import Created, create_model
 from vtk.models.parts import head_names, position_names
 from vtk.tasks import int8

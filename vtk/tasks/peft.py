@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
-from vtk.files import replace_dir, save_tensors
+from vtk.files import replace_dir
+from vtk.formats import save_tensors
 from vtk.models.parts import head_names
 from vtk.tasks.adapters import (
     BASE,

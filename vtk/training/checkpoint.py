@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from vtk.card import from_plain
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
-from vtk.files import existing_dir, read_json, replace_dir, save_tensors, write_json
+from vtk.files import existing_dir, replace_dir
+from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
 from vtk.training.result import FitState

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from vtk import console
 from vtk.evaluation import choice
-from vtk.files import write_json, write_text
+from vtk.files import write_text
+from vtk.formats import write_json
 from vtk.tasks.base import store_base
 from vtk.tasks.lora import save_lora
 from vtk.training import checkpoint, lora, outputs

@@ -10,7 +10,7 @@ import torch
 
 from vtk import console
 from vtk.errors import DataError, VerificationError
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk_export.config import TasksConfig
 from vtk_export.convert import choose_form, convert
 from vtk_export.many.gate import BATCHES, TaskRow, verify_file, verify_gathered

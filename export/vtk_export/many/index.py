@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
-from vtk.files import read_json, replace_file, write_json
+from vtk.files import replace_file
+from vtk.formats import read_json, write_json
 
 INDEX, FORMAT = "tasks.json", 1
 SESSION_OPTIONS = {"session.disable_prepacking": "1"}

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
-from vtk.files import read_json, replace_file, write_json, write_text
+from vtk.files import replace_file, write_text
+from vtk.formats import read_json, write_json
 from vtk.runtime.source import Source
 from vtk_export.build import File, build
 from vtk_export.gate import gate

@@ -13,7 +13,7 @@ from typing import Any
 from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
-from vtk.files import read_json
+from vtk.formats import read_json
 from vtk.runtime.source import Source, open_onnx
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS

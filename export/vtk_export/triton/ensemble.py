@@ -12,7 +12,7 @@ from typing import Any
 from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError
-from vtk.files import read_json, write_json
+from vtk.formats import read_json, write_json
 from vtk_export.preproc import check_preproc
 from vtk_export.triton.drift import measure_served
 from vtk_export.triton.files import same_code, write_code, write_model_files

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.card import Card
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk_export.triton.names import label_lines
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import forbid_bytecode

@@ -8,7 +8,7 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
-from vtk.files import read_json, write_json
+from vtk.formats import read_json, write_json
 from vtk.runtime.source import Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx

@@ -14,7 +14,8 @@ from torch import Tensor
 from vtk import console
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError, VerificationError
-from vtk.files import existing_dir, read_json, write_json
+from vtk.files import existing_dir
+from vtk.formats import read_json, write_json
 from vtk.runtime.source import open_source
 from vtk.serving import TaskBank
 from vtk.tasks.base import store_base

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import vtk_export.convert
 from vtk.__main__ import main
 from vtk.errors import DataError
-from vtk.files import read_json
+from vtk.formats import read_json
 from vtk.runtime import load_backend, open_source
 from vtk.tasks.load import load_task
 

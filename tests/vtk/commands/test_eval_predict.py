@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from vtk.__main__ import main
 from vtk.card import Card, Regime
 from vtk.data.transforms import eval_transform
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk.models.create import Created, create_model
 from vtk.tasks.load import read_card
 from vtk.tasks.pack import save_task

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vtk.__main__ import main
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.regression import compare_profiles
 from vtk.profiling.result import BackendResult, Cell, ProfileResult

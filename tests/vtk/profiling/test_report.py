@@ -13,7 +13,7 @@ from PIL import Image
 from rich.cells import cell_len
 
 from vtk.errors import DataError
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk.profiling.plot import latency_png
 from vtk.profiling.report import FILES, print_result, to_csv, write_reports
 from vtk.profiling.result import BackendResult, Cell, ProfileResult

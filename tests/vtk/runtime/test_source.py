@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
-from vtk.files import write_json
+from vtk.formats import write_json
 from vtk.runtime.source import open_source
 
 Write = Callable[..., Path]

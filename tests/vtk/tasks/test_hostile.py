@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from vtk.errors import DataError, VtkError
-from vtk.files import save_tensors
+from vtk.formats import save_tensors
 from vtk.models.weights import read_base
 from vtk.tasks import load_checkpoint, load_task, merge_task, read_card
 from vtk.tasks.pack import CARD, HASHES, TENSORS

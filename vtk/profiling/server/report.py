@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
-from vtk.files import write_json, write_text
+from vtk.files import write_text
+from vtk.formats import write_json
 from vtk.profiling.html import document, table
 from vtk.profiling.plot import COLOURS, MARKERS, between
 from vtk.profiling.report import DASH, UNSTABLE, rate
