@@ -45,8 +45,8 @@ class OnnxConfig:
     fuse: bool | None = field(
         default=None,
         metadata={
-            "help": "fold norms and scales, merge parallel branches; default: wherever the model can be, not for --int8 "
-            "static, which ONNX Runtime runs faster as it is"
+            "help": "fold norms and scales, merge parallel branches; default: wherever the model can be, but not for "
+            "--int8 static, which ONNX Runtime runs faster as it is"
         },
     )
     dtype: Literal["fp32", "fp16", "bf16"] = field(
