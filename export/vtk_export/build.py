@@ -15,7 +15,7 @@ from vtk.runtime.facts import Facts
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert
-from vtk_export.judge import Judgement, Photographs
+from vtk_export.judge import Judgement, Photographs, one_label
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
@@ -124,7 +124,7 @@ def _quantize(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Pa
         quantize_dynamic(plain, target)
     else:
         assert config.data is not None
-        photographs = Photographs(config.data, card.classes, config.calibration_images, part=1, parts=2)
+        photographs = Photographs(config.data, one_label(card), config.calibration_images, part=1, parts=2)
         batches = (images for images, _ in photographs.batches(card.input, config.static_batch or 1)
                    if config.static_batch in (None, len(images)))  # fmt: skip
         quantize_static(plain, target, batches)

@@ -11,7 +11,7 @@ from vtk.errors import UnavailableError
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
 from vtk_export.images import gate_images
-from vtk_export.judge import Photographs, check_judgement, judge
+from vtk_export.judge import Photographs, check_judgement, judge, one_label
 from vtk_export.limits import LIMITS, Limits
 from vtk_export.place import restamp
 from vtk_export.precision import ONNX_NAMES
@@ -57,7 +57,7 @@ def gate(
         console.say(f"what {kind} costs in accuracy is not known: give --data for agreement and top-1 on real images")
         return file
     parts = 2 if file.facts.int8 == "static" else 1  # not the images that it was calibrated on
-    photographs = Photographs(config.data, card.classes, config.images, parts=parts)
+    photographs = Photographs(config.data, one_label(card), config.images, parts=parts)
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)

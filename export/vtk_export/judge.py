@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk import console
-from vtk.card import InputSpec
+from vtk.card import Card, InputSpec
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import predictor
 from vtk_export.limits import Limits
@@ -50,12 +50,17 @@ class Judgement:
         return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
 
 
+def one_label(card: Card) -> Sequence[str]:
+    """Return the classes that folders can be named after: none where an image has several labels."""
+    return () if card.multi_label else card.classes
+
+
 class Photographs:
     """Images of ``--data`` with their classes, decoded as they are needed.
 
     Attributes:
         paths: at even distances over the listing, so that all class folders are met.
-        labels: class indices, None where an image lies in no folder named after a class.
+        labels: class indices, None where an image lies in no folder named after a class, or no class was given.
     """
 
     def __init__(self, data: Path, classes: Sequence[str], count: int, *, part: int = 0, parts: int = 1) -> None:

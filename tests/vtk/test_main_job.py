@@ -160,16 +160,3 @@ def test_flat_folders_and_rounded_packs_repeat_their_metric_too(job: Job, tmp_pa
     result = job.vtk("eval", tmp_path / "run" / "task", flat)
     assert (result["top1"], result["loss"]) == (run["top1"], run["loss"])
     assert result["count"] == 80
-
-
-@pytest.mark.slow
-def test_the_demo(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "vtk", "demo", "--out", tmp_path / "demo", "--json"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    result = json.loads(run.stdout)
-    assert result["shared_ffn_tensors"] == result["ffn_tensors"] == 24
-    assert result["saved_per_task_bytes"] > 0.5 * result["full_bytes"]
-    for name in ("digits/task/task.json", "parity/task/task.json", "onnx/model.onnx", "profile/report.html"):
-        assert (tmp_path / "demo" / name).is_file()

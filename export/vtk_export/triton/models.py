@@ -8,6 +8,7 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
+from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk.runtime.source import Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
@@ -223,6 +224,12 @@ def _index_of_one(task: str, card: Card) -> dict[str, Any]:
 
 
 def _slots(cards: Mapping[str, Card], width: int | None, config: TritonConfig) -> tuple[list[Slot], list[Slot]]:
+    several = [name for name, card in cards.items() if card.multi_label]
+    if several:
+        raise UsageError(
+            f"`{several[0]}` gives several labels an image, `--backend {config.server}` answers with one; use "
+            "--backend onnxruntime and take the sigmoid of its logits"
+        )
     sizes = [(c.input.in_chans, *c.input.size) for c in cards.values()]
     return task_slots(sizes, width, softmax=config.softmax)
 

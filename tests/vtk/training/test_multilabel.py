@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -140,6 +141,14 @@ def test_softmax_of_several_labels_is_refused_and_the_file_carries_the_card(conf
     capsys.readouterr()
     assert eval_command.main([str(tmp_path / "onnx" / "model.onnx"), str(table), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["mAP"] == pytest.approx(result.metrics.mAP, abs=1e-6)
+    red = tmp_path / "photos" / "red"  # a folder is one of the labels, of whatever else is in the image
+    red.mkdir(parents=True)
+    shutil.copy(table.parent / "3.png", red)
+    argv = ["onnx", str(result.task), "--out", str(tmp_path / "half"), "--dtype", "fp16", "--data", str(red.parent)]
+    assert export_command.main(argv) == 0
+    assert "top-1" not in capsys.readouterr().err
+    with pytest.raises(UsageError, match="gives several labels an image, `--backend python` answers with one"):
+        export_command.main(["triton", str(result.task), "--backend", "python", "--out", str(tmp_path / "models")])
 
 
 @pytest.mark.parametrize(
