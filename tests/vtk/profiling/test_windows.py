@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vtk.profiling.inputs import Inputs
 from vtk.profiling.measure import MIN_RUNS, WINDOW_RUNS, WINDOWS, Plan
 from vtk.profiling.report import print_result, values
 from vtk.profiling.stats import spread
@@ -66,7 +67,7 @@ def test_a_cell_has_at_least_three_windows_however_short_the_duration(fakes) -> 
     (0.05, 99, False), (0.05, 100, True), (0.001, 999, False), (0.001, 1000, True),
 ])  # fmt: skip
 def test_a_stable_cell_still_gets_the_percentile_that_fits(each_s: float, runs: int, enough: bool) -> None:
-    plan = Plan(torch.zeros(1), torch.zeros(1), "fp32", duration_s=10.0 if each_s < 0.3 else 5.0)
+    plan = Plan(Inputs(torch.zeros(1), "zeros"), torch.zeros(1), "fp32", duration_s=10.0 if each_s < 0.3 else 5.0)
     assert plan.enough(runs, runs * each_s) is enough
 
 
@@ -182,7 +183,7 @@ def test_copies_from_the_host_take_time(fakes) -> None:
         backend = fakes.Backend("eager", device=device)
         backend.model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).to(device)
         backend.synchronize = torch.cuda.synchronize
-        run = CellRun(backend, 64, Plan(images, images.mean((2, 3)), "fp32", 0.5, h2d=h2d))  # type: ignore[arg-type]
+        run = CellRun(backend, 64, Plan(Inputs(images, "noise"), images.mean((2, 3)), "fp32", 0.5, h2d=h2d))  # type: ignore[arg-type]
         run.prepare()
         while not run.over:
             run.window()
@@ -199,7 +200,7 @@ def test_medians_are_within_3_percent_of_a_hand_written_loop() -> None:
     backend = load_backend("eager", open_source("test_vit", pretrained=False), threads=1)
     images = torch.randn(1, 3, 160, 160)
     reference = backend.run({"pixel_values": images})["logits"]
-    run = CellRun(backend, 1, Plan(images, reference, "fp32", duration_s=1.0))
+    run = CellRun(backend, 1, Plan(Inputs(images, "noise"), reference, "fp32", duration_s=1.0))
     run.prepare()
     by_hand = []
     for _ in range(150):  # taken in short turns, so that a busy machine hurts both
