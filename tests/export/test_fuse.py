@@ -97,6 +97,7 @@ def _ends(model: nn.Module, spec: InputSpec) -> list[Any]:
     return list(convert(bare, spec, opset=20).graph.node)
 
 
+@pytest.mark.slow
 def test_sequential_models_are_fused_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["export", "onnx", "test_vit", "--no-pretrained", "--json", "--out", str(tmp_path / "fused"), "--fuse"]
     assert main(argv) == 0

@@ -68,6 +68,7 @@ def test_without_the_package_one_line_and_no_data_is_read(config, photos, tmp_pa
     assert caught.value.exit_code == 5 and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_it_is_imported_only_when_asked_for():
     code = "import sys, vtk.training.run; sys.exit('tensorboard' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
