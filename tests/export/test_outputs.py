@@ -40,7 +40,7 @@ def expected(model: nn.Module, images: torch.Tensor) -> dict[str, np.ndarray]:
     ("argv", "names"),
     [
         pytest.param(("--output", "both"), ["logits", "features"], marks=pytest.mark.slow),
-        (("--output", "features", "--fuse"), ["features"]),
+        pytest.param(("--output", "features", "--fuse"), ["features"], marks=pytest.mark.slow),
         (("--output", "both", "--softmax", "--dtype", "fp16"), ["probabilities", "features"]),
     ],
     ids=["both", "features-fused", "both-softmax-fp16"],

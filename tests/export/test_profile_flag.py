@@ -91,6 +91,7 @@ def test_every_kind_of_file_is_measured_against_the_right_thing(
     assert reference in result.reference and backend.cells[0].tolerance.startswith(tolerance)
 
 
+@pytest.mark.slow
 def test_weights_outside_the_file_are_found(
     calm, fake_calm, short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

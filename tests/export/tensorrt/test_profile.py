@@ -10,6 +10,7 @@ from vtk.__main__ import main
 from vtk.commands import _export_profile
 
 
+@pytest.mark.slow
 def test_the_onnx_file_is_measured_and_said_not_to_be_tensorrt(
     calm: Any, use_fused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

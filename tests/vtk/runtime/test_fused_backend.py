@@ -83,6 +83,7 @@ def test_default_backends() -> None:
     assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "fused+graph", "ort-cuda")
 
 
+@pytest.mark.slow
 @no_cuda
 def test_profile_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["profile", "test_vit", "--no-pretrained", "--batch-sizes", "2", "--duration", "0.05", "--device", "cpu"]
