@@ -1,6 +1,6 @@
-"""``--model-kwargs depth=4 embed_dim=96``: arguments for timm from the command line."""
+"""``--model-kwargs depth=4 embed_dim=96`` and its like: keyword arguments from the command line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -10,7 +10,18 @@ from vtk.errors import UsageError
 
 
 def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
+    """Read timm's arguments of a model, as `parse_pairs`."""
+    return parse_pairs("--model-kwargs", items, OWN_ARGUMENTS, "depth=4")
+
+
+def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], example: str) -> dict[str, Any]:
     """Read ``key=value`` items; values are numbers, booleans, null, lists or text.
+
+    Args:
+        flag: for messages.
+        items: of the command line.
+        owned: keys that have a flag of their own, and that flag.
+        example: for messages.
 
     Raises:
         UsageError: an item has no ``=``, is given twice, or has a flag of its own.
@@ -19,13 +30,25 @@ def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
     for item in items:
         key, equals, text = item.partition("=")
         if not equals or not key.isidentifier():
-            raise UsageError(f"`--model-kwargs` {item!r}: write key=value, as in depth=4")
-        if key in OWN_ARGUMENTS:
-            raise UsageError(f"`--model-kwargs` {key}: this is set by {OWN_ARGUMENTS[key]}")
+            raise UsageError(f"`{flag}` {item!r}: write key=value, as in {example}")
+        if key in owned:
+            raise UsageError(f"`{flag}` {key}: this is set by {owned[key]}")
         if key in result:
-            raise UsageError(f"`--model-kwargs` {key}: given twice")
+            raise UsageError(f"`{flag}` {key}: given twice")
         try:
-            result[key] = yaml.safe_load(text)
+            result[key] = _number(yaml.safe_load(text))
         except yaml.YAMLError as error:
-            raise UsageError(f"`--model-kwargs` {item!r}: the value cannot be read") from error
+            raise UsageError(f"`{flag}` {item!r}: the value cannot be read") from error
     return result
+
+
+def _number(value: Any) -> Any:
+    """Return the number that YAML, which wants 1.0e-6, leaves as the text 1e-6."""
+    if isinstance(value, list):
+        return [_number(each) for each in value]
+    if isinstance(value, str) and value[:1] in "+-.0123456789":
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import yaml
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.models.arguments import parse_pairs
 
 _PACKAGES = {"bnb": "bitsandbytes", "fused": "NVIDIA's apex"}  # timm's prefixes of other people's optimisers
 _OWN = {
@@ -80,21 +80,7 @@ def parse_opt_kwargs(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         UsageError: another form, or a key that has a flag of its own.
     """
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or not key.isidentifier():
-            raise UsageError(f"`--opt-kwargs` {word!r} is not key=value, such as eps=1e-6")
-        if key in _OWN:
-            raise UsageError(f"`--opt-kwargs` {word}: {key} is set by {_OWN[key]}")
-        try:
-            found[key] = float(text)
-        except ValueError:
-            try:
-                found[key] = yaml.safe_load(text)
-            except yaml.YAMLError:
-                raise UsageError(f"`--opt-kwargs` {word!r}: {text!r} is neither a number nor a list") from None
-    return found
+    return parse_pairs("--opt-kwargs", words, _OWN, "eps=1e-6")
 
 
 def state_floats(name: str, kwargs: Sequence[str] = ()) -> float:

@@ -237,6 +237,7 @@ def test_the_hub_being_out_of_reach_is_one_quick_line(monkeypatch: pytest.Monkey
 
 
 def test_model_kwargs_from_the_command_line() -> None:
+    assert parse_model_kwargs(("init_values=1e-5",)) == {"init_values": 1e-5}  # YAML alone reads a text
     assert parse_model_kwargs(("depth=4", "qk_norm=true", "global_pool=avg")) == {
         "depth": 4, "qk_norm": True, "global_pool": "avg",
     }  # fmt: skip

@@ -114,13 +114,16 @@ def test_opt_kwargs_reach_the_optimiser(tiny):
     groups = make_optimizer(attn_vit(tiny), config).param_groups
     assert all(g["eps"] == 1e-5 and list(g["betas"]) == [0.8, 0.95] for g in groups)
     for words, text in (
-        (("eps",), "'eps' is not key=value"),
-        (("lr=1",), "lr is set by --lr"),
+        (("eps",), "write key=value"),
+        (("lr=1",), "lr: this is set by --lr"),
         (("nonsense=1",), "adamw does not take that .*; it takes betas, eps"),
     ):
         with pytest.raises(UsageError, match=text):
             check_optimizer("adamw", words)
     assert parse_opt_kwargs(["nesterov=false", "eps=1e-8"]) == {"nesterov": False, "eps": 1e-8}
+    assert parse_opt_kwargs(["betas=[9e-1,0.5]"]) == {"betas": [0.9, 0.5]}
+    with pytest.raises(UsageError, match="eps: given twice"):
+        parse_opt_kwargs(["eps=1e-8", "eps=1e-6"])
 
 
 def test_layer_decay_counts_layers_from_the_last(tiny):
