@@ -7,7 +7,7 @@ WORKERS ?= 2
 SERVER := .venv-server
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-server check style docs wheel clean
+.PHONY: help install demo test test-slow test-server papers check style docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,11 @@ $(SERVER)/.installed: pyproject.toml
 test-server: $(SERVER)/.installed  ## exported repositories in a real Triton Inference Server, on the CPU
 	OMP_NUM_THREADS=1 $(SERVER)/bin/python -m pytest -m server -s tests/server
 
+# two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
+papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
+	$(BIN)/python benchmarks/papers $(PAPERS)
+	$(BIN)/python docs/papers.py
+
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
@@ -63,4 +68,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

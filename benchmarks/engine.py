@@ -31,7 +31,7 @@ from vtk.training.engine import Loop
 from vtk.training.objective import Batch, Classification
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Fp32
-from vtk.training.steps import PlainStep
+from vtk.training.rules import PlainStep
 from vtk.training.streams import ImageStream
 
 RANKS = Ranks(torch.device("cpu"))

@@ -13,8 +13,8 @@ from _pages import write_or_check
 
 PAGE = Path(__file__).with_name("commands.md")
 COMMANDS = (
-    "", "finetune", "eval", "predict", "data audit", "tasks list", "tasks diff", "tasks merge", "tasks bench",
-    "tasks convert", "tasks bundle", "tasks to-peft", "tasks from-peft", "tasks push", "tasks pull",
+    "", "finetune", "train", "pretrain", "eval", "predict", "data audit", "tasks list", "tasks diff", "tasks merge",
+    "tasks bench", "tasks convert", "tasks bundle", "tasks to-peft", "tasks from-peft", "tasks push", "tasks pull",
     "parallelize", "export onnx", "export aoti", "export tasks", "export triton",
     "export tensorrt", "profile", "doctor", "demo",
 )  # fmt: skip

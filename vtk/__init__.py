@@ -23,8 +23,10 @@ __getattr__, __dir__, __all__ = attach(
         "load_task": "vtk.tasks.load",
         "merge_task": "vtk.tasks.merge",
         "open_source": "vtk.runtime.source",
+        "pretrain": "vtk.training.pretrain.run",
         "profile": "vtk.profiling.profile",
         "save_task": "vtk.tasks.pack",
         "scan": "vtk.data.audit",
+        "train": "vtk.training.train",
     },
 )

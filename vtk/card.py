@@ -115,7 +115,7 @@ class Card:
     Attributes:
         model: timm name and arguments.
         input: preprocessing.
-        classes: names in index order.
+        classes: names in index order; none in the checkpoint of a backbone without classifier (`vtk pretrain`).
         base: the shared weights; None in a merged checkpoint that stands alone.
         transforms: changes of the architecture, in order.
         metrics: of the held-out images, accuracies as fractions.
@@ -200,7 +200,8 @@ def _input_fault(spec: InputSpec) -> str | None:
 
 
 def _card_fault(card: Card) -> str | None:
-    if not card.classes or len(set(card.classes)) != len(card.classes):
+    # a checkpoint without classes is a backbone without classifier; a pack, which has a base, is of a task
+    if (not card.classes and card.base is not None) or len(set(card.classes)) != len(card.classes):
         return "`classes` must be one or more different names"
     if broken := next(filter(_NO_TEXT.search, card.classes), None):
         return f"`classes` has {_show(broken)}, which is no text"

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError, VerificationError, VtkError
 from vtk.files import check_writable, replace_file
 from vtk.formats import write_json
@@ -100,7 +101,9 @@ def export_aoti(source: Source, config: AotiConfig, *, show: bool = True) -> Aot
         check_writable(config.out)
     start = time.perf_counter()
     card = dataclasses.replace(source.card, base=None, pack={})
-    images, what = gate_images(card.input, sum(BATCHES), data=config.data, seed=config.seed)
+    images, what = gate_images(
+        card.input, sum(BATCHES), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+    )  # fmt: skip
     model, fused = _form(source.model(), dtype, config.fuse)
     with replace_file(config.out / "model.pt2") as tmp:
         # the packager insists on the suffix

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import Facts
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
@@ -124,7 +125,9 @@ def _quantize(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Pa
         quantize_dynamic(plain, target)
     else:
         assert config.data is not None
-        photographs = Photographs(config.data, one_label(card), config.calibration_images, part=1, parts=2)
+        photographs = Photographs(
+            config.data, one_label(card), config.calibration_images, part=1, parts=2, max_pixels=pixel_limit(card),
+        )  # fmt: skip
         batches = (images for images, _ in photographs.batches(card.input, config.static_batch or 1)
                    if config.static_batch in (None, len(images)))  # fmt: skip
         quantize_static(plain, target, batches)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vtk import console
-from vtk.card import Card, InputSpec
+from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import UnavailableError
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
@@ -37,7 +38,7 @@ def gate(
     try:
         rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
                                       names=file.names, limits=limits)  # fmt: skip
-        rows += _other_rows(file, spec, config, limits)
+        rows += _other_rows(file, card, config, limits)
     except UnavailableError as error:
         if not config.unverified:
             raise
@@ -56,21 +57,23 @@ def gate(
     if config.data is None:
         console.say(f"what {kind} costs in accuracy is not known: give --data for agreement and top-1 on real images")
         return file
+    limit = pixel_limit(card)
     parts = 2 if file.facts.int8 == "static" else 1  # not the images that it was calibrated on
-    photographs = Photographs(config.data, one_label(card), config.images, parts=parts)
+    photographs = Photographs(config.data, one_label(card), config.images, parts=parts, max_pixels=limit)
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)
     return dataclasses.replace(file, judgement=judgement)
 
 
-def _other_rows(file: File, spec: InputSpec, config: OnnxConfig, limits: Limits) -> list[GateRow]:
+def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits) -> list[GateRow]:
     """Return the rows of images of other sizes, where the file takes them."""
     rows: list[GateRow] = []
+    spec, limit = card.input, pixel_limit(card)
     for size in other_sizes(file.model, spec) if config.dynamic_size else ():
         count = config.static_batch or 2
         other = dataclasses.replace(spec, height=size[0], width=size[1])
-        images, _ = gate_images(other, count, data=config.data, seed=config.seed)
+        images, _ = gate_images(other, count, data=config.data, seed=config.seed, max_pixels=limit)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=size) for row in found]

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from vtk import console
 from vtk.card import InputSpec
+from vtk.data.images import MAX_PIXELS
 from vtk.errors import DataError
 
 # plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
@@ -15,7 +16,9 @@ from vtk.errors import DataError
 _CELLS = 8
 
 
-def gate_images(spec: InputSpec, count: int, *, data: Path | None, seed: int) -> tuple[Tensor, str]:
+def gate_images(
+    spec: InputSpec, count: int, *, data: Path | None, seed: int, max_pixels: int = MAX_PIXELS
+) -> tuple[Tensor, str]:  # fmt: skip
     """Return ``count`` different model inputs and one line that says what they are.
 
     Args:
@@ -23,6 +26,7 @@ def gate_images(spec: InputSpec, count: int, *, data: Path | None, seed: int) ->
         count: number of images.
         data: file or folder of images, taken at even distances over the listing; missing ones are filled up.
         seed: of the random images.
+        max_pixels: a larger image cannot be read (`vtk.data.bands.pixel_limit` of the model's card).
 
     Returns:
         fp32 (count, in_chans, height, width), normalised.
@@ -30,7 +34,7 @@ def gate_images(spec: InputSpec, count: int, *, data: Path | None, seed: int) ->
     Raises:
         DataError: ``data`` holds no image that can be read.
     """
-    real = _real_images(spec, count, data) if data is not None else []
+    real = _real_images(spec, count, data, max_pixels) if data is not None else []
     missing = count - len(real)
     if not missing:
         return torch.stack(real), f"{count} images of {data}"
@@ -50,7 +54,7 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
     return (pixels - mean) / std
 
 
-def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
+def _real_images(spec: InputSpec, count: int, data: Path, max_pixels: int) -> list[Tensor]:
     from vtk.data.bands import read_image
     from vtk.data.listing import list_images
     from vtk.data.transforms import eval_transform
@@ -62,7 +66,7 @@ def _real_images(spec: InputSpec, count: int, data: Path) -> list[Tensor]:
     images = []
     for path in ordered:
         try:
-            images.append(transform(read_image(path, spec.in_chans)))
+            images.append(transform(read_image(path, spec.in_chans, max_pixels)))
         except (DataError, OSError) as error:
             console.warn(f"skipped: {error}")
     if not images:

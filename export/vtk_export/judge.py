@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card, InputSpec
+from vtk.data.images import MAX_PIXELS
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import predictor
 from vtk_export.limits import Limits
@@ -60,12 +61,17 @@ class Photographs:
 
     Attributes:
         paths: at even distances over the listing, so that all class folders are met.
+        max_pixels: a larger image cannot be read.
         labels: class indices, None where an image lies in no folder named after a class, or no class was given.
     """
 
-    def __init__(self, data: Path, classes: Sequence[str], count: int, *, part: int = 0, parts: int = 1) -> None:
+    def __init__(
+        self, data: Path, classes: Sequence[str], count: int, *, part: int = 0, parts: int = 1,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:  # fmt: skip
         from vtk.data.listing import list_images
 
+        self.max_pixels = max_pixels
         found = list_images(data)
         own = found[part::parts] or found  # of one image, all parts are that one
         self.paths = [own[i * len(own) // count] for i in range(count)] if len(own) > count else own
@@ -89,7 +95,7 @@ class Photographs:
         read = 0
         for i, path in enumerate(self.paths):
             try:
-                images.append(transform(read_image(path, spec.in_chans)))
+                images.append(transform(read_image(path, spec.in_chans, self.max_pixels)))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
                 continue

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from vtk import console
+from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.source import Source, open_onnx
@@ -108,7 +109,9 @@ def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> Exp
     with _workspace(config.out, overwrite=config.overwrite) as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        images, what = gate_images(card.input, sum(batches), data=config.data, seed=config.seed)
+        images, what = gate_images(
+            card.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+        )  # fmt: skip
         if config.with_preproc:
             check_preproc(card.input)
         file = build(source.model(), card, config, folder, images)

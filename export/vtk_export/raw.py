@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vtk import console
-from vtk.card import Card, InputSpec
+from vtk.card import Card
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend
 from vtk_export.build import File
@@ -77,7 +77,7 @@ def measure_drift(file: File, card: Card, config: OnnxConfig) -> Drift:
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
     with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
-        for image in _images(card.input, config):
+        for image in _images(card, config):
             inputs = transform(image)[None]
             expected.append(reference_outputs(file.model, inputs, file.names)[file.names[0]])
             got.append(_run(session, image, file.names[0]))
@@ -127,13 +127,15 @@ def _run(session: Backend, image: Image.Image, name: str) -> Tensor:
         raise VerificationError(f"an image of {image.height}×{image.width} pixels does not run: {reason}") from error
 
 
-def _images(spec: InputSpec, config: OnnxConfig) -> Iterator[Image.Image]:
+def _images(card: Card, config: OnnxConfig) -> Iterator[Image.Image]:
+    from vtk.data.bands import pixel_limit
     from vtk.data.images import load_image
 
+    spec = card.input
     if config.data is not None:
         for path in Photographs(config.data, (), _COUNT).paths:
             try:
-                yield load_image(path)
+                yield load_image(path, max_pixels=pixel_limit(card))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
         return

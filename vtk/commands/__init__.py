@@ -12,6 +12,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "finetune": Command("vtk.commands.finetune", "adapt a pretrained ViT to a folder of images: a task pack"),
+    "train": Command("vtk.commands.train", "train a whole model, by recipes of papers: a checkpoint"),
+    "pretrain": Command("vtk.commands.pretrain", "a backbone from images without labels: masked image modelling"),
     "eval": Command("vtk.commands.eval", "accuracy of a pack, a checkpoint or an .onnx on a folder"),
     "predict": Command("vtk.commands.predict", "labels for images"),
     "data": Command("vtk.commands.data", "audit a folder of images: classes, split, bad files"),
@@ -23,5 +25,5 @@ COMMANDS = {
     "demo": Command("vtk.commands.demo", "the whole path on bundled digits, offline, in two minutes"),
 }
 
-NOT_YET = ("train", "pretrain", "analyze")
+NOT_YET = ("analyze",)
 """Commands of the plan that this version refuses by name."""

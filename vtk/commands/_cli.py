@@ -10,18 +10,21 @@ import io
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
-import yaml
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.values import from_yaml, read_values
+
+__all__ = ["from_yaml", "parse"]
 
 T = TypeVar("T")
+Preset = tuple[str, Callable[[str], Mapping[str, Any]]]
 _SIZE = int | tuple[int, int] | None
 _SWITCH = bool | None
 
@@ -43,6 +46,7 @@ def parse(
     description: str,
     positional: Sequence[str] = (),
     examples: Sequence[str] = (),
+    preset: Preset | None = None,
 ) -> T:
     """Parse ``argv`` into an instance of the config dataclass ``kind``.
 
@@ -53,13 +57,16 @@ def parse(
         description: first paragraph of the help.
         positional: fields given without a flag, in order.
         examples: command lines shown under the help.
+        preset: a field whose value names further defaults, and what reads them; the file of ``--config`` wins.
 
     Raises:
         UsageError: a flag or the YAML file is wrong, or ``kind`` refuses the values.
     """
+    if "" in argv:  # as a path it would be the folder one is in
+        raise UsageError("an argument is empty (a variable that is not set?); give its value, or leave it out")
     common_names = {f.name for f in dataclasses.fields(_Common)}
     flags = _flags_class(kind, positional)
-    defaults = _yaml_defaults(kind, argv)
+    defaults = _file_defaults(kind, argv, preset)
     default: Any = None
     if defaults:
         values = {f.name: defaults.get(f.name, _default(f)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -226,72 +233,23 @@ def _default(f: dataclasses.Field) -> Any:
     return f.default_factory() if f.default_factory is not dataclasses.MISSING else tyro.MISSING
 
 
-def _yaml_defaults(kind: type, argv: Sequence[str]) -> dict[str, Any]:
-    path = None
+def _file_defaults(kind: type, argv: Sequence[str], preset: Preset | None) -> dict[str, Any]:
+    """Return what files say about the options: a preset's, and over it those of ``--config``."""
+    path = _given("config", argv)
+    values = {} if path is None else read_values(Path(path), kind, "--config")
+    if preset is None:
+        return values
+    name, read = preset
+    chosen = _given(name, argv) or values.get(name)
+    return values if chosen is None else {**read(chosen), **values, name: chosen}
+
+
+def _given(flag: str, argv: Sequence[str]) -> str | None:
+    """Return what a command line gives for a flag, as far as can be seen before it is parsed; the last one counts."""
+    found = None
     for i, arg in enumerate(argv):
-        if arg == "--config" and i + 1 < len(argv):
-            path = Path(argv[i + 1])
-        elif arg.startswith("--config="):
-            path = Path(arg.partition("=")[2])
-    if path is None:
-        return {}
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UsageError(f"`--config` {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"`--config` {path} is not valid YAML: {error}") from error
-    if not isinstance(value, Mapping):
-        raise UsageError(f"`--config` {path} must hold `key: value` lines, found {type(value).__name__}")
-    hints = typing.get_type_hints(kind)
-    result = {}
-    for key, item in value.items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            raise UsageError(f"`--config` {path}: unknown key `{key}`; known: {', '.join(hints)}")
-        try:
-            result[name] = from_yaml(hints[name], item)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"`--config` {path}: `{key}`: {error}") from error
-    return result
-
-
-def from_yaml(hint: Any, value: Any) -> Any:
-    """Convert a YAML value to a field's type; PyYAML reads ``1e-3`` as text, so numbers may be text.
-
-    Raises:
-        ValueError: the value does not fit.
-    """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        errors = []
-        for option in (a for a in args if a is not type(None)):
-            try:
-                return from_yaml(option, value)
-            except (TypeError, ValueError) as error:
-                errors.append(str(error))
-        raise ValueError("; ".join(errors))
-    if origin is Literal:
-        if value in args:
-            return value
-        raise ValueError(f"{value!r} is not one of {', '.join(map(str, args))}")
-    if origin is tuple:
-        items = list(value) if isinstance(value, (list, tuple)) else [value]
-        kinds = [args[0]] * len(items) if args[-1] is Ellipsis else list(args)
-        if len(kinds) != len(items):
-            raise ValueError(f"expected {len(kinds)} values, found {len(items)}")
-        return tuple(from_yaml(k, v) for k, v in zip(kinds, items, strict=True))
-    if hint is bool or isinstance(value, bool):
-        if hint is bool and isinstance(value, bool):
-            return value
-        raise ValueError(f"expected {hint.__name__}, found {value!r}")
-    if hint in (int, float) and isinstance(value, (int, float, str)):
-        number = float(value)
-        if hint is int and number != int(number):
-            raise ValueError(f"expected a whole number, found {value!r}")
-        return hint(number)
-    if hint in (str, Path) and isinstance(value, (str, int, float)):
-        return hint(str(value))
-    raise ValueError(f"expected {getattr(hint, '__name__', hint)}, found {value!r}")
+        if arg == f"--{flag}" and i + 1 < len(argv):
+            found = argv[i + 1]
+        elif arg.startswith(f"--{flag}="):
+            found = arg.partition("=")[2]
+    return found

@@ -101,7 +101,7 @@ def page(audit: DataAudit) -> str:
 def _facts(audit: DataAudit) -> str:
     s = audit.sizes
     facts = [
-        (len(audit.classes), "classes"), (len(audit.train), "to train on"), (len(audit.val), "held out"),
+        (len(audit.classes), audit.noun[1]), (len(audit.train), "to train on"), (len(audit.val), "held out"),
         (len(audit.bad), "unreadable"),
     ]  # fmt: skip
     cells = [f"<div><b>{value:,}</b>{escape(name)}</div>" for value, name in facts]
@@ -121,7 +121,7 @@ def _kind(audit: DataAudit, odd: Odd) -> str:
 
 
 def _figure(audit: DataAudit, example: OddImage) -> str:
-    data = thumbnail(audit.root / example.name, audit.max_pixels)
+    data = thumbnail(audit.folder / example.name, audit.max_pixels)
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
     caption = f'{_text(example.name)}<br><span class="{tone}">{_text(example.text)}</span>'
@@ -139,11 +139,12 @@ def _classes(audit: DataAudit) -> str:
         bars = "".join(f'<span style="width:{90 * n / most:.1f}%"></span>' for n in (train[i], val[i]))
         name = _text(audit.classes[i])
         rows.append(f'<tr><td>{name}</td><td>{train[i]:,}</td><td>{val[i]:,}</td><td class="bar">{bars}</td></tr>')
-    top = '<th>class</th><th>train</th><th>held out</th><th class="bar">'
+    top = f'<th>{audit.noun[0]}</th><th>train</th><th>held out</th><th class="bar">'
     top += '<i class="t">train</i> <i class="h">held out</i></th>'
-    more = f"<p class=dim>The smallest and the largest classes; {left:,} between them are left out.</p>" if left else ""
+    noun = audit.noun[1]
+    more = f"<p class=dim>The smallest and the largest {noun}; {left:,} between them are left out.</p>" if left else ""
     body = "".join(rows)
-    return f'<h2>Classes</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
+    return f'<h2>{noun.capitalize()}</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
 def thumbnail(path: Path, max_pixels: int) -> str:

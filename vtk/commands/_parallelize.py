@@ -2,25 +2,23 @@
 
 import copy
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card, Transform
+from vtk.commands._parallelize_tune import LOAD, MODEL, distill_images, held_out, likeness, tune, write_model
 from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
-from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform
+from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
-from vtk.files import prepare_output, replace_file, write_text
+from vtk.files import prepare_output
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.parallel import parallel_spec
@@ -28,12 +26,12 @@ from vtk.models.parallel_blocks import parallelize
 from vtk.runtime.backend import resolve_device
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.source import Source, open_source
-from vtk.tasks.load import card_metadata
 from vtk.tasks.plain import plain_call
+from vtk.training.distill import Trained
 from vtk.training.outputs import versions
 from vtk_export.images import gate_images
 
-MODEL, LOAD, DRIFT, RUN = "model.safetensors", "load.py", "drift.json", "finetune"
+DRIFT = "drift.json"
 
 _ROUNDING = 1e-5  # of the largest logit: one model, built in two ways
 
@@ -65,20 +63,25 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
     joined = copy.deepcopy(sequential)
     parallelize(joined, branches=config.branches)
     card = _card(source.card, depth, join, config)
-    images, what = gate_images(card.input, config.images, data=config.data, seed=config.seed)
+    images, what = gate_images(
+        card.input, config.images, data=config.data, seed=config.seed, max_pixels=pixel_limit(source.card),
+    )  # fmt: skip
     _verify(card, joined, images[:2])
     device = resolve_device(config.device)
     drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
     _print(drift, config, depth, what)
-    before = _accuracies(source, (sequential, joined), config, device)
+    audit = _labelled(source, config)
+    models = sequential, joined
+    before = _judge(models, card, audit, device)
     result = {
         "out": str(config.out), "branches": config.branches, "depth": depth // config.branches,
         "model": dataclasses.asdict(card.model), "transforms": [dataclasses.asdict(t) for t in card.transforms],
-        "images": what, **_plain(drift), "top1_sequential": before[0], "top1_parallel": before[1],
+        "images": what, **_plain(drift), **before,
     }  # fmt: skip
     _write(config, card, joined, result)
     if config.finetune:
-        result |= _finetune(config, card, before)
+        result |= _train(config, source, card, models, audit, before, device)
+        write_json(config.out / DRIFT, result)
     return result
 
 
@@ -108,13 +111,10 @@ def _verify(card: Card, model: nn.Module, images: Tensor) -> None:
 
 
 def _write(config: ParallelizeConfig, card: Card, model: nn.Module, result: dict[str, Any]) -> None:
-    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    with replace_file(config.out / MODEL) as tmp:
-        save_file(state, tmp, metadata=card_metadata(card))
-    call = plain_call(card)
-    write_text(config.out / LOAD, f'"""Loads {MODEL} with plain timm."""\n\n{call.program(MODEL)}')
+    write_model(config.out, card, model)
     write_json(config.out / DRIFT, result)
-    console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with\n{call.code(repr(MODEL))}")
+    code = plain_call(card).code(repr(MODEL))
+    console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with\n{code}")
 
 
 def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
@@ -124,12 +124,10 @@ def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
     return {"seed": config.seed}
 
 
-def _accuracies(
-    source: Source, models: tuple[nn.Module, nn.Module], config: ParallelizeConfig, device: torch.device
-) -> tuple[float | None, float | None]:
-    """Return top-1 of the two models on the folder's held-out images, None where its classes are not the model's."""
-    if config.data is None or not source.described or not config.data.is_dir():
-        return None, None
+def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
+    """Read the folder, if its classes are the model's and some of its images are held out."""
+    if config.data is None or not source.described or not config.data.is_dir() or not config.labels:
+        return None
     try:
         channels, limit = source.card.input.in_chans, pixel_limit(source.card)
         division = _split(source.card, config)
@@ -137,18 +135,24 @@ def _accuracies(
     except DataError:
         if config.finetune:
             raise
-        return None, None  # loose images, which the drift was measured on all the same
-    if audit.classes != source.card.classes or not audit.val:
-        return None, None
-    loader = make_loader(
-        audit.val, eval_transform(source.card.input), batch_size=64, shuffle=False, seed=0, workers=0, max_pixels=limit
-    )
+        return None  # loose images, which the drift was measured on all the same
+    return audit if audit.classes == source.card.classes and audit.val else None
+
+
+def _judge(
+    models: tuple[nn.Module, nn.Module], card: Card, audit: DataAudit | None, device: torch.device
+) -> dict[str, Any]:
+    """Return top-1 of the two models on the held-out images, and how alike they are there; None without labels."""
+    if audit is None:
+        return {"top1_sequential": None, "top1_parallel": None, "before": None}
+    loader = held_out(audit.val, card)
     found = [
         evaluate(_on(model, device), loader, audit.classes, device=device, show_progress=False).top1 for model in models
     ]
+    alike = likeness(*models, loader, device)
     told = ", ".join(f"{n} {console.percent(v)}" for n, v in zip(("sequential", "parallel"), found, strict=True))
-    console.say(f"top-1 on {len(audit.val)} held-out images: {told}")
-    return found[0], found[1]
+    console.say(f"top-1 on {len(audit.val)} held-out images: {told}; {alike}")
+    return {"top1_sequential": found[0], "top1_parallel": found[1], "before": dataclasses.asdict(alike)}
 
 
 def _on(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -159,30 +163,21 @@ def _on(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
     return predict
 
 
-def _finetune(config: ParallelizeConfig, card: Card, before: tuple[float | None, float | None]) -> dict[str, Any]:
-    from vtk.training.config import FinetuneConfig
-    from vtk.training.finetune import finetune
-
-    spec = card.input
-    options: dict[str, Any] = {
-        "model_kwargs": tuple(f"{k}={json.dumps(v)}" for k, v in card.model.kwargs.items()),
-        "branches": next((t.args["branches"] for t in card.transforms if t.op == "parallelize"), 1),
-        "interpolation": spec.interpolation, "seed": config.seed, **_split(card, config),
-    }  # fmt: skip
-    result = finetune(
-        FinetuneConfig(
-            data=config.data, out=config.out / RUN, model=card.model.name, weights=config.out / MODEL,
-            img_size=spec.size, mean=spec.mean, std=spec.std, crop_pct=spec.crop_pct, resize_mode=spec.resize_mode,
-            train=config.train, epochs=config.finetune or 1, lr=config.lr, batch_size=config.batch_size,
-            device=config.device, overwrite=config.overwrite, **options,
-        )
-    )  # fmt: skip
-    told = [
-        f"{n} {console.percent(v)}" for n, v in zip(("sequential", "parallel"), before, strict=True) if v is not None
-    ]
-    told.append(f"parallel after {config.finetune} epochs {console.percent(result.top1)}")
+def _train(
+    config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module], audit: DataAudit | None,
+    before: dict[str, Any], device: torch.device,
+) -> dict[str, Any]:  # fmt: skip
+    """Do what ``--finetune`` asks for; return what to add to the result."""
+    sequential, joined = models
+    teacher = Trained(sequential, source.card, config.source, source.described)
+    if not config.labels:
+        return distill_images(config, card, teacher, joined, device)
+    found = tune(config, card, teacher, _split(card, config), audit.val if audit else (), device)
+    names = {"top1_sequential": "sequential", "top1_parallel": "parallel"}
+    told = [f"{name} {console.percent(before[key])}" for key, name in names.items() if before[key] is not None]
+    told.append(f"parallel after {config.finetune} epochs {console.percent(found['top1_finetuned'])}")
     console.say(f"held-out top-1: {', '.join(told)}")
-    return {"top1_finetuned": result.top1, "finetune": result.to_dict()}
+    return found
 
 
 def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> None:

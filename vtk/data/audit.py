@@ -79,7 +79,7 @@ def scan(
 
     train_samples, val_samples = _good(root, train, labels, probes), _good(root, val, labels, probes)
     if classes is None and not keep_empty_classes:
-        _check_classes(layout, names, train, train_samples)
+        _check_classes(layout, names, train, train_samples, probes)
     if layout.kind == "flat" and layout.train:
         train_samples, val_samples = _split(layout.train, train_samples, val_split, seed)
         notes.insert(0, _split_note(layout.train, train_samples, val_samples, val_split, seed))
@@ -155,11 +155,14 @@ def _good(root: Path, files: Files, labels: Mapping[str, int], probes: Mapping[s
     ]
 
 
-def _check_classes(layout: Layout, names: Sequence[str], train: Files, samples: Sequence[Sample]) -> None:
+def _check_classes(
+    layout: Layout, names: Sequence[str], train: Files, samples: Sequence[Sample], probes: Mapping[str, Probe]
+) -> None:
     present = {sample.label for sample in samples}
     if lost := [name for i, name in enumerate(names) if i not in present]:
+        tried = {file.name: probes[file.name] for file in train[lost[0]]}
         raise DataError(
-            f"{layout.train}: no image of the class {lost[0]} can be read ({len(train[lost[0]])} tried); "
+            f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} tried; {first_bad(tried)}); "
             "repair or remove that folder"
         )
 

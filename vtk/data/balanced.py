@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vtk.data.loader import EpochSampler, mix
+from vtk.data.repeated import PASSES
 from vtk.data.samples import Sample
-
-_PASSES = 1 << 32  # how far apart the augmentation seeds of an image's repetitions are; no run has as many epochs
 
 
 class BalancedSampler(EpochSampler):
@@ -38,7 +37,7 @@ class BalancedSampler(EpochSampler):
             wanted = share + int(extra)
             for repetition in range(-(-wanted // len(images))):
                 part = random.permutation(images)[: wanted - repetition * len(images)]
-                drawn += [(self.epoch + repetition * _PASSES, int(i)) for i in part]
+                drawn += [(self.epoch + repetition * PASSES, int(i)) for i in part]
         return (drawn[i] for i in random.permutation(len(drawn)))
 
 

@@ -12,7 +12,7 @@ from vtk.data.listing import Found
 from vtk.data.probe import Probe
 from vtk.errors import DataError
 
-_FORMAT = 2
+_FORMAT = 3
 _LIMIT = 1 << 30
 
 Known = dict[str, tuple[int, int, Probe]]

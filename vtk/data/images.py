@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +82,11 @@ def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Im
 
     Raises:
         TooLargeError: it has more than ``max_pixels``.
+        OSError: it is a folder, a pipe or a device.
         Exception: whatever Pillow raises for a file that is no image.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for whoever writes into it
+        raise OSError("not a regular file")
     own = Image.MAX_IMAGE_PIXELS
     if own is not None and max_pixels > 2 * own:
         # Pillow's limit is the process's. It is raised once and not lowered again, since other threads open images, too

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from vtk.data.images import one_line
-from vtk.data.listing import Found, folders, loose_images, natural, walk
+from vtk.data.listing import Found, folders, is_hidden, loose_images, natural, walk
 from vtk.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
@@ -75,7 +75,7 @@ def find_layout(root: Path, classes: Sequence[str] | None = None) -> Layout:
     train, held_out = _named(names, TRAIN_NAMES), _named(names, VAL_NAMES)
     with_classes = [name for name in held_out if _has_images(root / name)]
     if train and not folders(root / train[0]):
-        if held_out or len(names) == 1:
+        if held_out or len(_named(names, TRAIN_NAMES)) == len(names):
             raise DataError(f"{root / train[0]} has no class folders; {EXPECTED}")
         return Layout("flat", root, None)  # one of the classes is trains
     if train:
@@ -141,6 +141,28 @@ def collect(root: Path, part: Path | None, *, keep_empty: bool = False) -> Part:
         warnings.append(f"{loose} {files_are} directly in {part.name}/, outside class folders, and not used")
     kept = found if keep_empty else {name: files for name, files in found.items() if files}
     return Part(kept, empty, tuple(warnings))
+
+
+def refuse_inside(out: Path, root: Path) -> None:
+    """Refuse results among the images: the next look at the folder would take them for a class, or for images.
+
+    Args:
+        out: folder that will be written.
+        root: folder of images; what lies beside its ``train/`` is not looked at.
+
+    Raises:
+        DataError: ``out`` is ``root`` or lies where classes are looked for.
+    """
+    place, images = out.resolve(), root.resolve()
+    if not place.is_relative_to(images) or not images.is_dir():
+        return
+    inner = place.relative_to(images).parts
+    names = folders(images)
+    beside = bool(_named(names, TRAIN_NAMES)) and bool(inner) and not _named(inner[:1], TRAIN_NAMES + VAL_NAMES)
+    if not (beside or any(map(is_hidden, inner))):
+        raise DataError(
+            f"`--out` {out} lies among the images of {root}, which it would change; give a folder elsewhere"
+        )
 
 
 def _inner_parts(part: Path, found: Files) -> list[str]:

@@ -1,50 +1,35 @@
-"""Images with any number of labels: a CSV file, or folders where every folder above an image is one of its labels.
+"""Sets whose images have any number of labels: every image decoded once, and a part of every label held out."""
 
-The CSV file has a line ``path,label1;label2`` for each image and may have a third column, ``train`` or ``val``. Paths
-start at the file's folder; a first line that names the columns is left out. In folders an image may lie at any depth
-(``beach/dog/1.jpg`` is both), and a file of the same name and bytes in several folders is one image with all their
-labels; files directly in the folder have no label.
-"""
-
-import csv
-import hashlib
 import os
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
-from vtk.data.images import MAX_PIXELS
-from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
-from vtk.data.listing import Found, folders, natural, walk
-from vtk.data.probed import probe_files, refuse_bad, sizes_of
+from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.labelled import list_labelled
+from vtk.data.listing import Found, natural
+from vtk.data.named import is_named
+from vtk.data.odd import find_odd
+from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
-
-_HEADS = ("path", "image", "file", "filename", "image_path", "file_name")
-_PARTS = {**dict.fromkeys(TRAIN_NAMES, "train"), **dict.fromkeys(VAL_NAMES, "val")}
 
 
 @dataclass(frozen=True)
 class MultiAudit(DataAudit):
     """What a multi-label set holds; the label of a sample is an array (classes,) fp32 of zeros and ones."""
 
+    noun: ClassVar[tuple[str, str]] = ("label", "labels")
+
     def counts(self, part: Literal["train", "val"]) -> list[int]:
         """Return the images that have each label, in index order."""
         labels = [cast(Any, sample.label) for sample in getattr(self, part)]
         return [int(count) for count in (np.sum(labels, axis=0) if labels else np.zeros(len(self.classes)))]
-
-
-@dataclass
-class _Listed:
-    """Images of a set by name: their labels, and the part that the set itself puts them into."""
-
-    root: Path
-    labels: dict[str, set[str]]
-    parts: dict[str, str]
 
 
 def scan_multi(
@@ -76,14 +61,16 @@ def scan_multi(
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
+        UsageError: a data set by name, or a value out of range.
     """
-    root = Path(root)
-    table = root if root.suffix.lower() == ".csv" else root / "labels.csv"
-    listed = _read_csv(table) if table.is_file() or table == root else _read_folders(root)
+    start, root = time.perf_counter(), Path(root)
+    if is_named(root):
+        raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
+    listed = list_labelled(root)
     found = {label for labels in listed.labels.values() for label in labels}
     names = tuple(natural(found)) if classes is None else tuple(classes)
     if unknown := natural(found - set(names)):
-        raise DataError(f"{root} has labels that the model does not know: {', '.join(unknown[:5])}")
+        raise DataError(f"{root} has labels that the model does not know: {', '.join(map(one_line, unknown[:5]))}")
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
@@ -92,17 +79,24 @@ def scan_multi(
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
     if not good:
-        raise DataError(f"{root}: none of its {len(files)} image files can be read")
+        raise DataError(f"{root}: none of its {len(files)} image files can be read; {first_bad(probes)}")
     index = {name: i for i, name in enumerate(names)}
     labels = {name: sorted(index[label] for label in listed.labels[name]) for name in good}
-    notes: tuple[str, ...] = ()
     held = {name for name in good if listed.parts.get(name) == "val"}
-    split = bool(listed.parts)
+    if classes is None and len(held) == len(good):
+        raise DataError(f"{root}: all {len(good)} images are held out, none is left to train on; put some into train")
+    split, notes = bool(listed.parts), []
     if not split:
         held = _hold_out(good, labels, len(names), val_split, seed)
-        notes = (f"{len(held)} of {len(good)} images are held out (--val-split {val_split}, seed {seed})",)
+        notes = [f"{len(held)} of {len(good)} images are held out (--val-split {val_split}, seed {seed})"]
     samples = [Sample(listed.root / name, cast(int, _one_hot(labels[name], len(names)))) for name in good]
     many = Counter(len(labels[name]) for name in good)
+    notes.append("labels an image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many)))
+    warnings = list(listed.warnings)
+    if classes is None and (absent := _absent(names, labels, [name for name in good if name not in held])):
+        warnings.append(f"no training image has the {absent}")
+    if held and (absent := _absent(names, labels, held)):
+        notes.append(f"no held-out image has the {absent}")
     return MultiAudit(
         root=root,
         layout="split" if split else "flat",
@@ -113,12 +107,23 @@ def scan_multi(
         sizes=sizes_of([probes[name] for name in good]),
         modes=dict(Counter(probes[name].mode for name in good).most_common()),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, "labels an image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many))),
+        notes=(*notes, *listed.notes),
+        warnings=tuple(warnings),
+        odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
         max_pixels=max_pixels,
+        seconds=time.perf_counter() - start,
         cached=cached,
     )
+
+
+def _absent(names: Sequence[str], labels: Mapping[str, Sequence[int]], part: Iterable[str]) -> str:
+    """Return which labels no image of a part has, for a message; empty if there are none."""
+    present = {label for name in part for label in labels[name]}
+    absent = [one_line(name) for i, name in enumerate(names) if i not in present]
+    more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+    return f"label{'s' * (len(absent) > 1)} {', '.join(absent[:5])}{more}" if absent else ""
 
 
 def _one_hot(labels: Sequence[int], classes: int) -> np.ndarray:
@@ -131,76 +136,8 @@ def _stat(root: Path, name: str) -> Found:
     try:
         info = os.stat(root / name)
         return Found(name, info.st_size, info.st_mtime_ns)
-    except OSError:  # named by the table and not there: a bad file like any other
+    except (OSError, ValueError):  # named by the table and not there: a bad file like any other
         return Found(name, 0, 0)
-
-
-def _read_csv(table: Path) -> _Listed:
-    listed = _Listed(table.parent, {}, {})
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {table} as a table of labels: {error}") from error
-    if lines and lines[0][1][0].strip().lower() in _HEADS:
-        lines = lines[1:]
-    for number, row in lines:
-        name, labels, part = (*(cell.strip() for cell in row[:3]), "", "")[:3]
-        if not name or len(row) not in (2, 3) or (part and part.lower() not in _PARTS):
-            raise DataError(
-                f"{table} line {number} is {','.join(row)[:60]!r}; write path,label1;label2 or path,label1;label2,val"
-            )
-        listed.labels.setdefault(name, set()).update(filter(None, map(str.strip, labels.split(";"))))
-        if part:
-            listed.parts[name] = _PARTS[part.lower()]
-    if not listed.labels:
-        raise DataError(f"{table} names no images; write lines path,label1;label2")
-    return listed
-
-
-def _read_folders(root: Path) -> _Listed:
-    inside = {name.lower(): name for name in folders(root)}
-    train, val = (next((inside[n] for n in known if n in inside), None) for known in (TRAIN_NAMES, VAL_NAMES))
-    listed = _Listed(root, {}, {})
-    if train is None:
-        _gather(root, "", None, listed)
-    else:
-        _gather(root, f"{train}/", "train" if val else None, listed)
-        if val:
-            _gather(root, f"{val}/", "val", listed)
-    if not listed.labels:
-        raise DataError(f"{root} has no images; give a table of labels (.csv), or folders named by labels")
-    return listed
-
-
-def _gather(root: Path, prefix: str, part: str | None, listed: _Listed) -> None:
-    """Add the images below a part; files of one name and size are one image if their bytes are the same."""
-    first: dict[tuple[str, int], list[tuple[str, str | None]]] = {}
-    for file in walk(root / prefix if prefix else root):
-        name, labels = prefix + file.name, set(file.name.split("/")[:-1])
-        like = first.setdefault((os.path.basename(name), file.bytes), [])
-        same = None
-        if like and file.bytes:
-            digest = _digest(root / name)
-            like[:] = [(other, known or _digest(root / other)) for other, known in like]
-            same = next((other for other, known in like if known == digest), None)
-            like.append((name, digest)) if same is None else None
-        else:
-            like.append((name, None))
-        if same is not None:
-            listed.labels[same] |= labels
-            continue
-        listed.labels[name] = labels
-        if part:
-            listed.parts[name] = part
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return f"unreadable {path}"
 
 
 def _hold_out(

@@ -16,6 +16,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def fetch(name: Path) -> Path:
 
     Raises:
         UsageError: the name is not complete.
-        UnavailableError: the package that reads it is not installed.
+        UnavailableError: the package that reads it, or one that this needs, is not installed.
         DataError: it cannot be read, or has no labels.
     """
     text, _, root = name.as_posix().partition("@")
@@ -69,7 +70,8 @@ def fetch(name: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
-        counts = _write(part, kind, f"{kind}/{rest}", where or str(base / kind))
+        with _alone():
+            counts = _write(part, kind, f"{kind}/{rest}", where or str(base / kind))
         formats.write_json(part / _MARK, {"name": f"{kind}/{rest}", "root": where, "images": counts})
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
@@ -78,6 +80,19 @@ def fetch(name: Path) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Hide the other processes of a run: a reader of timm that sees them hands out this process's share only."""
+    import torch.distributed
+
+    own = torch.distributed.is_initialized
+    torch.distributed.is_initialized = lambda: False
+    try:
+        yield
+    finally:
+        torch.distributed.is_initialized = own
 
 
 def _write(folder: Path, kind: str, name: str, root: str) -> dict[str, int]:
@@ -105,7 +120,11 @@ def _open(kind: str, name: str, root: str, splits: Sequence[str]) -> list[Any]:
     for split in splits:
         try:
             options = {"download": True} if kind in ("torch", "tfds") else {}
-            return [create_dataset(name, root, split=split, **options)]
+            with contextlib.redirect_stdout(sys.stderr):  # readers print; stdout may be one JSON object
+                return [create_dataset(name, root, split=split, **options)]
+        except ImportError as error:
+            what = " ".join(str(error).split())
+            raise UnavailableError(f"`{name}` cannot be read: {what}; install what {PREFIXES[kind]} needs") from error
         except Exception as error:  # each package has its own for a split, a name or a network that is not there
             problem = problem or error
     text = " ".join(str(problem).split())[:300] or type(problem).__name__

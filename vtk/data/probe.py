@@ -43,13 +43,17 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
     try:
         with open_image(path, max_pixels) as image:
             mode, (width, height) = image.mode, image.size
-            turn = orientation(image)  # before decoding: Pillow turns TIFF files itself and then forgets it
+            tiff = image.format == "TIFF"
+            # Pillow turns TIFF files itself and then forgets it. A PNG it decodes to find EXIF: what fails there would
+            # be taken for damaged metadata, and not fail a second time
+            turn = orientation(image) if tiff else 1
             if image.format == "JPEG":
                 image.draft(None, (1, 1))  # type: ignore[arg-type]
             if in_chans in (1, 3):
                 to_rgb(image)
             else:
                 to_bands(image, in_chans, max_pixels)
+            turn = turn if tiff else orientation(image)
             if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
                 mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtk import console
 from vtk.data.images import MAX_PIXELS, one_line
@@ -51,6 +51,8 @@ class DataAudit:
         cached: files known from an earlier scan.
     """
 
+    noun: ClassVar[tuple[str, str]] = ("class", "classes")
+
     root: Path
     layout: Literal["split", "flat"]
     classes: tuple[str, ...]
@@ -68,6 +70,11 @@ class DataAudit:
     max_pixels: int = MAX_PIXELS
     seconds: float = 0.0
     cached: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """The folder that names of files start at: ``root``, or that of a table."""
+        return self.root if self.root.is_dir() else self.root.parent
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -108,8 +115,8 @@ class DataAudit:
             rows.sort(key=lambda row: -int(str(row[1])))
             half = _ROWS // 2
             rows = [*rows[:half], (f"… {len(rows) - 2 * half} more, by size …", "", ""), *rows[-half:]]
-        rows.append((f"{len(self.classes)} classes", len(self.train), len(self.val)))
-        console.table(f"Images in {self.root}", ("class", "train", "held out"), rows)
+        rows.append((f"{len(self.classes)} {self.noun[1]}", len(self.train), len(self.val)))
+        console.table(f"Images in {self.root}", (self.noun[0], "train", "held out"), rows)
         s = self.sizes
         if s:
             console.say(

@@ -1,5 +1,6 @@
 """From an upright RGB image to the model's input, for evaluation and for training."""
 
+import dataclasses
 import random
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from PIL import Image
 from timm.data import create_transform
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
+from torchvision.transforms import RandomCrop
 
 from vtk.card import InputSpec
 from vtk.data.bands import Bands
@@ -148,8 +150,10 @@ def train_transform(
     auto_augment: str | None = None,
     color_jitter: float | None = None,
     reprob: float = 0.0,
+    remode: str = "const",
+    crop_pad: int = 0,
 ) -> TrainTransform:
-    """Return the preprocessing of training: random resized crop, flip, augmentation.
+    """Return the preprocessing of training: random crop, flip, augmentation.
 
     The crop's aspect ratio varies by 3/4…4/3 around the input's own (around 1 with ``squash``, where evaluation
     distorts too), so that a wide input is trained on images of right proportions.
@@ -160,8 +164,11 @@ def train_transform(
         hflip: probability of mirroring left and right.
         auto_augment: timm's words, such as ``rand-m9-mstd0.5-inc1``; None for none.
         color_jitter: strength of brightness, contrast and saturation changes; None for none. With ``auto_augment``
-            it is left out, as in timm.
+            it is left out, as in timm; 3-Augment (``3a``) takes both.
         reprob: probability of erasing a random rectangle.
+        remode: what it is filled with: ``const`` (the mean), ``rand`` (one normal colour) or ``pixel`` (normal noise).
+        crop_pad: pixels of black border; above 0 the crop is not resized: it is cut, at the input's size, from the
+            image as evaluation sees it all (``crop_pct`` 1) with that border.
 
     Raises:
         UsageError: a value out of range, unknown words in ``auto_augment``, or changes of colour of what has none.
@@ -197,10 +204,20 @@ def train_transform(
         )
     except (AssertionError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise _unknown_words(auto_augment) from error
-    steps = [*mend_crops(geometry.transforms, spec), *colour.transforms]
+    crop = mend_crops(geometry.transforms, spec)
+    if crop_pad:
+        crop = [*_padded_crop(spec, crop_pad), *crop[1:]]
+    steps = [*crop, *colour.transforms]
     mend_posterize(steps)
-    erase = RandomErasing(reprob, mode="const", device="cpu") if reprob > 0 else None
+    erase = RandomErasing(reprob, mode=remode, device="cpu") if reprob > 0 else None
     return TrainTransform(spec, steps, erase)
+
+
+def _padded_crop(spec: InputSpec, pad: int) -> list[Step]:
+    if spec.resize_mode == "pad" and spec.in_chans not in (1, 3):  # each channel's border has a colour of its own
+        raise UsageError(f"`--crop-pad` {pad} and --resize-mode pad take 1 or 3 channels, not {spec.in_chans}")
+    whole = _geometry(dataclasses.replace(spec, crop_pct=1.0), _rgb_mean(spec))
+    return [*whole, RandomCrop(spec.size, padding=pad)]
 
 
 def _unknown_words(auto_augment: str | None) -> UsageError:

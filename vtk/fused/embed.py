@@ -1,15 +1,13 @@
 """Both ends of the model: images to tokens, and tokens to logits."""
 
-import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
-from timm.models.levit import ConvNorm
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from vtk.fused.batch_norms import fold_batch_norms
 from vtk.fused.checks import copied, is_identity
 from vtk.fused.fold import fold_input
 from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm, refusal
@@ -17,8 +15,6 @@ from vtk.fused.patches import check_images, padded_matrix, takes_patches, token_
 from vtk.fused.stages import Plan, frozen
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
-
-_BATCH_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 class Embedding(nn.Module):
@@ -189,17 +185,3 @@ class Head(nn.Module):
 
 def _derive_again(embedding: Embedding, incompatible_keys: Any) -> None:
     embedding._derive()
-
-
-def fold_batch_norms(module: nn.Module) -> nn.Module:
-    """Fold every BatchNorm that follows a convolution, in a plain Sequential or LeViT's ConvNorm, into it; in place."""
-    for child in module.children():
-        fold_batch_norms(child)
-    names = [name for name, _ in module.named_children()]
-    ordered = type(module) in (nn.Sequential, ConvNorm)  # of others the order of their parts says nothing
-    for name, following in itertools.pairwise(names if ordered else ()):
-        conv, norm = getattr(module, name), getattr(module, following)
-        if type(conv) is nn.Conv2d and type(norm) in _BATCH_NORMS and norm.track_running_stats:
-            setattr(module, name, fuse_conv_bn_eval(conv, norm).requires_grad_(False))
-            setattr(module, following, nn.Identity())
-    return module

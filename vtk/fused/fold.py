@@ -13,6 +13,7 @@ import torch
 from timm.layers import LayerScale
 from torch import Tensor
 
+from vtk.fused.batch_norms import fold_token_norm
 from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identity, shared_activation
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 from vtk.fused.stages import AttentionStage, Context, MlpStage, QkNorm
@@ -99,13 +100,15 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
     """Fold and merge two-layer FFNs that read the same tokens; arguments as of `fold_attention`."""
     norm, affines = _norms(branches, like)
     front, own_end = _placements(branches, like, allowed=("front", "mid", "end"))
-    w_in, b_in, w_out, mids = [], [], [], []
+    w_in, b_in, w_out, mids, acts = [], [], [], [], []
     bias = like.new_zeros(affines[0].weight.shape)
     for branch, affine in zip(branches, affines, strict=True):
         mlp = branch.body
         check_mlp(mlp, branch.name())
         check_silent(branch.parent, branch.where, branch.names[3])
-        w, b = fold_input(*read_linear(mlp.fc1, like, f"{branch.name()}.fc1"), affine, front)
+        act, w, b = fold_token_norm(mlp.act, *read_linear(mlp.fc1, like, f"{branch.name()}.fc1"))
+        w, b = fold_input(w, b, affine, front)
+        acts.append(act)
         out, offset = read_linear(mlp.fc2, like, f"{branch.name()}.fc2")
         scale = layer_scale(branch.scale, like, branch.name(2))
         w_in.append(w)
@@ -118,7 +121,7 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
     if mids:
         scales = [c.scale for c in mids if c is not None and c.scale is not None]
         mid = Context(torch.cat(scales) if scales else None)
-    act = shared_activation([b.body.act for b in branches], [b.name() for b in branches])
+    act = shared_activation(acts, [b.name() for b in branches])
     return MlpStage(
         norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
         w_in=torch.cat(w_in), b_in=torch.cat(b_in), w_out=torch.cat(w_out, 1), act=act, mid=mid,

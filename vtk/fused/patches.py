@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.checks import is_identity
+from vtk.models.stems.replace import Stem
 
 _ALIGN = 16
 """Columns of the matrix are a multiple of this: its rows then start where a tensor core's loads want them."""
@@ -58,15 +59,16 @@ def padded_matrix(stem: Any) -> Tensor | None:
 
 
 def check_images(stem: Any, images: Tensor) -> None:
-    """Refuse images of a size that timm's PatchEmbed does not take.
+    """Refuse images of a size that timm's PatchEmbed, or a stem in its place, does not take.
 
     Raises:
         UsageError: of a model of one size, another; of any size, no multiple of the patch.
     """
-    if type(stem) is not PatchEmbed or stem.img_size is None:
+    if type(stem) not in (PatchEmbed, Stem) or stem.img_size is None:
         return
     if stem.strict_img_size:
-        chans = (stem.proj.in_channels,) if isinstance(stem.proj, nn.Conv2d) else images.shape[1:2]
+        first = next((m for m in stem.proj.modules() if isinstance(m, nn.Conv2d)), None)
+        chans = images.shape[1:2] if first is None else (first.in_channels,)
         size = (*chans, *stem.img_size)
         if images.shape[1:] != size:
             raise UsageError(

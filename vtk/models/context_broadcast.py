@@ -85,6 +85,13 @@ def find_context_broadcast(module: nn.Module) -> ContextBroadcast | None:
     return found if isinstance(found, ContextBroadcast) else None
 
 
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module, without the subclass that `attach` may have made of it."""
+    kind = type(module)
+    attached = find_context_broadcast(module) is not None and kind.__module__ == __name__
+    return kind.__bases__[0] if attached else kind
+
+
 def attach(module: Any, context: ContextBroadcast, placement: Placement) -> None:
     """Make an FFN or attention module broadcast, in place.
 

@@ -1,22 +1,21 @@
 """The transform ``add_context_broadcast``: which layers of which models get Context Broadcasting (paper B)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import timm.models.vision_transformer as vit
 from timm.layers import Mlp
-from timm.models.mlp_mixer import MixerBlock, MlpMixer
-from timm.models.pit import PoolingVisionTransformer
+from timm.models.mlp_mixer import MixerBlock
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.models.blocks import branch_modules, choose_layers, find_blocks
 from vtk.models.context_broadcast import ContextBroadcast, Placement, Where, attach, attach_to_sum
 from vtk.models.transforms import register
 
 PLACEMENTS = ("front", "mid", "end")
 TARGETS = ("mlp", "msa", "both")
 
-_KNOWN = "timm's VisionTransformer (vit_*, deit_*, deit3_*), PiT and MLP-Mixer"
+_WHAT = "Context Broadcasting"
 
 
 @register("add_context_broadcast")
@@ -53,8 +52,8 @@ def add_context_broadcast(
         raise UsageError(f"`scale` is {scale!r}; give true for CB_S or false for CB")
     if any(isinstance(m, ContextBroadcast) for m in model.modules()):
         raise UsageError(f"{type(model).__name__} has Context Broadcasting already; it is added once")
-    blocks = _blocks(model)
-    chosen = _choose(layers, len(blocks))
+    blocks = find_blocks(model, _WHAT)
+    chosen = choose_layers(layers, len(blocks))
     before = set(model.state_dict())
     wheres: tuple[Where, ...] = ("mlp", "msa") if on == "both" else (on,)  # type: ignore[assignment]
     # everything is looked up, and refused, before anything is changed
@@ -70,50 +69,11 @@ def add_context_broadcast(
     return {key: key if key in before else None for key in model.state_dict()}
 
 
-def _blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the blocks that can have it, with their names."""
-    if isinstance(model, PoolingVisionTransformer):
-        groups: list[tuple[str, Any]] = [
-            (f"transformers.{i}.blocks", stage.blocks) for i, stage in enumerate(model.transformers)
-        ]
-    elif isinstance(model, (vit.VisionTransformer, MlpMixer)):
-        groups = [("blocks", model.blocks)]
-    else:
-        raise UsageError(f"{type(model).__name__} cannot have Context Broadcasting; known are {_KNOWN}")
-    return [(f"{prefix}.{i}", block) for prefix, blocks in groups for i, block in enumerate(blocks)]
-
-
-def _choose(layers: str | Sequence[int], depth: int) -> list[int]:
-    if layers == "all":
-        return list(range(depth))
-    if layers == "upper":
-        return list(range(depth // 2, depth))
-    if isinstance(layers, str) or not isinstance(layers, (list, tuple)) or not layers:
-        raise UsageError(f"`layers` is {layers!r}; give all, upper, or block numbers from 0 to {depth - 1}")
-    for i in layers:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < depth:
-            raise UsageError(f"`layers` has {i!r}; the model's blocks are 0 to {depth - 1}")
-    if len(set(layers)) < len(layers):
-        raise UsageError(f"`layers` {list(layers)} names a block twice")
-    return sorted(layers)
-
-
 def _places(name: str, block: nn.Module, where: Where, placement: str) -> list[tuple[nn.Module, int]]:
     """Return the modules of a block to attach to, each with the channels its Λ has."""
-    leaf = "mlp" if where == "mlp" else "attn"
-    if type(block) is vit.ParallelThingsBlock:
-        stage = "ffns" if where == "mlp" else "attns"
-        leaves = [(f"{name}.{stage}.{i}.{leaf}", getattr(b, leaf)) for i, b in enumerate(getattr(block, stage))]
-    elif isinstance(block, (vit.Block, vit.ResPostBlock)):
-        leaves = [(f"{name}.{leaf}", getattr(block, leaf))]
-    elif isinstance(block, MixerBlock):
-        if where == "msa":
-            raise UsageError(f"`on` msa: {name} is a MixerBlock, which has no attention; use on=mlp")
-        leaves = [(f"{name}.mlp_channels", block.mlp_channels)]
-    else:
-        raise UsageError(
-            f"{name} is a {type(block).__name__}, which cannot have Context Broadcasting; known are {_KNOWN}"
-        )
+    if where == "msa" and isinstance(block, MixerBlock):
+        raise UsageError(f"`on` msa: {name} is a MixerBlock, which has no attention; use on=mlp")
+    leaves = branch_modules(name, block, where, _WHAT)
     found = [(module, _width(leaf, module, where, placement)) for leaf, module in leaves]
     if placement == "end" and isinstance(block, vit.ParallelThingsBlock):
         return [(block, found[0][1])]

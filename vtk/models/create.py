@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError
 from vtk.models import parallel
+from vtk.models.alternet.windows import windows_fault
 from vtk.models.base import Base
+from vtk.models.changes import order_changes, tell_changes, unchanged
 from vtk.models.hub import hub_base
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.parts import head_names, position_names
@@ -33,9 +35,11 @@ class Created:
         input: preprocessing.
         transforms: made after the base was loaded.
         key_map: the model's state-dict keys to base keys; None for a tensor the base does not have.
-        initial: fp32 copies of every tensor that is not the base's own, value for value: position table, classifier,
-            resampled and fresh tensors.
+        initial: copies (fp32 where they are of a floating type) of every tensor that is not the base's own, value for
+            value: position table, classifier, resampled and fresh tensors.
         notes: what the user should know about the load.
+        brought: tensors that a transform made before the file of the base was written, as they are in it: a stem, for
+            instance. They are no more new than the base is, and need not be trained.
     """
 
     model: nn.Module
@@ -46,6 +50,7 @@ class Created:
     key_map: dict[str, str | None]
     initial: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
+    brought: frozenset[str] = frozenset()
 
 
 def create_model(
@@ -73,7 +78,7 @@ def create_model(
         weights: file with the base; by default the hub's.
         pretrained: False starts from random numbers drawn from ``seed``.
         seed: of everything drawn at random here.
-        transforms: further changes, in order.
+        transforms: further changes, in order. What the file of the base was made with is done first in any case.
         drop_path_rate: stochastic depth, for training only.
         kwargs: further arguments for timm.
         base: weights already read; takes the place of ``weights`` and ``pretrained``.
@@ -96,36 +101,40 @@ def create_model(
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes)
-    changes = tuple(transforms)
-    if in_chans != 3 and not any(t.op == "adapt_input" for t in changes):
-        changes = (Transform("adapt_input", {"in_chans": in_chans}), *changes)
-    if lost := next((t for t in base.transforms if t not in changes), None):
-        raise DataError(
-            f"{base.file} was made with `{lost.op}` {lost.args} and would compute something else without; ask for the "
-            "same, or give weights from before it"
-        )
-    key_map = apply_transforms(model, changes, key_map)
-    model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
+    before, after = order_changes(base, transforms, in_chans)
+    with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem is drawn from the seed, and from nothing else
+        torch.manual_seed(seed)
+        key_map = apply_transforms(model, before, key_map)
+        model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
+        key_map = apply_transforms(model, after, key_map)
+    notes += tell_changes(base, (before, after), transforms, model, key_map)
     state = model.state_dict()
     task = head_names(model) | position_names(model)
     initial = {
-        k: v.detach().float().clone()
+        k: (v.detach().float() if v.is_floating_point() else v.detach()).clone()
         for k, v in state.items()
         if k in task or key_map.get(k) is None or v.shape != base.tensors[key_map[k]].shape  # type: ignore[index]
     }
     spec = input or input_spec(name, own, size, in_chans)
-    return Created(model, ModelSpec(name, own), base, spec, changes, key_map, initial, notes)
+    brought = unchanged(base, state)
+    return Created(model, ModelSpec(name, own), base, spec, (*before, *after), key_map, initial, notes, brought)
 
 
-def check_transforms(name: str, transforms: Sequence[Transform], kwargs: Mapping[str, Any] | None = None) -> None:
+def check_transforms(
+    name: str, transforms: Sequence[Transform], kwargs: Mapping[str, Any] | None = None,
+    size: tuple[int, int] | None = None,
+) -> None:  # fmt: skip
     """Refuse transforms that do not fit a model, before any data or weights are read.
 
     Raises:
-        UsageError: unknown name, or a transform that the model cannot have.
+        UsageError: unknown name, a transform that the model cannot have, or a size of images it cannot have then.
     """
+    model = blank_model(name, kwargs)
     if transforms:
-        model = copy.deepcopy(blank_model(name, kwargs))
+        model = copy.deepcopy(model)
         apply_transforms(model, transforms, {key: key for key in model.state_dict()})
+    if size is not None and (fault := windows_fault(model, size)):
+        raise UsageError(f"`--img-size` {size[0]} {size[1]}: {fault}")
 
 
 def _build(

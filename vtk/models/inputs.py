@@ -39,6 +39,8 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
         try:
             with shapes_only():
                 model = timm.create_model(name, **(kwargs or {}))
+        except VtkError:
+            raise
         except Exception as error:  # timm raises many kinds for a wrong name or value
             raise model_error(name, kwargs or {}, error) from error
         while len(_blank) >= _KEPT:

@@ -12,11 +12,11 @@ from typing import Any
 import timm.models.vision_transformer as vit
 import torch
 import torch.nn.functional as F
-from timm.layers import GELU, Attention, Mlp
+from timm.layers import GELU, Attention, GluMlp, Mlp, SwiGLU
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.models.context_broadcast import ContextBroadcast, find_context_broadcast
+from vtk.models.context_broadcast import ContextBroadcast, find_context_broadcast, own_class
 from vtk.models.packed_rows import RMS_NORMS, Layer, Rows, Stack
 from vtk.models.segments import Segments
 from vtk_kernels.packed_attention import packed_attention
@@ -24,29 +24,40 @@ from vtk_kernels.packed_attention import packed_attention
 __all__ = ["Layer", "Segments", "Stack", "attention_modules", "own_parameters", "packed_forward"]
 
 _LAYER_NORMS = (nn.LayerNorm,)
+_FFNS = (Mlp, GluMlp, SwiGLU)
+# modules whose classes act on a row by itself; Identity is in the second
+_ACTIVATIONS = ("torch.nn.modules.activation", "torch.nn.modules.linear", "timm.layers.activations")
 
 
 def attention_modules(blocks: Iterable[nn.Module]) -> list[tuple[str, Attention]]:
     """Return the attention modules of timm's blocks with their names, in the order in which `packed_forward` runs them.
 
     Raises:
-        UsageError: a block or an attention of another kind, by name.
+        UsageError: a block, an attention or an FFN of another kind, by name.
     """
     found: list[tuple[str, Any]] = []
+    ffns: list[tuple[str, Any]] = []
     for i, block in enumerate(blocks):
         if type(block) is vit.Block:
             found.append((f"blocks.{i}.attn", block.attn))
+            ffns.append((f"blocks.{i}.mlp", block.mlp))
         elif isinstance(block, vit.ParallelThingsBlock):
             found += [(f"blocks.{i}.attns.{j}.attn", branch.attn) for j, branch in enumerate(block.attns)]
+            ffns += [(f"blocks.{i}.ffns.{j}.mlp", branch.mlp) for j, branch in enumerate(block.ffns)]
         else:
             raise _refusal(f"blocks.{i}", block, "only timm's Block and ParallelThingsBlock can be packed")
     for name, attn in found:
-        if not isinstance(attn, Attention) or attn.gate is not None or not isinstance(attn.norm, nn.Identity):
+        # exactly: a subclass may attend in another way
+        if own_class(attn) is not Attention or attn.gate is not None or not isinstance(attn.norm, nn.Identity):
             raise _refusal(name, attn, "only timm's Attention without gate and inner norm can be packed")
-        for side in ("q_norm", "k_norm"):
-            norm = getattr(attn, side)
-            if type(norm) is not nn.Identity and not isinstance(norm, _LAYER_NORMS + RMS_NORMS):
-                raise _refusal(f"{name}.{side}", norm, "only LayerNorm and RMSNorm can be packed")
+        _check_norm(f"{name}.q_norm", attn.q_norm)
+        _check_norm(f"{name}.k_norm", attn.k_norm)
+    for name, mlp in ffns:
+        if own_class(mlp) not in _FFNS:
+            raise _refusal(name, mlp, "only timm's Mlp, GluMlp and SwiGLU are known to act on each token by itself")
+        if not type(mlp.act).__module__.startswith(_ACTIVATIONS):
+            raise _refusal(f"{name}.act", mlp.act, "only torch's and timm's activations can be packed")
+        _check_norm(f"{name}.norm", mlp.norm)
     return found
 
 
@@ -141,6 +152,11 @@ def _mlp(mlp: Any, h: Tensor) -> Tensor:
 
 def _placement(module: Any) -> str | None:
     return None if find_context_broadcast(module) is None else module.cb_placement
+
+
+def _check_norm(name: str, norm: nn.Module) -> None:
+    if type(norm) is not nn.Identity and not isinstance(norm, _LAYER_NORMS + RMS_NORMS):
+        raise _refusal(name, norm, "only LayerNorm and RMSNorm can be packed")
 
 
 def _refusal(name: str, module: nn.Module, reason: str) -> UsageError:

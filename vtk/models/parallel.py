@@ -18,6 +18,7 @@ from torch import nn
 
 from vtk.card import ModelSpec
 from vtk.errors import UsageError
+from vtk.models.alternet import names as _alternet  # noqa: F401 - makes timm know the models of paper C
 
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
 """Width and heads of the sizes, as in timm's ``vit_*_patch16_224``."""

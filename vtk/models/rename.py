@@ -63,10 +63,12 @@ def _build_sized(name: str, kwargs: Mapping[str, Any], size: tuple[int, int]) ->
         return parallel.build(name, **kwargs)
 
 
-def rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def rename(
+    name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path, gone: frozenset[str] = frozenset()
+) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors under timm's keys: as they are if they fit, else through the family's own filter in timm.
 
-    deit's own names are changed first. The second value is notes for the user.
+    deit's own names are changed first. The second value is notes for the user. Tensors in ``gone`` are in no such file.
     """
     clean = clean_state_dict(raw)
     notes = []
@@ -74,7 +76,7 @@ def rename(name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path) 
         clean = deit.rename_parallel(clean)
         if deit.pad_position_table(clean, reference):
             notes.append(f"the position table of {path.name} has no entry for the class token, as in deit: it gets 0")
-    needed = set(reference.state_dict()) - head_names(reference) - position_names(reference)
+    needed = set(reference.state_dict()) - head_names(reference) - position_names(reference) - gone
     if needed <= set(clean):
         return clean, notes
     module = sys.modules[model_entrypoint(name.split(".")[0]).__module__]

@@ -113,6 +113,8 @@ def _try(name: str, size: Size, kwargs: Mapping[str, Any]) -> str | None:
             model.eval()(torch.zeros(1, channels, *size))
     except NotImplementedError:
         return None  # an operator that needs values: nothing is known, and training will tell
+    except UsageError as error:  # a model of this toolkit; `refuse_size` says what fits, and which size it is
+        return str(error).partition(": ")[2].partition(";")[0] or str(error)
     except Exception as error:  # whatever timm raises where windows or stages do not fit
         text = " ".join(str(error).split())
         if "meta" in text:

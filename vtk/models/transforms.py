@@ -17,7 +17,11 @@ from vtk.errors import DataError, UsageError
 
 Apply = Callable[..., dict[str, str | None]]
 _REGISTRY: dict[str, Apply] = {}
-_MODULES = ("vtk.models.context_layers", "vtk.models.parallel_blocks")
+_MODULES = (
+    "vtk.models.alternet.transform", "vtk.models.context_layers", "vtk.models.local_attention",
+    "vtk.models.mlp_layers", "vtk.models.parallel_blocks", "vtk.models.squeeze_excite", "vtk.models.stems.replace",
+    "vtk.models.uniform_heads",
+)  # fmt: skip
 """Where further transforms of this package register themselves."""
 
 
@@ -79,6 +83,8 @@ def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
     old = model.get_submodule(name) if isinstance(name, str) else None
     if not isinstance(old, nn.Conv2d):
         raise UsageError(f"{type(model).__name__} has no single first convolution to adapt to {in_chans} channels")
+    if old.in_channels != 3:
+        raise UsageError(f"`{name}` takes {old.in_channels} channels; only weights for 3 can be adapted to {in_chans}")
     new = nn.Conv2d(in_chans, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None)  # type: ignore[arg-type]
     # new parameters, not new data: a model without memory has tensors of another kind
     new.weight = nn.Parameter(adapt_input_conv(in_chans, old.weight.detach()))

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,16 @@ _MIN_MATCH = 0.9
 _DEEP = ("blocks", "layers", "stages")
 
 
-def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, list[str]]:
+def read_base(
+    name: str, kwargs: Mapping[str, Any], path: Path, *, absent: Collection[str] = ()
+) -> tuple[Base, list[str]]:
     """Read a weights file as the base of a model, renamed to timm's keys, at stored size and dtype.
 
     Args:
         name: timm model name.
         kwargs: arguments for timm.
         path: ``.safetensors``, a ``.pth``/``.pt``/``.bin`` that torch reads without unpickling code, or an ``.npz``.
+        absent: tensors that need not be there; those that the transforms of a file's own card take away never need.
 
     Returns:
         The base and notes for the user (tensors left out, tensors absent).
@@ -39,15 +42,18 @@ def read_base(name: str, kwargs: Mapping[str, Any], path: Path) -> tuple[Base, l
     stored = read_npz(name, kwargs, path) if path.suffix == ".npz" else read_weights(path)
     raw, card = stored.tensors, stored.card
     reference, size = stored_model(name, kwargs, stored)
-    # an adapted stem is left as it is: its weight does not fit and starts anew, which a note says
-    transforms = tuple(t for t in card.transforms if t.op != "adapt_input") if card else ()
-    raw, made = _before(raw, transforms, reference, path)
+    # an adapted stem is left as it is: its weight does not fit and starts anew, which a note says; not so one that a
+    # transform made, whose weights are nowhere else
+    own_stem = card is not None and any(t.op == "replace_stem" for t in card.transforms)
+    transforms = tuple(t for t in card.transforms if own_stem or t.op != "adapt_input") if card else ()
+    raw, made, gone = _before(raw, transforms, reference, path)
+    gone = gone | frozenset(absent)
     wanted = reference.state_dict()
-    renamed, notes = rename(name, raw, reference, path)
+    renamed, notes = rename(name, raw, reference, path, gone)
     tensors = {k: v for k, v in renamed.items() if k in wanted}
     task = head_names(reference, tensors) | position_names(reference, tensors)
     own = head_names(reference) | position_names(reference)
-    backbone = {k: v for k, v in wanted.items() if k not in own}
+    backbone = {k: v for k, v in wanted.items() if k not in own | gone}
     missing = [k for k, v in backbone.items() if k not in tensors or not _fits(k, tensors[k], v)]
     total = sum(v.numel() for v in backbone.values())
     matched = 1 - sum(backbone[k].numel() for k in missing) / max(total, 1)
@@ -94,10 +100,10 @@ def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
 
 def _before(
     raw: dict[str, Tensor], transforms: Sequence[Transform], reference: nn.Module, path: Path
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a file's tensors under the keys from before its transforms, and those that the transforms made."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], frozenset[str]]:
+    """Return a file's tensors under the keys from before its transforms, and what these made and took away."""
     if not transforms:
-        return raw, {}
+        return raw, {}, frozenset()
     model = copy.deepcopy(reference)
     try:
         keys = apply_transforms(model, transforms, {k: k for k in reference.state_dict()})
@@ -107,7 +113,12 @@ def _before(
     for key, needed in model.state_dict().items():
         if keys[key] is None and (key not in made or made[key].shape != needed.shape):
             raise DataError(f"{path} lacks `{key}` of shape {tuple(needed.shape)}; was it cut, or is --model wrong?")
-    return {keys.get(k) or k: v for k, v in raw.items() if k not in made}, made
+    return {keys.get(k) or k: v for k, v in raw.items() if k not in made}, made, unused(keys, reference)
+
+
+def unused(key_map: Mapping[str, str | None], model: nn.Module) -> frozenset[str]:
+    """Return the tensors of a model that it no longer has after transforms, given the map of these."""
+    return frozenset(model.state_dict()) - frozenset(filter(None, key_map.values()))
 
 
 def _some(names: list[str]) -> str:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.models.compiling import check_compiler
 from vtk.runtime.facts import Facts
 from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
-from vtk.runtime.torch_backend import CompileBackend
 
 MAX_BATCH = 4096
 """Largest batch that a file is made for."""
@@ -105,10 +105,7 @@ class AotiBackend:
         Raises:
             UnavailableError: says so.
         """
-        try:
-            CompileBackend.check()
-        except UnavailableError as error:
-            raise UnavailableError(str(error).replace("`compile`", "AOTInductor").replace("use eager", "")) from None
+        check_compiler("AOTInductor", "export elsewhere")
 
     @classmethod
     def load(

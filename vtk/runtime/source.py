@@ -239,7 +239,13 @@ def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
             return _open_path(path.parent, found.parent)
         if found.suffix == ".safetensors":
             name = found.parent.name if found.stem == "model" and found.parent.name else found.stem
-            return Source("checkpoint", name, found, read_card(found))
+            card = read_card(found)
+            if not card.classes:
+                raise DataError(
+                    f"{path} is a backbone without a classifier, as `vtk pretrain` writes it; fine-tune from it: "
+                    f"vtk finetune DATA --model {card.model.name} --weights {path}"
+                )
+            return Source("checkpoint", name, found, card)
         raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx, .pt2, TensorRT engine")
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
     for folder, note in ((found, ""), (existing_dir(found / "task"), run_note)):
@@ -252,6 +258,8 @@ def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
         return _open_path(path / "model.pt2", found / "model.pt2")
     if (found / "model.safetensors").is_file():  # of `vtk parallelize`
         return _open_path(path / "model.safetensors", found / "model.safetensors")
+    if (found / "backbone.safetensors").is_file():  # of `vtk pretrain`
+        return _open_path(path / "backbone.safetensors", found / "backbone.safetensors")
     raise DataError(f"{path} is a folder without task.json, task/task.json or model.onnx; give a pack or a run folder")
 
 

@@ -1,8 +1,5 @@
 """The model in torch: as written (``eager``), or compiled by inductor for the batch sizes it meets (``compile``)."""
 
-import logging
-import os
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -11,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
+from vtk.models.compiling import check_compiler, failure, quiet
 from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
-
-_COMPILERS = ("g++", "c++", "clang++", "cl")
 
 
 class EagerBackend:
@@ -116,8 +112,7 @@ class CompileBackend(EagerBackend):
         channels_last: bool = False,
         mode: str | None = None,
     ) -> None:
-        # inductor warns of a missing CUDA runtime on every machine without a GPU
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+        quiet()
         super().__init__(model, device, dtype, channels_last)
         self.mode = mode
         self.reset()
@@ -125,9 +120,7 @@ class CompileBackend(EagerBackend):
     @classmethod
     def check(cls) -> None:
         """Refuse to work without a C++ compiler, which inductor needs on the CPU and for its launchers on CUDA."""
-        named = os.environ.get("CXX")
-        if not any(shutil.which(name) for name in ([named] if named else _COMPILERS)):
-            raise UnavailableError("`compile` needs a C++ compiler and none is on PATH; install g++ or use eager")
+        check_compiler("`compile`", "use eager")
 
     @property
     def provider(self) -> str:
@@ -151,9 +144,7 @@ class CompileBackend(EagerBackend):
         except (VtkError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
-            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            if (why := failure(error)) is None:
                 raise
-            cause = getattr(error, "inner_exception", None) or error
-            first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-            raise UnavailableError(f"torch.compile failed here ({first}); use --backend eager") from error
+            raise UnavailableError(f"torch.compile failed here ({why}); use --backend eager") from error
         return logits

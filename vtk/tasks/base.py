@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vtk import files, formats
 from vtk.card import Card
@@ -15,7 +15,7 @@ from vtk.models.files import GRID, SIZE, read_safetensors
 from vtk.models.hub import hub_base
 from vtk.models.inputs import blank_model
 from vtk.models.transforms import apply_transforms
-from vtk.models.weights import read_base
+from vtk.models.weights import read_base, unused
 
 BUNDLED = "base.safetensors"
 """In a bundle: the tensors of the base that its pack needs, beside the files of the pack."""
@@ -58,10 +58,16 @@ def base_keys(card: Card, where: str | Path) -> Callable[[str], str | None]:
     """
     if not card.transforms:
         return lambda key: key
+    return _key_map(card, where)[0].get
+
+
+def _key_map(card: Card, where: str | Path) -> tuple[dict[str, str | None], nn.Module]:
+    """Return the map from a card's model to the model before its transforms, and the latter without its values."""
     try:
-        model = copy.deepcopy(blank_model(card.model.name, card.model.kwargs))
+        blank = blank_model(card.model.name, card.model.kwargs)
+        model = copy.deepcopy(blank)
         with torch.device("meta"):
-            return apply_transforms(model, card.transforms, {key: key for key in model.state_dict()}).get
+            return apply_transforms(model, card.transforms, {key: key for key in model.state_dict()}), blank
     except UsageError as error:
         raise DataError(f"the card of {where} fits no model: {error}") from error
 
@@ -134,9 +140,11 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
 def _places(card: Card, given: Path | None) -> Iterator[tuple[str, Read]]:
     assert card.base is not None
     name, kwargs, source = card.model.name, card.model.kwargs, card.base.source
+    # what the transforms take away, such as a stem that they replace, may never have been in the base
+    absent = unused(*_key_map(card, "the pack")) if card.transforms else frozenset()
 
     def file(path: Path) -> Read:
-        return lambda: read_base(name, kwargs, path)[0]
+        return lambda: read_base(name, kwargs, path, absent=absent)[0]
 
     if given is not None:
         yield str(given), file(given)

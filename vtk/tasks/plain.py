@@ -12,6 +12,7 @@ from torch import nn
 from vtk.card import Card, ModelSpec
 from vtk.errors import UsageError
 from vtk.models import parallel
+from vtk.models.alternet import names
 from vtk.models.inputs import blank_model, model_error
 from vtk.models.shapes import shapes_only
 
@@ -94,6 +95,11 @@ def plain_call(card: Card) -> PlainCall:
 
 def _own_name(spec: ModelSpec) -> tuple[str, dict[str, Any], int]:
     """Return a model's name, arguments and branches without the names that only this toolkit knows."""
+    if names.is_ours(spec.name):
+        own_vit = names.VITS.get(spec.name.split(".")[0])
+        if own_vit is None:
+            raise UsageError(f"timm alone has no `{spec.name}`; load the file with vtk.tasks.load_checkpoint")
+        return names.TIMM_VIT, {**own_vit, **spec.kwargs}, 1
     shape = parallel.parse(spec.name)
     if shape is None or not parallel.is_ours(spec.name):
         return spec.name, dict(spec.kwargs), 1

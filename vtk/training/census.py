@@ -76,12 +76,14 @@ class Census:
             "names": list(self.names),
         }
 
-    def print(self) -> None:
-        """Print the table for people."""
+    def print(self, title: str | None = None) -> None:
+        """Print the table for people, by default under the policy's name."""
         rows = [(_TITLES[r.group], f"{r.trained:,}", f"{r.frozen:,}", r.trained_tensors) for r in self.rows]
         share = console.percent(self.trained / max(1, self.total))
         rows.append((f"all ({share} trained)", f"{self.trained:,}", f"{self.total - self.trained:,}", len(self.names)))
-        console.table(f"Weights under --train {self.policy}", ("part", "trained", "frozen", "trained tensors"), rows)
+        console.table(
+            title or f"Weights under --train {self.policy}", ("part", "trained", "frozen", "trained tensors"), rows
+        )
 
 
 def take_census(model: nn.Module, trained: Collection[str], policy: str) -> Census:

@@ -23,6 +23,7 @@ from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
 from vtk.training.result import FitState
+from vtk.training.train_config import RunConfig
 
 SCHEMA = 1
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
@@ -31,7 +32,8 @@ _RESTART = "give --overwrite in place of --resume to restart"
 
 # flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
 _FREE = frozenset(
-    "data out weights workers stop_after resume overwrite attn_only device dry_run init_from patience track".split()
+    "data out weights workers stop_after resume overwrite attn_only device dry_run init_from patience track "
+    "recipe".split()
 )
 
 
@@ -67,11 +69,13 @@ class _Info:
 
 
 def identity(
-    config: FinetuneConfig, *, base_id: str, samples: Iterable[Sample], root: Path, precision: str, world: int
+    config: RunConfig, *, base_id: str, samples: Iterable[Sample], root: Path, precision: str, world: int
 ) -> dict[str, Any]:
     """Return everything that a resumed run must share with the one it continues, as JSON values."""
     flags = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    flags |= {"precision": precision, "metric": config.chosen_metric}
+    flags |= {"precision": precision, "metric": config.chosen_metric, "memory": config.memory}
+    if config.command != "finetune":  # what runs of older versions are
+        flags["command"] = config.command
     digest = hashlib.sha256()
     for sample in samples:
         path = sample.path.relative_to(root) if sample.path.is_relative_to(root) else sample.path
@@ -180,8 +184,13 @@ def _check_best(best: Mapping[str, Any]) -> None:
         raise KeyError(lacking[0])
 
 
-def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], kind: type[RunConfig] = FinetuneConfig) -> None:
     """Refuse to continue a run with other flags, another base or other images.
+
+    Args:
+        saved: of the run so far.
+        now: of what is to go on with it.
+        kind: of config that it has.
 
     Raises:
         UsageError: names each flag with both values.
@@ -189,7 +198,10 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """
     # a run of an older version does not have the newer flags; it did what their defaults do
     # (None: of a run of several tasks, where each task may have its own)
-    fields = {f.name: _plain(f.default) for f in dataclasses.fields(FinetuneConfig)}
+    was, command = (found["flags"].get("command", "finetune") for found in (saved, now))
+    if was != command:
+        raise UsageError(f"`--resume`: this is a run of `vtk {was}`, not of `vtk {command}`; continue it with that")
+    fields = {f.name: _plain(f.default) for f in dataclasses.fields(kind)}
     defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
     before, after = {**defaults, "memory": "plain", "metric": "top1", **saved["flags"]}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]

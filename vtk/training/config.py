@@ -1,20 +1,25 @@
 """Options of a fine-tuning run: every default of the recipe is in one of the groups, once."""
 
-from dataclasses import dataclass, fields
-from math import isfinite
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from vtk.errors import UsageError
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.augment import AugmentOptions
-from vtk.training.options.checks import require
+from vtk.training.options.checks import check_finite
+from vtk.training.options.distill import DistillOptions
 from vtk.training.options.images import ImageOptions
 from vtk.training.options.labels import LabelOptions
 from vtk.training.options.outcome import OutcomeOptions
+from vtk.training.options.packs import MODES, MemoryMode, PackOptions
 from vtk.training.options.policy import PolicyName, PolicyOptions
 from vtk.training.options.recipe import RecipeOptions
-from vtk.training.options.running import MODES, MemoryMode, RunningOptions
+from vtk.training.options.running import RunningOptions
+from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
+from vtk.training.options.tasks import TaskOptions
 
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
@@ -23,14 +28,18 @@ __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 class FinetuneConfig(
     # fields come in the order of the last parent first
     RunningOptions,
+    PackOptions,
     OutcomeOptions,
     LabelOptions,
     AugmentOptions,
+    DistillOptions,
+    SharpnessOptions,
     RecipeOptions,
     PolicyOptions,
     ArchitectureOptions,
     ImageOptions,
     SourceOptions,
+    TaskOptions,
 ):
     """What to fine-tune on which images, and how.
 
@@ -41,18 +50,21 @@ class FinetuneConfig(
         UsageError: a value is out of range or two values contradict each other.
     """
 
+    command: ClassVar[str] = "finetune"
+
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            require(not isinstance(value, float) or isfinite(value), f.name, value, "a finite number")
+        check_finite(self)
         self._check_source()
         self._check_images()
         self._check_architecture()
         self._check_policy()
         self._check_recipe()
+        self._check_sharpness()
+        self._check_distill()
         self._check_augment()
         self._check_labels()
         self._check_outcome()
+        self._check_packs()
         self._check_running()
         self._check_together()
 
@@ -61,12 +73,27 @@ class FinetuneConfig(
         """The number by which the best epoch is chosen."""
         return self._metric_of(self.multi_label)
 
+    def defaults(self) -> dict[str, Any]:
+        """Return what each option is where no flag says otherwise."""
+        return {f.name: f.default for f in dataclasses.fields(self)}
+
+    def settled(self, memory: MemoryMode, batch: int) -> "FinetuneConfig":
+        """Return the config with the memory mode and the batch that were chosen."""
+        return dataclasses.replace(self, memory=memory, batch_size=batch)
+
+    def scaled(self) -> "FinetuneConfig":
+        """Return the config as the engine takes it: the learning rate is for any batch."""
+        return self
+
     def _check_together(self) -> None:
         """Refuse what options of different groups do to each other."""
         specs = self._check_tasks()
+        self._check_trained_parts(self.train, bool(specs))
         self._metric_of(self.multi_label)
         if self.data is not None and Path(self.data).suffix.lower() == ".csv" and not self.multi_label:
             raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
+        if self.multi_label and self.keep_empty_classes:
+            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.init_from and self.train == "lora":
             raise UsageError("`--init-from` trains a pack's weights on; adapters start from the base: leave one out")
         if self.train == "lora" and (self.cb or self.cb_scale):
@@ -88,5 +115,11 @@ class FinetuneConfig(
             raise UsageError(
                 f"`--in-chans` {self.in_chans} trains the stem, which the tasks of one run share; give one run for each"
             )
+        if self.distill_from is not None:
+            raise UsageError(
+                "`--distill-from` is for runs of one task, whose classes the teacher has; give one run for each"
+            )
         if self.grad_checkpointing:
             raise UsageError("`--grad-checkpointing` is for runs of one task; use --memory minimal")
+        if self.compile:
+            raise UsageError("`--compile` is for runs of one task: every mixture of tasks would be compiled anew")

@@ -15,7 +15,7 @@ from vtk.training.objective import Objective
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Precision
 from vtk.training.result import EpochEnd, FitResult, FitState
-from vtk.training.steps import PlainStep, StepRule
+from vtk.training.rules import PlainStep, StepRule
 from vtk.training.streams import Stream
 
 __all__ = ["DivergedError", "FitConfig", "Loop", "fit"]

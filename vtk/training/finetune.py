@@ -4,6 +4,7 @@ from pathlib import Path
 
 from vtk.errors import UsageError
 from vtk.training.config import FinetuneConfig
+from vtk.training.distill import Trained
 from vtk.training.joint import JointResult, JointRun
 from vtk.training.memory import MemoryChoice
 from vtk.training.parallel import open_ranks
@@ -12,8 +13,12 @@ from vtk.training.run import Run
 from vtk.training.spec import parse_tasks
 
 
-def finetune(config: FinetuneConfig) -> FinetuneResult:
+def finetune(config: FinetuneConfig, *, teacher: Trained | None = None) -> FinetuneResult:
     """Fine-tune a timm model on a folder of images and write its packs, metrics and plots to ``config.out``.
+
+    Args:
+        config: of the run.
+        teacher: a model at hand, in place of the one that ``config.distill_from`` names.
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -22,7 +27,9 @@ def finetune(config: FinetuneConfig) -> FinetuneResult:
         DivergedError: the loss became infinite or not a number; the best pack so far is kept.
     """
     _refuse_dry_run(config)
-    return _open_run(config).go()
+    run = _open_run(config)
+    run.trained_teacher = teacher
+    return run.go()
 
 
 def finetune_tasks(config: FinetuneConfig) -> JointResult:
@@ -58,7 +65,11 @@ def memory_report(config: FinetuneConfig) -> MemoryChoice:
         joint.build()
         joint.settle(None)
         return joint.memory
-    run = _open_run(config)
+    return report_memory(_open_run(config))
+
+
+def report_memory(run: Run) -> MemoryChoice:
+    """Return the memory that a run would take, without training; see `memory_report` for what it raises."""
     saved = run.load()
     run.build()
     run.settle(saved)

@@ -23,6 +23,7 @@ from vtk.training.precision import Fp32
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
 from vtk.training.run import Run
 from vtk.training.scoring import default_workers
+from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts, parse_tasks
 from vtk.training.streams import SampledStream, Stream, batch_counts
 
@@ -129,9 +130,12 @@ class JointRun:
             subjects, self.config, runs[0].precision.name, self.ranks, images=max(len(r.audit.train) for r in runs),
             saved=saved.identity["flags"] if saved else None, count_all=self.config.dry_run,
         )  # fmt: skip
-        self.config = dataclasses.replace(self.config, memory=self.memory.mode, batch_size=self.memory.batch)
+        self.config = self.config.settled(self.memory.mode, self.memory.batch)
         for run in runs:
             run.take(self.memory)
+        self.rule, self.rule_line = make_step_rule(
+            self.config, runs[0].model, [run.created.input for run in runs], self.ranks
+        )
 
     def _identity(self) -> dict[str, Any]:
         each = [run.make_identity() for run in self.runs.values()]
@@ -161,6 +165,8 @@ class JointRun:
             f"{self.memory.batch} images of each"
         )
         console.say(self.memory.line)
+        if self.rule is not None:
+            console.say(self.rule_line)
         write_text(self.out / "config.yaml", outputs.config_text(self.config))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
@@ -177,7 +183,7 @@ class JointRun:
         try:
             return fit(
                 self.model, JointObjective(objectives), streams, self.config, JointPrecision(list(self.runs.values())),
-                ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
+                step_rule=self.rule, ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
                 learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
             )  # fmt: skip
         except DivergedError as error:
@@ -199,7 +205,8 @@ class JointRun:
         with end.averaged():
             for name, run in self.runs.items():
                 row = {key: end.row[key] for key in ("epoch", "seconds", "images_per_second")}
-                row |= {key: end.row[f"{key} {name}"] for key in ("loss", "lr")}
+                own = {key: f"{key} {name}" for key in ("loss", "lr", "perturbed_loss")}
+                row |= {key: end.row[column] for key, column in own.items() if column in end.row}
                 numbers |= {f"{key} {name}": value for key, value in run.score(row).items()}
         if self.ranks.main:
             tensors = {f"{n}/{key}": t for n, run in self.runs.items() for key, t in run.live_state().items()}

@@ -64,6 +64,7 @@ _ATTENTION = {
     "timm.models.volo": "OutlookAttention Attention ClassAttention",
     "timm.models.xcit": "XCA",
     "torch.nn": "MultiheadAttention",
+    "vtk.models.alternet.attention": "WindowAttention",
 }
 _FFN = {
     "timm.layers.mlp": "Mlp GluMlp SwiGLU GatedMlp ConvMlp GlobalResponseNormMlp",

@@ -7,18 +7,21 @@ import torch
 
 from vtk.data.audit import scan
 from vtk.data.balanced import BalancedSampler, balanced_weights
+from vtk.data.loader import EpochSampler
 from vtk.data.multi import scan_multi
+from vtk.data.repeated import RepeatSampler
 from vtk.data.samples import DataAudit
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
-from vtk.training.config import FinetuneConfig
+from vtk.training.binary import Binary
 from vtk.training.multilabel import MultiLabel, positive_weights
 from vtk.training.objective import Classification
+from vtk.training.train_config import RunConfig, TrainConfig
 
 Scores = Metrics | MultiLabelMetrics
 
 
-def read_data(config: FinetuneConfig, *, show_progress: bool) -> DataAudit:
+def read_data(config: RunConfig, *, show_progress: bool) -> DataAudit:
     """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise."""
     assert config.data is not None
     arguments: dict[str, Any] = {
@@ -30,29 +33,34 @@ def read_data(config: FinetuneConfig, *, show_progress: bool) -> DataAudit:
     return scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
 
 
-def make_objective(config: FinetuneConfig, audit: DataAudit) -> Classification:
+def make_objective(config: RunConfig, audit: DataAudit) -> Classification:
     """Return what a run minimises."""
     classes, weights = len(audit.classes), None
+    mixing: dict[str, float] = {"mixup": config.mixup, "cutmix": config.cutmix, "prob": config.mix_prob}
+    if isinstance(config, TrainConfig) and config.loss != "ce":
+        return Binary(
+            classes, smoothing=config.smoothing, threshold=config.bce_threshold, total=config.loss == "bce-sum",
+            **mixing,
+        )  # fmt: skip
     if config.class_weights == "balanced":
         if config.multi_label:
             weights = positive_weights([cast(Any, sample.label) for sample in audit.train], classes)
         else:
             weights = balanced_weights(audit.train, classes)
     kind = MultiLabel if config.multi_label else Classification
-    return kind(
-        classes, smoothing=config.smoothing, mixup=config.mixup, cutmix=config.cutmix, prob=config.mix_prob,
-        weights=weights,
-    )  # fmt: skip
+    return kind(classes, smoothing=config.smoothing, weights=weights, **mixing)
 
 
-def make_sampler(config: FinetuneConfig, audit: DataAudit) -> BalancedSampler | None:
+def make_sampler(config: RunConfig, audit: DataAudit) -> EpochSampler | None:
     """Return what draws the training images; None for a shuffled pass over all of them."""
+    if isinstance(config, TrainConfig) and config.aug_repeats > 1:
+        return RepeatSampler(len(audit.train), config.aug_repeats, config.seed)
     if config.sampler != "balanced":
         return None
     return BalancedSampler([sample.label for sample in audit.train], config.seed)
 
 
-def describe(config: FinetuneConfig, objective: Classification, audit: DataAudit) -> list[str]:
+def describe(config: RunConfig, objective: Classification, audit: DataAudit) -> list[str]:
     """Return what is done about classes of unequal size, for people."""
     if config.sampler == "balanced":
         present = sum(count > 0 for count in audit.counts("train"))

@@ -35,6 +35,7 @@ class Learner:
         schedule: of its learning rate.
         in_row: updates that were left out since the latest that was not.
         lr: highest learning rate of the latest update, without the head's factor.
+        buffers: those that training changes.
         ema: average of the parameters and of the buffers that training changes; None without ``config.ema``.
     """
 
@@ -45,7 +46,7 @@ class Learner:
         self.schedule = make_schedule(self.optimizer, config, steps)
         self.lr = self._lr()
         self.in_row = 0
-        self._buffers = [b for n, b in model.named_buffers() if n in live_buffers(model)]
+        self.buffers = [b for n, b in model.named_buffers() if n in live_buffers(model)]
         self._kept: list[Tensor] = []
         self.ema: Ema | None = None
         if config.ema is not None:
@@ -77,13 +78,13 @@ class Learner:
             if self.ema is not None:
                 self.ema.update()
         elif self._kept:
-            torch._foreach_copy_(self._buffers, self._kept)
+            torch._foreach_copy_(self.buffers, self._kept)
         self.in_row = 0 if stepped else self.in_row + 1
         return stepped
 
     def begin(self) -> None:
         """Remember, before the step's first forward pass, what it changes besides the parameters."""
-        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._kept = [buffer.clone() for buffer in self.buffers]
 
     def _finite(self, norm: Tensor | None) -> bool:
         """Tell whether all gradients are; the device is waited for, as it is by a loss scaler."""

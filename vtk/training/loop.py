@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.data.loader import mix
 from vtk.errors import UsageError, VtkError
+from vtk.training.compiled import steps_of
+from vtk.training.gradients import Gradients, Means
 from vtk.training.learner import Learner, LearnerConfig
 from vtk.training.loss_scale import SMALLEST
-from vtk.training.objective import Batch, JointObjective, Objective
+from vtk.training.objective import Batch, Objective
 from vtk.training.parallel import Ranks
 from vtk.training.policy import live_buffers, train_mode
 from vtk.training.precision import Precision
 from vtk.training.result import FitState
-from vtk.training.steps import Feed, Step, StepRule, plan_joint, plan_steps, single_images
+from vtk.training.rules import StepRule
+from vtk.training.steps import Feed, Step, plan_joint, plan_steps
 from vtk.training.streams import Stream
 
 PATIENCE = 10
@@ -40,6 +43,8 @@ class FitConfig(LearnerConfig, Protocol):
     def accumulate(self) -> int: ...  # noqa: D102
     @property
     def grad_checkpointing(self) -> bool: ...  # noqa: D102
+    @property
+    def compile(self) -> bool: ...  # noqa: D102
     @property
     def seed(self) -> int: ...  # noqa: D102
     @property
@@ -80,8 +85,12 @@ class Loop:
             ]
         # gradients of several learners are summed here: which of them have any changes from step to step
         self.wrapped = model if self.joint else ranks.wrap(model)
+        self.steps_of = steps_of(model, self.sizes, compile=config.compile, checkpointing=config.grad_checkpointing)
+        self.means = Means(model, self.wrapped, objective, precision, ranks, self.joint)
         self.epoch = self.step = self.skipped = 0
         self.counted = [0] * len(self.learners)  # images of the steps of this epoch that were taken
+        # losses of a rule's second pass, times images, and those images
+        self.perturbed = torch.zeros(2, len(self.learners), device=ranks.device)
 
     def load(self, state: FitState) -> None:
         """Go on from ``state``."""
@@ -125,13 +134,14 @@ class Loop:
         self.objective.start_epoch(mix(self.config.seed, epoch, ranks.rank, 1))
         train_mode(self.model)
         self.groups, self.skipped, self.counted = self._plan(epoch), 0, [0] * len(self.learners)
+        self.perturbed.zero_()
         sources = [stream.epoch(epoch) for stream in self.streams]
         totals = torch.zeros(len(self.learners), device=ranks.device)  # losses, times images
         logs: dict[str, Tensor] = {}
         interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
         title = f"epoch {epoch + 1}/{self.config.epochs}"
         begin = time.perf_counter()
-        with console.progress(title, self.images, enabled=show) as bar:
+        with self.steps_of(show), console.progress(title, self.images, enabled=show) as bar:
             for i, step in enumerate(self.groups):
                 losses = self._step(sources, step, logs)
                 totals += losses
@@ -158,9 +168,21 @@ class Loop:
             for learner, loss, count in zip(self.learners, sums, self.counted, strict=True):
                 row |= {f"loss {learner.name}": loss / count, f"lr {learner.name}": learner.lr}
         row |= {k: float(ranks.sum(v)) / sum(self.counted) for k, v in logs.items()}
+        row |= self._perturbed()
         if self.skipped or self.precision.scaler.skips:
             row["skipped_steps"] = float(self.skipped)
         return row | {"seconds": seconds, "images_per_second": self.images / seconds}
+
+    def _perturbed(self) -> dict[str, float]:
+        """Return the mean loss where a rule of two passes led, of the steps that were taken."""
+        if self.step_rule.passes == 1:
+            return {}
+        losses, counts = self.ranks.sum(self.perturbed[0]).tolist(), self.perturbed[1].tolist()
+        row = {"perturbed_loss": sum(losses) / sum(counts)} if sum(counts) else {}
+        if self.joint:
+            pairs = zip(self.learners, losses, counts, strict=True)
+            row |= {f"perturbed_loss {learner.name}": loss / count for learner, loss, count in pairs if count}
+        return row
 
     def _plan(self, epoch: int) -> list[Step]:
         if self.joint:
@@ -171,37 +193,10 @@ class Loop:
         """Do one optimiser step; return this process's part of each learner's loss, summed over images."""
         feed = Feed([(i, sources[i], len(sizes)) for i, sizes in step], self._prepare, keep=self.step_rule.passes > 1)
         images = {stream: sum(sizes) for stream, sizes in step}
-        learners = [self.learners[i] for i in images] if self.joint else self.learners
-        # DDP averages over processes what is a sum over their images, hence the factor `world`
-        factor = 1 if self.joint else self.ranks.world
-        losses = torch.zeros(len(self.learners), device=self.ranks.device)
-        told: dict[str, Tensor] = {}
-        first = True
+        gradients = Gradients(self.means, self.learners, list(images) if self.joint else [0], feed, images)
+        learners, losses, told = gradients.learners, gradients.losses, gradients.told
         for learner in learners:
             learner.begin()
-
-        def gradients() -> Tensor:
-            nonlocal first
-            for learner in learners:
-                learner.optimizer.zero_grad(set_to_none=True)
-            losses.zero_()
-            for batches, last in feed:
-                with contextlib.nullcontext() if last else self.ranks.no_sync(self.wrapped):
-                    parts = []
-                    for batch, (loss, numbers) in zip(batches, self._losses(batches), strict=True):
-                        # every image of the step weighs the same, also in a last batch or group that is not full
-                        share = len(batch.images) / images[batch.stream]
-                        parts.append(loss * (share * factor))
-                        losses[batch.stream if self.joint else 0] += loss.detach() * len(batch.images)
-                        if first:
-                            self._note(told, numbers, len(batch.images))
-                    self.precision.scaler.scale(torch.stack(parts).sum()).backward()
-            first = False
-            if self.joint:
-                self.ranks.add([p.grad for learner in learners for p in learner.parameters if p.grad is not None])
-            for learner in learners:
-                self.precision.after_backward(learner.optimizer)
-            return losses.sum() / sum(images.values())
 
         def update() -> None:
             scaler = self.precision.scaler
@@ -210,11 +205,15 @@ class Loop:
             left_out = taken.count(False)
             self.skipped += left_out
             for i, learner, done in zip(images if self.joint else (0,), learners, taken, strict=True):
+                count = images[i] if self.joint else sum(images.values())
                 # a loss that is not finite is no part of the epoch's; a scaler's overflow says nothing of the loss
                 if done or scaler.skips:
-                    self.counted[i] += images[i] if self.joint else sum(images.values())
+                    self.counted[i] += count
                 else:
                     losses[i] = 0.0
+                if done:  # without them, the loss where the rule led says nothing
+                    self.perturbed[0][i] += gradients.again[i]
+                    self.perturbed[1][i] += count
                 if learner.in_row >= PATIENCE and not scaler.skips:
                     raise DivergedError(
                         self._advice(learner, f"in {PATIENCE} steps in a row, in epoch {self.epoch + 1}")
@@ -231,17 +230,6 @@ class Loop:
         self.step_rule.step(gradients, update)
         self.step += 1
         return losses
-
-    def _losses(self, batches: Sequence[Batch]) -> Sequence[tuple[Tensor, Mapping[str, Tensor | float]]]:
-        with single_images(self.model, batches):
-            if isinstance(self.objective, JointObjective):
-                return self.objective.losses(self.wrapped, batches)
-            return [self.objective.loss(self.wrapped, batch) for batch in batches]
-
-    def _note(self, logs: dict[str, Tensor], numbers: Mapping[str, Tensor | float], images: int) -> None:
-        for key, value in numbers.items():
-            number = torch.as_tensor(value, dtype=torch.float32, device=self.ranks.device).detach()
-            logs[key] = logs.get(key, torch.zeros_like(number)) + number * images
 
     def _prepare(self, batch: Batch) -> Batch:
         return self.objective.prepare(batch.to(self.ranks.device))

@@ -10,12 +10,14 @@ from torch import nn
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.training.config import MODES, FinetuneConfig, MemoryMode
+from vtk.training.config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
 from vtk.training.optimizers import state_floats
 from vtk.training.parallel import Ranks
 from vtk.training.precision import PrecisionName
+from vtk.training.sharpness import copies
+from vtk.training.train_config import RunConfig
 
 HEAD_ROOM = 0.1
 """Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""
@@ -96,7 +98,7 @@ class MemoryChoice:
 
 
 def choose_memory(
-    subjects: Sequence[Subject], config: FinetuneConfig, precision: PrecisionName, ranks: Ranks, *, images: int,
+    subjects: Sequence[Subject], config: RunConfig, precision: PrecisionName, ranks: Ranks, *, images: int,
     saved: dict[str, Any] | None = None, count_all: bool = False,
 ) -> MemoryChoice:  # fmt: skip
     """Choose and apply a memory mode, and choose the batch where that is asked for.
@@ -186,7 +188,7 @@ def _apply(subjects: Sequence[Subject], mode: MemoryMode) -> MemoryPlan:
 
 
 def _count(
-    subjects: Sequence[Subject], config: FinetuneConfig, precision: PrecisionName, ranks: Ranks,
+    subjects: Sequence[Subject], config: RunConfig, precision: PrecisionName, ranks: Ranks,
     modes: Sequence[MemoryMode],
 ) -> tuple[list[Footprint], int]:  # fmt: skip
     free = free_bytes(ranks.device)
@@ -195,7 +197,9 @@ def _count(
     tensors = {id(t): t for s in subjects for t in (*s.model.parameters(), *s.model.buffers())}
     free = min(ranks.gather(free + sum(t.nbytes for t in tensors.values() if t.device == ranks.device)))
     moments = state_floats(config.optimizer, config.opt_kwargs) + (config.ema is not None)
-    each = [footprints(s.model, s.size, precision, moments, modes) for s in subjects]
+    moments += copies(config)
+    to_images = config.adversarial is not None
+    each = [footprints(s.model, s.size, precision, moments, modes, to_images=to_images) for s in subjects]
     wide = 4 if precision == "fp32" else 2
     first = {id(p) for p in subjects[0].model.parameters()}
     again = [wide * sum(p.numel() for p in s.model.parameters() if id(p) in first) for s in subjects]

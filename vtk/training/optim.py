@@ -33,6 +33,8 @@ class OptimConfig(Protocol):
     @property
     def min_lr(self) -> float: ...  # noqa: D102
     @property
+    def schedule(self) -> str: ...  # noqa: D102
+    @property
     def warmup(self) -> float: ...  # noqa: D102
 
 
@@ -105,19 +107,20 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     )
 
 
-def lr_factor(step: int, total: int, warmup: float, floor: float) -> float:
+def lr_factor(step: int, total: int, warmup: float, floor: float, schedule: str = "cosine") -> float:
     """Return the factor on the learning rate of step ``step`` (from 0) of ``total``.
 
     It rises linearly over the first ``warmup`` share of the steps, reaching 1 in the last of them, and then falls as
-    half a cosine towards ``floor``.
+    half a cosine, or ``linear``, towards ``floor``.
     """
     rising = round(warmup * total)
     if step < rising:
         return (step + 1) / rising
     position = min(1.0, (step - rising) / max(1, total - rising))
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * position))
+    left = 1 - position if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * position))
+    return floor + (1 - floor) * left
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> LambdaLR:
     """Return a schedule that is stepped once per optimiser step, ``total`` times in all."""
-    return LambdaLR(optimizer, lambda step: lr_factor(step, total, config.warmup, config.min_lr))
+    return LambdaLR(optimizer, lambda step: lr_factor(step, total, config.warmup, config.min_lr, config.schedule))

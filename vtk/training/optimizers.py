@@ -59,6 +59,8 @@ def create(
             "first-order one such as adamw"
         )
     arguments = parse_opt_kwargs(kwargs)
+    if not momentum and (info.defaults or {}).get("nesterov"):
+        arguments.setdefault("nesterov", False)  # there is no such thing without a momentum
     package = next((text for prefix, text in _PACKAGES.items() if name.startswith(prefix)), None)
     try:
         with warnings.catch_warnings():

@@ -18,14 +18,16 @@ import yaml
 from vtk import files
 from vtk.errors import DataError
 from vtk.files import existing_dir, prepare_output, write_text
-from vtk.training.config import FinetuneConfig
+from vtk.training.recipes import is_file
 from vtk.training.tracking import clear_events
+from vtk.training.train_config import RunConfig
 
 if TYPE_CHECKING:
     from vtk.evaluation.metrics import Metrics
     from vtk.evaluation.multilabel import MultiLabelMetrics
 
 TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
+MODEL, MODEL_LAST = "model.safetensors", "model-last.safetensors"  # of a run that trains the whole model
 FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
     "census.json",
@@ -66,7 +68,7 @@ def no_empty_folder(out: Path) -> Iterator[None]:
 
 def sweep(out: Path) -> None:
     """Delete the temporary files and folders of a run that was killed while it wrote them."""
-    files.sweep(out, lambda name: name in FILES or name in _INSIDE)
+    files.sweep(out, lambda name: name in (*FILES, MODEL, MODEL_LAST) or name in _INSIDE)
 
 
 def check_best(out: Path, train: str) -> None:
@@ -87,7 +89,7 @@ def clear_run(out: Path) -> None:
     for folder in _folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
-    for name in FILES:
+    for name in (*FILES, MODEL, MODEL_LAST):
         (out / name).unlink(missing_ok=True)
     clear_events(out)
 
@@ -96,25 +98,28 @@ def _folders(out: Path) -> list[Path]:
     return [out / name for name in _INSIDE] + [out / f"{name}.old" for name in _INSIDE]
 
 
-def config_text(config: FinetuneConfig) -> str:
+def config_text(config: RunConfig) -> str:
     """Return the effective config as YAML that ``--config`` reads back; what belongs to one call is left out."""
     values = dataclasses.asdict(config)
     for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only", "dry_run"):
-        values.pop(name)
+        values.pop(name, None)
+    if is_file(values.get("recipe")):  # its values are all here, and the file may be gone by then
+        values["recipe"] = None
     plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
     data = "" if config.tasks else " DATA"
-    head = f"# {command_line(config)}\n# vtk finetune --config THIS-FILE{data} repeats the run\n"
+    head = f"# {command_line(config)}\n# vtk {config.command} --config THIS-FILE{data} repeats the run\n"
     return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def command_line(config: FinetuneConfig) -> str:
+def command_line(config: RunConfig) -> str:
     """Return the command of this run: data, and each flag whose value is not the default; ``--out`` is left out."""
-    words = ["vtk", "finetune", *([] if config.data is None else [str(config.data)])]
+    words = ["vtk", config.command, *([] if config.data is None else [str(config.data)])]
+    defaults = config.defaults()
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if (
             f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run", "track")
-            or value == f.default
+            or value == defaults[f.name]
         ):
             continue
         if f.name == "memory" and value != "gelu8":  # the other modes change no result

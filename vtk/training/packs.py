@@ -13,10 +13,12 @@ from vtk.card import Card, Regime
 from vtk.evaluation import choice
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.files import existing_dir
+from vtk.tasks.base import store_base
 from vtk.tasks.load import load_task, read_card
-from vtk.tasks.lora import finish_lora
-from vtk.tasks.pack import save_task, update_card
+from vtk.tasks.lora import finish_lora, save_lora
+from vtk.tasks.pack import PackDtype, save_task, update_card
 from vtk.training import lora, outputs
+from vtk.training.config import FinetuneConfig
 from vtk.training.labels import Scores, recall, remember
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES
@@ -25,7 +27,49 @@ from vtk.training.setup import Setup
 
 
 class Packs(Setup):
-    """Writes the packs of one task's run."""
+    """Writes the packs of one task's run; `vtk.training.checkpoints` writes whole models in their place.
+
+    Attributes:
+        what: a run leaves behind, for people.
+    """
+
+    what = "pack"
+
+    @property
+    def best_path(self) -> Path:
+        """Where the best epoch's pack is."""
+        return self.out / outputs.TASK
+
+    @property
+    def last_path(self) -> Path:
+        """Where the last epoch's pack is."""
+        return self.out / outputs.TASK_LAST
+
+    def keep_best(self, state: Mapping[str, Tensor]) -> None:
+        """Write what the model is after its best epoch so far."""
+        card = self.save_pack(self.best_path, state, self.best_numbers)
+        if self.lora is not None:
+            save_lora(self.out / outputs.ADAPTER, self.lora, state, card)
+
+    def keep_last(self, state: Mapping[str, Tensor]) -> None:
+        """Write what the model is after its last epoch; where packs are rounded, measure what was really stored."""
+        self.save_pack(self.last_path, state, self.last_numbers)
+        self.finish_adapter()
+        if self.pack_dtype != "fp32":
+            self.best = self.measure_stored(self.best_path)
+            self.measure_stored(self.last_path)
+
+    def print_census(self) -> None:
+        """Say which weights are trained."""
+        self.census.print()
+
+    def store_base(self) -> None:
+        """Keep the base where later commands find it: packs need it."""
+        store_base(self.created.base)
+
+    def check_kept(self) -> None:
+        """Make sure, on resume, that what the run left as its best is still there."""
+        outputs.check_best(self.out, self.config.train)
 
     def judge(self, epoch: int, metrics: Scores) -> bool:
         """Remember ``metrics`` if they are the best so far, and return whether they are."""
@@ -34,6 +78,11 @@ class Packs(Setup):
         if better:
             self.best = remember(epoch, metrics)
         return better
+
+    @property
+    def pack_dtype(self) -> PackDtype:
+        """How packs are stored."""
+        return self.config.pack_dtype if isinstance(self.config, FinetuneConfig) else "fp32"
 
     @property
     def fruitless(self) -> int:
@@ -62,10 +111,16 @@ class Packs(Setup):
 
     def save_pack(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Card:
         """Write a pack of ``state`` whose card tells ``numbers``."""
-        config, created, trained = self.config, self.created, self.trained
+        trained = self.trained
         if self.lora is not None:
             state, trained = self.lora.merge(state), frozenset(map(self.lora.plain_name, trained))
-        card = Card(
+        card = self.card(numbers)
+        return save_task(path, state=state, created=self.created, card=card, trained=trained, dtype=self.pack_dtype)
+
+    def card(self, numbers: Mapping[str, Any]) -> Card:
+        """Return the card of what the run leaves behind, with these metrics."""
+        config, created = self.config, self.created
+        return Card(
             model=created.spec,
             input=created.input,
             classes=self.audit.classes,
@@ -84,7 +139,6 @@ class Packs(Setup):
             command=self.command,
             multi_label=config.multi_label,
         )
-        return save_task(path, state=state, created=created, card=card, trained=trained, dtype=config.pack_dtype)
 
     @property
     def best_numbers(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class EpochEnd:
     Attributes:
         epoch: epochs done, from 1.
         row: ``epoch``, ``loss`` (mean over images), ``lr`` (of the last step), ``seconds``, ``images_per_second`` and
-            what the objective logs; with a loss scaler also ``skipped_steps``.
+            what the objective logs; with a loss scaler also ``skipped_steps``, with a step rule of two passes
+            ``perturbed_loss``, the mean loss of the second.
         state: builds the resume state; ``extra`` numbers are added to its last row.
         averaged: opens a context in which the model holds the average of its weights, if one is kept.
     """
@@ -126,3 +127,31 @@ class FinetuneResult:
             "batch_size": self.batch_size,
             **({} if self.adapter is None else {"adapter": str(self.adapter)}),
         }
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run that trained a whole model left behind.
+
+    Attributes:
+        out: folder of the run.
+        model: the checkpoint of the best epoch.
+        model_last: the checkpoint of the last epoch.
+        run: its numbers; ``task`` and ``task_last`` are the two checkpoints.
+    """
+
+    out: Path
+    model: Path
+    model_last: Path
+    run: FinetuneResult
+
+    @property
+    def top1(self) -> float:
+        """Held-out accuracy of the best epoch; NaN where images have several labels."""
+        return self.run.top1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        values = self.run.to_dict()
+        del values["task"], values["task_last"], values["memory"]
+        return {"out": values.pop("out"), "model": str(self.model), "model_last": str(self.model_last), **values}

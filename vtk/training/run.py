@@ -9,8 +9,6 @@ from vtk import console
 from vtk.evaluation import choice
 from vtk.files import write_text
 from vtk.formats import write_json
-from vtk.tasks.base import store_base
-from vtk.tasks.lora import save_lora
 from vtk.training import checkpoint, lora, outputs
 from vtk.training.engine import DivergedError, fit
 from vtk.training.optim import describe_rates
@@ -34,10 +32,10 @@ class Run(Packs):
             self.settle(saved)
         self.identity = self.make_identity()
         if saved is not None:
-            checkpoint.check_identity(saved.identity, self.identity)
+            checkpoint.check_identity(saved.identity, self.identity, type(self.config))
             checkpoint.restore(self.model, saved.tensors, self.trained)
             self.best, self.rows = saved.best, list(saved.fit.rows)
-            outputs.check_best(out, self.config.train)
+            self.check_kept()
         if ranks.main:
             self.start()
         ranks.wait()
@@ -51,7 +49,7 @@ class Run(Packs):
         """Return what the run left behind."""
         out = self.out
         return FinetuneResult(
-            out, out / outputs.TASK, out / outputs.TASK_LAST, self.best_metrics(), self.best["epoch"], self.rows,
+            out, self.best_path, self.last_path, self.best_metrics(), self.best["epoch"], self.rows,
             self.census, images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
             out / outputs.ADAPTER if self.lora is not None else None, self.config.chosen_metric,
             self.enough() and len(self.rows) < self.config.epochs,
@@ -62,15 +60,17 @@ class Run(Packs):
         self.audit.print()
         for note in self.created.notes:
             console.say(note)
-        self.census.print()
+        self.print_census()
         if self.lora is not None:
             lora.warn_of_shared(self.model, self.lora)
-        console.say(f"{self.title}{describe_rates(self.model, self.config)}")
+        console.say(f"{self.title}{describe_rates(self.model, self.config.scaled())}")
         if not self.title:  # of several tasks it is one line for all
             console.say(self.memory.line)
+            if self.rule is not None:
+                console.say(self.rule_line)
         out = self.out
         outputs.sweep(out)
-        store_base(self.created.base)
+        self.store_base()
         if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
             outputs.clear_run(out)
         write_text(out / "config.yaml", outputs.config_text(self.config))
@@ -80,11 +80,12 @@ class Run(Packs):
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         workers = default_workers(self.config.workers, self.ranks.world)
-        stream, objective = self.feed(workers)
+        stream, labelled = self.feed(workers)
+        objective = self.teach(labelled)
         try:
             return fit(
-                self.model, objective, [stream], self.config, self.precision, ranks=self.ranks,
-                start=saved.fit if saved else None, on_epoch=self._epoch, enough=self.enough,
+                self.model, objective, [stream], self.config.scaled(), self.precision, step_rule=self.step_rule(),
+                ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch, enough=self.enough,
             )  # fmt: skip
         except DivergedError as error:
             if not self.best:
@@ -92,8 +93,9 @@ class Run(Packs):
             if self.ranks.main:
                 self.finish_adapter()
                 self.draw()
-            kept = self.out / outputs.TASK
-            raise DivergedError(f"{error}; the best pack, of epoch {self.best['epoch']}, is kept in {kept}") from error
+            raise DivergedError(
+                f"{error}; the best {self.what}, of epoch {self.best['epoch']}, is kept in {self.best_path}"
+            ) from error
 
     def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
         """Score the epoch, and write what a resume needs."""
@@ -122,10 +124,7 @@ class Run(Packs):
         self.rows.append({**row, **numbers})
         if self.ranks.main:
             if better:
-                state = self.precision.master_state_dict(self.model)
-                card = self.save_pack(self.out / outputs.TASK, state, self.best_numbers)
-                if self.lora is not None:
-                    save_lora(self.out / outputs.ADAPTER, self.lora, state, card)
+                self.keep_best(self.precision.master_state_dict(self.model))
             outputs.write_rows(self.out, self.rows)
             for tracker in self.trackers:
                 tracker.write(self.rows[-1])
@@ -137,21 +136,16 @@ class Run(Packs):
         return numbers
 
     def finish(self) -> None:
-        """Write the last pack and the plots; where packs are rounded, measure what was really stored."""
-        out, config = self.out, self.config
+        """Write what the last epoch gave, and the plots."""
+        config = self.config
         for tracker in self.trackers:
             tracker.close()
-        state = self.precision.master_state_dict(self.model)
-        self.save_pack(out / outputs.TASK_LAST, state, self.last_numbers)
-        self.finish_adapter()
-        if config.pack_dtype != "fp32":
-            self.best = self.measure_stored(out / outputs.TASK)
-            self.measure_stored(out / outputs.TASK_LAST)
+        self.keep_last(self.precision.master_state_dict(self.model))
         self.draw()
         metrics = self.best_metrics()
         console.say(
             f"{self.title}best epoch {self.best['epoch']}: held-out {metrics.headline(config.chosen_metric)}, of "
-            f"{metrics.count} images; pack {out / outputs.TASK}"
+            f"{metrics.count} images; {self.what} {self.best_path}"
         )
         if len(self.rows) < config.epochs:
             more = f"stopped after {len(self.rows)} of {config.epochs} epochs; go on with --resume"

@@ -1,32 +1,38 @@
 """What a run trains, on what, and how: from flags to images, a model on its base, and what is trained of it."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from vtk import console
 from vtk.card import Transform
 from vtk.data.audit import DataAudit
+from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform, train_transform
+from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
-from vtk.models.arguments import parse_model_kwargs
 from vtk.models.base import Base
 from vtk.models.create import check_transforms, create_model
 from vtk.models.inputs import input_spec
+from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.census import take_census
+from vtk.training.compiled import check_compile
 from vtk.training.config import FinetuneConfig
+from vtk.training.distill import Teacher, Trained, distill, open_teacher
 from vtk.training.labels import describe, make_objective, make_sampler, read_data
 from vtk.training.memory import MemoryChoice, Subject, choose_memory
-from vtk.training.objective import Classification
+from vtk.training.objective import Classification, Objective
 from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks
-from vtk.training.precision import make_precision
+from vtk.training.precision import DTYPES, make_precision
+from vtk.training.rules import StepRule
+from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
 from vtk.training.start import start_from
+from vtk.training.start_weights import read_start
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import Tracker, check_trackers
+from vtk.training.train_config import RunConfig
 
 
 class Setup:
@@ -49,51 +55,61 @@ class Setup:
         trackers: what else takes them, in the main process.
     """
 
-    def __init__(
-        self, config: FinetuneConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = ""
-    ) -> None:
+    def __init__(self, config: RunConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = "") -> None:
         self.config, self.out, self.ranks, self.base, self.title = config, out, ranks, base, title
         self.command = outputs.command_line(config)
+        self.lora: Lora | None = None
         self.best: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
         self.trackers: list[Tracker] = []
+        self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
+        self.teacher: Teacher | None = None
 
     def load(self) -> checkpoint.Saved | None:
         """Check what can be checked before an image is read, and return the state of the run that is resumed."""
         config = self.config
-        self.kwargs = parse_model_kwargs(config.model_kwargs)
+        self.begin = begin = read_start(config)
         # a size that cannot be is refused before any image is read
-        self.spec = input_spec(
-            config.model, self.kwargs, config.img_size, config.in_chans, mean=config.mean, std=config.std,
-            interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
-        )  # fmt: skip
+        self.spec = input_spec(begin.name, begin.kwargs, begin.size, config.in_chans, **begin.input)
         stem = () if config.in_chans == 3 else (Transform("adapt_input", {"in_chans": config.in_chans}),)
-        check_transforms(config.model, (*stem, *config.transforms()), self.kwargs)
+        check_transforms(begin.name, (*stem, *config.transforms()), begin.kwargs, self.spec.size)
         self.precision = make_precision(config.precision, self.ranks.device, train=not config.dry_run)
         check_optimizer(config.optimizer, config.opt_kwargs)
         check_trackers(config.track)
-        low, high = config.crop_scale
-        self.augment = train_transform(
-            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
-            color_jitter=config.color_jitter, reprob=config.reprob,
-        )  # fmt: skip
+        check_compile(config.compile)
+        if config.data is not None and not config.dry_run:
+            refuse_inside(self.out, config.data)
+        self.augment = self.transform()
         return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+
+    def transform(self, **further: Any) -> TrainTransform:
+        """Return what training images go through."""
+        config, (low, high) = self.config, self.config.crop_scale
+        return train_transform(
+            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter, reprob=config.reprob, **further,
+        )  # fmt: skip
 
     def build(self) -> None:
         """Read the data, make the model, and choose what is trained."""
-        config = self.config
+        config, begin = self.config, self.begin
         self.audit = self._scan()
+        self.teacher = open_teacher(
+            config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
+        )
         self.created = create_model(
-            config.model, num_classes=len(self.audit.classes), img_size=config.img_size, weights=config.weights,
-            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
+            begin.name, num_classes=len(self.audit.classes), img_size=begin.size, weights=config.weights,
+            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=begin.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(), base=self.base,
         )  # fmt: skip
+        self.created.notes += [begin.note] if begin.note else []
         self.model = self.created.model
         made: frozenset[str] = frozenset()
         if self.created.transforms:  # without one, a tensor that the base lacks is the model's own
-            made = policy.created_names(self.created.key_map, self.model)
-        self.lora = lora.inject(self.created, config, made) if config.train == "lora" else None
+            made = policy.created_names(self.created.key_map, self.model) - self.created.brought
+        if isinstance(config, FinetuneConfig) and config.train == "lora":
+            self.lora = lora.inject(self.created, config, made)
         trained = policy.select(self.model, config.train, made)
         policy.apply(self.model, trained)
         self.trained = policy.aliases(self.model, trained) | (
@@ -115,7 +131,8 @@ class Setup:
     def take(self, memory: MemoryChoice) -> None:
         """Go on with this memory mode and batch."""
         self.memory = memory
-        self.config = dataclasses.replace(self.config, memory=memory.mode, batch_size=memory.batch)
+        self.config = self.config.settled(memory.mode, memory.batch)
+        self.rule, self.rule_line = make_step_rule(self.config, self.model, [self.created.input], self.ranks)
 
     def _scan(self) -> DataAudit:
         config, ranks = self.config, self.ranks
@@ -131,12 +148,19 @@ class Setup:
             )
         return audit
 
+    def step_rule(self) -> StepRule | None:
+        """Return how gradients become an update; None for a plain step."""
+        return self.rule
+
     def make_identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
-        return checkpoint.identity(
-            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
+        found = checkpoint.identity(
+            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.folder,
             precision=self.precision.name, world=self.ranks.world,
         )  # fmt: skip
+        if self.teacher is not None:  # it may have moved
+            found["flags"]["distill_from"] = self.teacher.identity
+        return found
 
     @property
     def image_size(self) -> tuple[int, int, int]:
@@ -160,3 +184,9 @@ class Setup:
             for line in describe(config, objective, self.audit):
                 console.say(f"{self.title}{line}")
         return stream, objective
+
+    def teach(self, objective: Classification) -> Objective:
+        """Return what is minimised with the teacher, if there is one."""
+        if self.teacher is None:
+            return objective
+        return distill(objective, self.teacher, self.model, self.config, self.created.input, self.ranks)

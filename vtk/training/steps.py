@@ -1,11 +1,13 @@
-"""What one optimiser step is: its batches, and the rule that turns their gradients into an update."""
+"""What one optimiser step takes: which batches, of which streams, in which forward passes."""
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -30,49 +32,41 @@ def single_images(model: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
             norm.training = True
 
 
-class StepRule(Protocol):
-    """How gradients become an update.
-
-    Attributes:
-        passes: how often a step asks for gradients of the same batches.
-    """
-
-    passes: int
-
-    def step(self, gradients: Callable[[], Tensor], update: Callable[[], None]) -> Tensor:
-        """Do one optimiser step.
-
-        Args:
-            gradients: clears the gradients, computes those of the step's batches and returns the mean loss.
-            update: clips, lets the optimiser step and advances the learning rate; called once.
-
-        Returns:
-            The loss to log.
-        """
-
-
-class PlainStep:
-    """Gradients, then update."""
-
-    passes = 1
-
-    def step(self, gradients: Callable[[], Tensor], update: Callable[[], None]) -> Tensor:
-        """Do one optimiser step."""
-        loss = gradients()
-        update()
-        return loss
-
-
 Step = tuple[tuple[int, list[int]], ...]
 """One optimiser step: (stream, sizes of its batches) for each stream that takes part."""
 
 
+@dataclass
+class Part:
+    """What one forward pass of a step takes: a batch of every stream that has one left.
+
+    Attributes:
+        batches: of streams in ascending order; a rule may put others in their place.
+        last: whether it is the last of the step.
+        random: states of the generators before its first forward pass; None before it.
+    """
+
+    batches: list[Batch]
+    last: bool
+    random: tuple[Tensor, ...] | None = None
+
+    def play(self, device: torch.device) -> None:
+        """Call before a forward pass: draw what the first one drew."""
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index or 0])
+        if self.random is None:
+            self.random = tuple(generator.get_state() for generator in generators)
+        else:
+            for generator, state in zip(generators, self.random, strict=True):
+                generator.set_state(state)
+
+
 class Feed:
-    """The prepared batches of one step, pass by pass, fetched when first used and kept if they are used again.
+    """The prepared parts of one step, fetched when first used and kept if they are used again.
 
     Args:
-        parts: (number of a stream, its batches, how many of them) for each stream that takes part. Each pass holds one
-            batch of every stream that has one left.
+        parts: (number of a stream, its batches, how many of them) for each stream that takes part.
         prepare: is applied to each batch once.
         keep: whether the batches are asked for again.
     """
@@ -81,10 +75,10 @@ class Feed:
         self, parts: Sequence[tuple[int, Iterator[Batch], int]], prepare: Callable[[Batch], Batch], *, keep: bool
     ) -> None:
         self.parts, self.prepare, self.keep = parts, prepare, keep
-        self.kept: list[tuple[list[Batch], bool]] = []
+        self.kept: list[Part] = []
 
-    def __iter__(self) -> Iterator[tuple[list[Batch], bool]]:
-        """Yield the batches of each pass, and whether it is the last."""
+    def __iter__(self) -> Iterator[Part]:
+        """Yield the parts in order."""
         if self.kept:
             yield from self.kept
             return
@@ -95,7 +89,7 @@ class Feed:
                 for stream, source, count in self.parts
                 if i < count
             ]
-            one = batches, i + 1 == passes
+            one = Part(batches, i + 1 == passes)
             if self.keep:
                 self.kept.append(one)
             yield one
@@ -131,3 +125,41 @@ def plan_joint(sizes: Sequence[Sequence[int]], accumulate: int, seed: int) -> li
 
 def _groups(batches: Sequence[int], accumulate: int) -> list[list[int]]:
     return [list(batches[i : i + accumulate]) for i in range(0, len(batches), accumulate)]
+
+
+def cut(parts: Iterable[Part], most: int | None) -> list[list[Part]]:
+    """Return the parts of a step in groups of at most ``most`` images of each stream.
+
+    Parts that fit into a group go through the model as they are. A part with more images is cut into as few pieces as
+    that takes, as equal as possible, which are groups by themselves.
+
+    Args:
+        parts: of the step.
+        most: None for one group.
+    """
+    if most is None:
+        return [list(parts)]
+    groups: list[list[Part]] = []
+    held: Counter[int] = Counter()  # images of the last group, by stream
+    for part in parts:
+        sizes = Counter({batch.stream: len(batch.images) for batch in part.batches})
+        if groups and all(held[stream] + size <= most for stream, size in sizes.items()):
+            groups[-1].append(part)
+            held += sizes
+        else:
+            groups += [[piece] for piece in _pieces(part, most)]
+            held = sizes
+    return groups
+
+
+def _pieces(part: Part, most: int) -> list[Part]:
+    counts = [-(-len(batch.images) // most) for batch in part.batches]
+    if max(counts) == 1:
+        return [part]
+    pieces: list[list[Batch]] = [[] for _ in range(max(counts))]
+    for batch, count in zip(part.batches, counts, strict=True):
+        names = [f.name for f in dataclasses.fields(batch) if isinstance(getattr(batch, f.name), Tensor)]
+        tensors = {name: getattr(batch, name).tensor_split(count) for name in names}
+        for i in range(count):
+            pieces[i].append(dataclasses.replace(batch, **{name: tensors[name][i] for name in names}))
+    return [Part(batches, part.last and i + 1 == len(pieces)) for i, batches in enumerate(pieces)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
 from vtk.runtime.source import open_source
@@ -127,7 +128,9 @@ class Loader:
         bank.add(member.name, dataclasses.replace(task, model=twin(model)))
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
-        member.images, what = gate_images(member.card.input, self._count, data=self._data, seed=seed)
+        member.images, what = gate_images(
+            member.card.input, self._count, data=self._data, seed=seed, max_pixels=pixel_limit(member.card),
+        )  # fmt: skip
         self.what = self.what or f"{what}, for each task"
         with torch.no_grad():
             member.torch = model(member.images)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.files import replace_file, write_text
 from vtk.formats import read_json, write_json
@@ -113,7 +114,9 @@ def export_tensorrt(source: Source, config: TensorrtConfig, *, show: bool = True
     with workspace(config.out, overwrite=config.overwrite, known=KNOWN) as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        images, what = gate_images(card.input, sum(batches), data=config.data, seed=config.seed)
+        images, what = gate_images(
+            card.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+        )  # fmt: skip
         file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
         file = gate(file, card, config.onnx_config(config.out), images, what, batches, show=show)

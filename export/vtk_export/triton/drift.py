@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card, InputSpec
+from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, VerificationError
 from vtk_export.judge import Photographs
 from vtk_export.raw import LEAST_COSINE, Drift
@@ -43,7 +44,7 @@ def measure_served(
     for name, card in cards.items():
         firsts.setdefault(card.input, name)
     for spec, name in firsts.items():
-        found = _measure(spec, model(name), data, seed)
+        found = _measure(spec, model(name), data, seed, pixel_limit(cards[name]))
         if worst is None or not found.cosine_min >= worst.cosine_min:
             worst = found
     assert worst is not None
@@ -57,7 +58,7 @@ def measure_served(
     return worst
 
 
-def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int) -> Drift:
+def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int, limit: int) -> Drift:
     from vtk.data.images import load_image
     from vtk.data.transforms import eval_transform
 
@@ -65,7 +66,7 @@ def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int) ->
     mine, theirs = [], []
     for raw, path in _photographs(data) if data is not None else _drawn(spec, seed):
         try:
-            image = load_image(path) if path else Image.open(io.BytesIO(raw)).convert("RGB")
+            image = load_image(path, max_pixels=limit) if path else Image.open(io.BytesIO(raw)).convert("RGB")
             theirs.append(torch.from_numpy(prepare(decode(raw), plain)))
             mine.append(transform(image))
         except DataError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
 from vtk.runtime.source import Source, open_onnx
@@ -109,7 +110,9 @@ def check_engine(engine: Engine, source: Source, config: TritonConfig, *, show: 
         raise DataError(f"`--engine` {engine.path} was built for other {what} than {source.name} has; export and build "
                         "it again")  # fmt: skip
     batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
-    images, what = gate_images(mine.input, sum(batches), data=config.data, seed=config.seed)
+    images, what = gate_images(
+        mine.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(mine),
+    )  # fmt: skip
     precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
     rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,
                                   threads=config.threads, limits=LIMITS[precision])  # fmt: skip

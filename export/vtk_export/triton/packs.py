@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.bands import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError, VerificationError
 from vtk.files import existing_dir
 from vtk.formats import read_json, write_json
@@ -104,7 +105,9 @@ def write_packs(named: Mapping[str, Path], version: Path, config: TritonConfig, 
             shutil.copyfile(store_base(task.base), version / BASE)
         cards[name] = task.card
         # another seed for each task: were all images alike, one that met another's weights might not show
-        images, what = gate_images(task.card.input, _CHECKED, data=config.data, seed=config.seed + i)
+        images, what = gate_images(
+            task.card.input, _CHECKED, data=config.data, seed=config.seed + i, max_pixels=pixel_limit(task.card),
+        )  # fmt: skip
         with torch.no_grad():
             expected[name] = (images, task.model(images))
     entries: dict[str, Any] = {}

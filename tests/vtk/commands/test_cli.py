@@ -75,7 +75,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
     ("argv", "code", "message"),
     [
         (["finetun"], 2, "did you mean `vtk finetune`?"),
-        (["train"], 2, "`train` is not in this version"),
+        (["analyze"], 2, "`analyze` is not in this version"),
         (["tasks", "push"], 2, "Missing from vtk tasks push"),
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "Missing from vtk export triton"),
@@ -135,6 +135,12 @@ def test_wrong_flags_are_one_line_too(argv: list[str], message: str, capfd: pyte
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith("see `vtk x --help`")
     assert capfd.readouterr() == ("", "")  # what tyro draws is kept away
+
+
+@pytest.mark.parametrize("argv", [("",), ("d", "--mode", "")])
+def test_an_empty_argument_is_no_folder(argv: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="an argument is empty"):
+        parse(*argv)
 
 
 def test_a_wrong_flag_gives_its_json_object(capsys: pytest.CaptureFixture) -> None:

@@ -155,8 +155,10 @@ def test_a_model_without_a_parallel_name_keeps_its_own_and_a_transform(
         plain = runpy.run_path(str(out / "load.py"))["model"](images)
     torch.testing.assert_close(plain, logits, rtol=1e-4, atol=1e-6)
     run = ("finetune", photos, "--model", "test_vit", "--weights", out / "model.safetensors", "--img-size", 32)
-    assert "was made with `parallelize`" in vtk(capsys, *run, "--out", tmp_path / "no", code=3)["error"]
-    more = ("--branches", 3, "--epochs", 1, "--workers", 0, "--device", "cpu", "--out", tmp_path / "run")
+    assert (
+        "was made with `parallelize`" in vtk(capsys, *run, "--branches", 2, "--out", tmp_path / "no", code=3)["error"]
+    )
+    more = ("--epochs", 1, "--workers", 0, "--device", "cpu", "--out", tmp_path / "run")
     vtk(capsys, *run, *more)
     assert len(load_task(tmp_path / "run" / "task").model.blocks) == 2
 
@@ -178,6 +180,54 @@ def test_fine_tuning_afterwards_reports_before_and_after(
     assert float(nn.functional.cosine_similarity(head.flatten(), start["head.weight"].flatten(), dim=0)) > 0.7
 
 
+def test_the_original_teaches_the_parallel_model(
+    merged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """More alike afterwards than before, and than after as many steps of plain fine-tuning."""
+    flags = ("--branches", 2, "--data", photos, "--finetune", 3, "--lr", "2e-3", "--batch-size", 6, "--device", "cpu")
+    plain = vtk(capsys, "parallelize", merged, *flags, "--out", tmp_path / "plain")
+    taught = vtk(
+        capsys, "parallelize", merged, *flags, "--distill", "--distill-alpha", "1", "--out", tmp_path / "taught"
+    )
+    before, after = taught["before"], taught["after"]
+    assert plain["before"] == before and before["count"] == 12 and "after" in plain
+    assert after["cosine"] > max(before["cosine"], plain["after"]["cosine"])
+    models = [load_checkpoint(merged).model, load_task(tmp_path / "taught" / "finetune" / "task").model]
+    audit = scan(photos, show_progress=False)
+    spec = load_checkpoint(merged).card.input
+    loader = make_loader(audit.val, eval_transform(spec), batch_size=64, shuffle=False, seed=0, workers=0)
+    images = next(iter(loader))[0]
+    with torch.no_grad():
+        one, two = (model(images).double() for model in models)
+    assert after["cosine"] == pytest.approx(float(nn.functional.cosine_similarity(one, two).mean()), abs=1e-5)
+    assert after["agreement"] == float((one.argmax(1) == two.argmax(1)).double().mean())
+    assert json.loads((tmp_path / "taught" / "drift.json").read_text())["after"] == after
+    assert f"distill_from: {merged}" in (tmp_path / "taught" / "finetune" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("kind", ["soft", "tokens"])
+def test_images_without_classes_are_enough(
+    kind: str, merged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    loose, out = tmp_path / "loose", tmp_path / "out"
+    loose.mkdir()
+    for i, path in enumerate(sorted(photos.rglob("*.png"))):
+        (loose / f"{i}.png").write_bytes(path.read_bytes())
+    told = vtk(
+        capsys, "parallelize", merged, "--data", loose, "--finetune", 4, "--distill", "--no-labels", "--distill-kind",
+        kind, "--train", "full", "--lr", "2e-3", "--batch-size", 6, "--device", "cpu", "--out", out,
+    )  # fmt: skip
+    assert told["after"]["cosine"] > told["before"]["cosine"] and told["before"]["count"] == 3
+    assert told["rows"][-1]["loss"] < told["rows"][0]["loss"]
+    task = load_checkpoint(out / "distilled" / "model.safetensors")
+    start = load_checkpoint(out / "model.safetensors")
+    assert task.card == start.card and len(task.model.blocks) == 2
+    assert not torch.equal(
+        task.model.blocks[0].attns[0].attn.qkv.weight, start.model.blocks[0].attns[0].attn.qkv.weight
+    )
+    assert vtk(capsys, "eval", out / "distilled", photos)["count"] == 12
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "message"),
     [
@@ -187,6 +237,10 @@ def test_fine_tuning_afterwards_reports_before_and_after(
         (["resnet18"], 2, "ResNet cannot be parallelized"),
         (["test_vit", "--finetune", "2"], 2, "`--finetune` needs --data"),
         (["test_vit", "--images", "0"], 2, "`--images` is 0"),
+        (["test_vit", "--distill"], 2, "`--distill` is a way of --finetune"),
+        (["test_vit", "--data", ".", "--finetune", "1", "--no-labels"], 2, "add --distill"),
+        (["test_vit", "--distill-kind", "hard"], 2, "`--distill-kind` says how to learn from the teacher"),
+        (["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"], 2, "above 0 to 1"),
         (["nowhere.safetensors"], 3, "does not exist"),
     ],
 )

@@ -132,7 +132,8 @@ def test_bad_files_are_named_skipped_and_counted(tree: Tree, capsys: pytest.Capt
 def test_a_class_whose_images_are_all_bad_is_refused(tree: Tree) -> None:
     root = tree({"a": 2, "b": 1})
     (root / "b/0.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="no image of the class b can be read"):
+    says = r"no image of the class b can be read \(1 tried; for example b/0.png: not an image.*\); repair"
+    with pytest.raises(DataError, match=says):
         quiet(root)
 
 

@@ -128,3 +128,17 @@ def test_damaged_exif_never_costs_an_image(tmp_path: Path, suffix: str) -> None:
     for seed in range(60):
         path.write_bytes(damaged(data, block, seed))
         assert load_image(path).size == (16, 16)
+
+
+def test_a_damaged_stream_of_a_png_is_bad_already_in_the_scan(tree: Callable[..., Path]) -> None:
+    """Pillow decodes a PNG to look for EXIF in it: the failure must not be taken for damaged metadata."""
+    root = tree({"a": 2, "b": 2})
+    path = root / "a" / "0.png"
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b"IDAT") + 4] ^= 0xFF  # the first byte of the compressed stream
+    path.write_bytes(raw)
+    for in_chans in (3, 1):
+        audit = scan(root, show_progress=False, workers=0, in_chans=in_chans)
+        assert [bad.path for bad in audit.bad] == [path]
+    with pytest.raises(DataError, match="broken data stream"):
+        load_image(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from vtk.data import DataAudit, scan
+from vtk.data.layout import refuse_inside
 from vtk.errors import DataError, UsageError
 
 Tree = Callable[..., Path]
@@ -147,3 +148,20 @@ def test_wrong_words(tree: Tree) -> None:
         quiet(root, on_bad_image="ignore")
     with pytest.raises(UsageError, match="--max-pixels"):
         quiet(root, max_pixels=0)
+
+
+def test_results_are_not_written_among_the_images(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next look would take them for a class, and every label behind it would shift."""
+    flat, split = tree({"a": 2, "b": 2}), tree({"train/a": 2, "train/b": 2, "val/a": 1}, "split")
+    monkeypatch.chdir(flat)
+    for out, root in (
+        (Path("runs/x"), Path(".")), (flat / "run", flat), (flat, flat), (flat / "a/run", flat),
+        (split / "val/run", split), (split / "Train/run", split),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=r"`--out` .* lies among the images of .*; give a folder elsewhere"):
+            refuse_inside(out, root)
+    for out, root in (
+        (tmp_path / "runs/x", flat), (flat / ".vtk/run", flat), (split / "run", split), (flat / "run", flat / "a.csv"),
+        (flat / "x", Path("torch/cifar10")),
+    ):  # fmt: skip
+        refuse_inside(out, root)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import timm.data
+import torch
 from PIL import Image
 
 from vtk.data import load_image, named, scan
@@ -136,6 +137,41 @@ def test_a_missing_package_is_named(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"which is not installed: pip install [a-z-]+$"):
         scan(Path(name))
+
+
+def test_a_package_that_a_reader_needs_is_named_and_stdout_stays_clean(
+    opened: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def create(*_: Any, **__: Any) -> None:
+        print("Please install something")
+        raise ImportError("No module named 'tensorflow'")
+
+    monkeypatch.setattr(timm.data, "create_dataset", create)
+    with pytest.raises(UnavailableError, match="No module named 'tensorflow'; install what tensorflow_datasets needs"):
+        scan(Path("tfds/mnist"))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_of_several_processes_reads_the_whole_set(
+    opened: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of streams ask torch.distributed, and give a process its share."""
+    whole = timm.data.create_dataset
+
+    class Share(StreamReader):
+        def __iter__(self) -> Iterator[tuple[Image.Image, Any]]:
+            return iter(self.items[:: 2 if torch.distributed.is_initialized() else 1])
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        found = whole(*args, **kwargs)
+        items = found.reader.items
+        return Streamed(Share(items[:: 2 if torch.distributed.is_initialized() else 1]))
+
+    monkeypatch.setattr(timm.data, "create_dataset", create)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    audit = scan(Path("tfds/x"), workers=0, show_progress=False)
+    assert audit.counts("train") == audit.counts("val") == [3, 3]
+    assert torch.distributed.is_initialized()
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

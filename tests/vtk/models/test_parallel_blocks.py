@@ -126,8 +126,10 @@ def test_a_joined_file_is_the_same_base_as_the_one_it_was_made_of(tmp_path: Path
     assert joined.notes == [] and set(joined.initial) == {"pos_embed", "head.weight", "head.bias"}
     want = load_checkpoint(file).model.state_dict()
     assert all(torch.equal(v, want[k]) for k, v in joined.model.state_dict().items())
-    with pytest.raises(DataError, match=r"joined.safetensors was made with `parallelize` \{'branches': 2\} and would"):
-        create_model("test_vit", num_classes=5, weights=file)
+    unasked = create_model("test_vit", num_classes=5, weights=file)
+    assert unasked.transforms == (JOIN,)
+    assert unasked.notes == [f"{file} was made with `parallelize` {{'branches': 2}}, and so is this model"]
+    assert all(torch.equal(v, want[k]) for k, v in unasked.model.state_dict().items())
 
 
 def test_trained_factors_of_a_file_are_where_training_starts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.runtime import torch_backend
+from vtk.models import compiling
 from vtk.runtime.backend import load_backend, predictor, resolve_device
 from vtk.runtime.ort_backend import OrtCpuBackend, _open
 from vtk.runtime.source import Source, open_source
@@ -191,7 +191,7 @@ def test_compile_makes_one_static_program_per_batch_size(
 
 
 def test_compile_without_a_compiler_is_unavailable(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_backend.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     with pytest.raises(UnavailableError, match=r"needs a C\+\+ compiler"):
         load_backend("compile", source)
 

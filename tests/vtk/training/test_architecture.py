@@ -138,9 +138,10 @@ def test_a_pack_with_broadcasting_is_merged_and_trained_further(config, photos, 
         assert torch.equal(whole.model(images), pack.model(images))
 
     more = {"weights": merged, "pretrained": True, "epochs": 1, "lr": 1e-8, "out": tmp_path / "more"}
-    with pytest.raises(DataError, match=r"merged.safetensors was made with `add_context_broadcast`"):
-        finetune(config(**more))
-    again = load_task(finetune(config(**more, cb_scale=True, cb_layers=("1",))).task)
+    with pytest.raises(DataError, match=r"merged.safetensors was made with `add_context_broadcast`.* is asked for"):
+        finetune(config(**more, cb=True))
+    again = load_task(finetune(config(**more)).task)
+    assert again.card.transforms == pack.card.transforms
     for name, scale in scales(pack.model).items():
         torch.testing.assert_close(scales(again.model)[name], scale, rtol=0, atol=1e-6)
 

@@ -34,3 +34,13 @@ def test_policies(photos, tmp_path):
     expected = [("attn", "0"), ("attn", "1")] + [(p, "0") for p in ("full", "ffn", "head") for _ in range(2)]
     assert [(r["policy"], r["seed"]) for r in found] == expected
     assert found[0].keys() >= CONTEXT
+
+
+@pytest.mark.slow
+def test_sam(tmp_path):
+    args = ("--model", "test_vit", "--img-size", 32, "--batch-size", 4, "--rounds", 1)
+    found = rows("sam.py", *args, results=tmp_path / "sam.csv")
+    assert [r["comparison"].partition(" / ")[0] for r in found] == 2 * [
+        "sam", "sam, adaptive", "sam, two groups", "adversarial", "sam and adversarial",
+    ]  # fmt: skip
+    assert all(float(r["ratio"]) > 0 and r["bound"] == "<= 2.1" and r.keys() >= CONTEXT for r in found)

@@ -27,6 +27,10 @@ from vtk.training.config import FinetuneConfig
         ({"crop_scale": (0.9, 0.3)}, "--crop-scale"),
         ({"crop_scale": (0.9,)}, "--crop-scale"),
         ({"workers": -1}, "--workers"),
+        ({"workers": 100_000}, "--workers` is 100000; allowed is 0 to 1024"),
+        ({"lr": 1e300}, "--lr` is 1e\\+300; allowed is above 0, at most 1e6"),
+        ({"weight_decay": 1e300}, "--weight-decay"),
+        ({"multi_label": True, "keep_empty_classes": True}, "--keep-empty-classes"),
         ({"stop_after": 0}, "--stop-after"),
         *(
             ({name: value}, f"--{name.replace('_', '-')}")

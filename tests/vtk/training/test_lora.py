@@ -158,6 +158,31 @@ def test_one_and_one_epochs_equal_two(low, tmp_path):
         finetune(low(out=tmp_path / "parts", resume=True, **{**changes, "lora_rank": 4}))
 
 
+def test_pack_and_adapter_hold_the_average(low, photos, weights, tmp_path):
+    changes = {"epochs": 2, "lora_rank": 2, "batch_size": 12, "precision": "bf16"}
+    plain = finetune(low(out=tmp_path / "plain", **changes))
+    run = finetune(low(out=tmp_path / "ema", ema=0.9, metric="loss", **changes))
+    raw, other = (load_file(done.out / "last" / "model.safetensors") for done in (run, plain))
+    assert raw.keys() == other.keys() and all(torch.equal(raw[n], other[n]) for n in raw)  # the training is the same
+    assert run.best_epoch == 2  # so that pack and adapter are of the state that is kept
+    averages = torch.load(run.out / "last" / "state.pt", weights_only=True)["ema"]["averages"]
+    assert averages.keys() == raw.keys() and not any(torch.equal(averages[n], raw[n]) for n in raw)
+    adapter, packed = load_file(run.adapter / "adapter_model.safetensors"), load_file(run.task / "task.safetensors")
+    base = load_file(weights)
+    for name in TARGETS:
+        a, b = (averages[f"{name}.lora_{x}.default.weight"] for x in "AB")
+        for x, mean in zip("AB", (a, b), strict=True):
+            assert torch.equal(adapter[f"base_model.model.{name}.lora_{x}.weight"], mean)
+        wanted = base[f"{name}.weight"].double() + 16 / 2 * b.double() @ a.double()
+        assert torch.allclose(packed[f"{name}.weight"].double(), wanted, atol=1e-7)
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(packed[name], averages[name]) and torch.equal(
+            adapter[f"base_model.model.{name}"], packed[name]
+        )
+    top1, loss = measure(run.task, photos, torch.bfloat16)
+    assert run.metrics.top1 == top1 and run.metrics.loss == pytest.approx(loss, abs=1e-12)
+
+
 def test_a_bank_serves_it_beside_another_pack(low, tmp_path):
     first = finetune(low(out=tmp_path / "a"))
     second = finetune(low(out=tmp_path / "b", train="attn"))
@@ -311,3 +336,48 @@ def test_dry_run_counts_factors_and_fp16(low, tiny):
     half, wide = (footprints(model, (3, 32, 32), name, modes=("plain",))[0] for name in ("fp16", "fp32"))
     assert half == footprints(model, (3, 32, 32), "bf16", modes=("plain",))[0]
     assert half.image * 2 == pytest.approx(wide.image, rel=0.05)
+
+
+def test_sharpness_aware_steps_climb_along_the_factors(tiny):
+    """One step of SGD against paper D's two equations in fp64; frozen weights stay where they are."""
+    from vtk.training.engine import fit
+    from vtk.training.objective import Batch, Classification
+    from vtk.training.precision import Fp32
+    from vtk.training.sam import Ascent
+
+    model, _, trained = injected(tiny, depth=1)
+    model.double()
+    labels = torch.tensor([0, 1, 2])
+
+    class One:
+        sizes = (3,)
+
+        def epoch(self, index):
+            yield Batch(IMAGES.double(), labels)
+
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    moved = {n: p for n, p in model.named_parameters() if n in trained}
+
+    def gradients():
+        train_mode(model)
+        loss = torch.nn.functional.cross_entropy(model(IMAGES.double()), labels)
+        return torch.autograd.grad(loss, list(moved.values()))
+
+    first = gradients()
+    norm = torch.stack([g.norm() for g in first]).norm()
+    with torch.no_grad():
+        for p, g in zip(moved.values(), first, strict=True):
+            p += 0.1 * g / norm
+    wanted = {n: before[n] - 0.01 * g for n, g in zip(moved, gradients(), strict=True)}
+    with torch.no_grad():
+        for n, p in moved.items():
+            p.copy_(before[n])
+    config = FinetuneConfig(
+        epochs=1, optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_grad=0.0, lr=0.01, head_lr_mult=1.0, warmup=0.0,
+        smoothing=0.0,
+    )  # fmt: skip
+    fit(model, Classification(3), [One()], config, Fp32(), step_rule=Ascent(0.1), show_progress=False)
+    assert any("lora_A" in n for n in moved)
+    for n, p in model.named_parameters():
+        assert torch.allclose(p, wanted.get(n, before[n]), rtol=0, atol=1e-9), n
+        assert n in wanted or torch.equal(p, before[n]), n

@@ -88,7 +88,7 @@ def choose(model, monkeypatch, free, images=1000, world=1, **flags):
 @pytest.fixture
 def counted(monkeypatch):
     """Put round numbers in place of the count."""
-    monkeypatch.setattr(memory, "footprints", lambda *args: [f for f in COUNTED if f.mode in args[-1]])
+    monkeypatch.setattr(memory, "footprints", lambda *args, **_: [f for f in COUNTED if f.mode in args[-1]])
 
 
 def needs(model, mode, batch):
@@ -125,7 +125,7 @@ def test_what_flags_settle_is_not_counted(tiny, monkeypatch):
 
 
 def test_a_model_that_cannot_be_counted_trains_by_plain(tiny, monkeypatch, capsys):
-    def fails(*args):
+    def fails(*args, **_):
         raise RuntimeError("data-dependent\nand more")
 
     monkeypatch.setattr(memory, "footprints", fails)

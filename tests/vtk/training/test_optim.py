@@ -43,6 +43,8 @@ def test_sgd_has_nesterov_momentum(tiny):
     optimizer = make_optimizer(model, FinetuneConfig(optimizer="sgd", momentum=0.8, lr=0.1))
     assert isinstance(optimizer, torch.optim.SGD)
     assert all(g["nesterov"] and g["momentum"] == 0.8 for g in optimizer.param_groups)
+    plain = make_optimizer(model, FinetuneConfig(optimizer="sgd", momentum=0.0, lr=0.1))
+    assert not any(g["nesterov"] or g["momentum"] for g in plain.param_groups)
 
 
 def test_schedule_is_the_formula_for_every_step(tiny):

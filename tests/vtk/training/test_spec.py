@@ -87,9 +87,8 @@ def test_passes_of_a_step_hold_one_batch_of_each_stream_that_has_one_left():
         return iter([Batch(torch.full((1,), first + i), torch.zeros(1)) for i in range(count)])
 
     parts = [(0, batches(0.0, 3), 3), (2, batches(10.0, 3), 1)]
-    found = [
-        ([(b.stream, b.images.item()) for b in group], last) for group, last in Feed(parts, lambda b: b, keep=False)
-    ]
+    feed = Feed(parts, lambda b: b, keep=False)
+    found = [([(b.stream, b.images.item()) for b in part.batches], part.last) for part in feed]
     assert found == [([(0, 0.0), (2, 10.0)], False), ([(0, 1.0)], False), ([(0, 2.0)], True)]
 
 

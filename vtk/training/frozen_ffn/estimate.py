@@ -66,7 +66,7 @@ class Footprint:
 
 def footprints(
     model: nn.Module, size: Sequence[int], precision: Literal["fp32", "bf16", "fp16"], moments: float = 2,
-    modes: Sequence[MemoryMode] = MODES,
+    modes: Sequence[MemoryMode] = MODES, *, to_images: bool = False,
 ) -> list[Footprint]:  # fmt: skip
     """Count every mode for ``model``, which is not changed, and run on the CPU whatever device it is for.
 
@@ -76,14 +76,15 @@ def footprints(
         precision: number format of the run.
         moments: fp32 numbers that optimiser and average hold for each trained weight; AdamW has two, SGD one.
         modes: those to count.
+        to_images: whether gradients flow back to the images, through whatever is frozen.
     """
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     numbers = _numbers(model, dtype, moments)
     with FakeTensorMode() as fake, torch.random.fork_rng(devices=[]):
         twin = _twin(model, dtype, fake)
         empty = _without_blocks(twin)
-        rest = None if empty is None else _per_image(empty, size, dtype)[0]
-        return [_count(twin, mode, size, dtype, rest, numbers) for mode in modes]
+        rest = None if empty is None else _per_image(empty, size, dtype, to_images)[0]
+        return [_count(twin, mode, size, dtype, rest, numbers, to_images) for mode in modes]
 
 
 def join_footprints(found: Sequence[Footprint], shared: Sequence[int]) -> Footprint:
@@ -103,10 +104,10 @@ def join_footprints(found: Sequence[Footprint], shared: Sequence[int]) -> Footpr
 
 def _count(
     twin: nn.Module, mode: MemoryMode, size: Sequence[int], dtype: torch.dtype, rest: int | None,
-    numbers: dict[str, int],
+    numbers: dict[str, int], to_images: bool,
 ) -> Footprint:  # fmt: skip
     apply_memory_mode(twin, mode)
-    image, constant = _per_image(twin, size, dtype)
+    image, constant = _per_image(twin, size, dtype, to_images)
     tokens, width, working = _widths(twin, size, dtype)
     units = None
     if rest is not None and tokens:
@@ -149,11 +150,11 @@ def _without_blocks(twin: nn.Module) -> nn.Module | None:
     return empty
 
 
-def _per_image(model: nn.Module, size: Sequence[int], dtype: torch.dtype) -> tuple[int, int]:
+def _per_image(model: nn.Module, size: Sequence[int], dtype: torch.dtype, to_images: bool) -> tuple[int, int]:
     """Return the bytes kept per image and the bytes kept once."""
     owned = tensors_of(model)
     one, two = (
-        kept_bytes(lambda b=batch: model(torch.empty(b, *size, dtype=dtype)), owned)  # type: ignore[misc]
+        kept_bytes(lambda b=batch: model(torch.empty(b, *size, dtype=dtype, requires_grad=to_images)), owned)  # type: ignore[misc]
         for batch in (2, 3)
     )
     return two - one, max(0, one - 2 * (two - one))

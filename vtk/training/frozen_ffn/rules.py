@@ -14,7 +14,7 @@ from timm.layers.activations import GELU
 from timm.models.vision_transformer import Block, ParallelThingsBlock
 from torch import nn
 
-from vtk.models.context_broadcast import ContextBroadcast, ContextParallelBlock, find_context_broadcast
+from vtk.models.context_broadcast import ContextBroadcast, ContextParallelBlock, find_context_broadcast, own_class
 from vtk.training.config import MemoryMode
 from vtk.training.frozen_ffn.low_rank import is_lora
 
@@ -145,13 +145,6 @@ def _watched(*modules: nn.Module) -> bool:
     )  # fmt: skip
 
 
-def _base(module: nn.Module) -> type[nn.Module]:
-    """Return the class of ``module``, without what Context Broadcasting made of it."""
-    kind = type(module)
-    broadcasts = find_context_broadcast(module) is not None and kind.__module__ == ContextBroadcast.__module__
-    return kind.__bases__[0] if broadcasts else kind
-
-
 def _refuse_norm(branch: Branch) -> str | None:
     norm = branch.norm
     if type(norm) not in (nn.LayerNorm, LayerNorm) or len(norm.normalized_shape) != 1:
@@ -163,7 +156,7 @@ def _refuse_norm(branch: Branch) -> str | None:
 
 def _refuse_attention(branch: Branch) -> str | None:
     attn = branch.module
-    if _base(attn) is not Attention:
+    if own_class(attn) is not Attention:
         return f"attention is {type(attn).__name__}"
     if type(attn.qkv) is not nn.Linear and not is_lora(attn.qkv):
         return f"qkv is {type(attn.qkv).__name__}"
@@ -182,7 +175,7 @@ def _refuse_ffn(branch: Branch) -> str | None:
 
 def _plain_ffn(branch: Branch) -> str | None:
     mlp = branch.module
-    if _base(mlp) is not Mlp or type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
+    if own_class(mlp) is not Mlp or type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
         return f"FFNs are {type(mlp).__name__}"
     if not (type(mlp.act) is nn.GELU and mlp.act.approximate == "none") and type(mlp.act) is not GELU:
         return f"activations are {type(mlp.act).__name__}, not the exact GELU"

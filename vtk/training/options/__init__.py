@@ -1,1 +1,1 @@
-"""The options of a fine-tuning run in groups; `vtk.training.config.FinetuneConfig` is all of them."""
+"""The options of a run in groups; `vtk.training.config.FinetuneConfig` and its like are several of them each."""

@@ -37,9 +37,12 @@ class RecipeOptions:
         metadata={"help": "factor on the learning rate of the head, which starts from nothing"},
     )
     min_lr: float = field(default=0.0, metadata={"help": "learning rate at the end, as a fraction of the highest"})
+    schedule: Literal["cosine", "linear"] = field(
+        default="cosine", metadata={"help": "how the learning rate falls after its warm-up"}
+    )
     warmup: float = field(
         default=0.1,
-        metadata={"help": "share of all steps in which the learning rate rises linearly; then it falls as a cosine"},
+        metadata={"help": "share of all steps in which the learning rate rises linearly"},
     )
     weight_decay: float = field(
         default=0.05,
@@ -60,8 +63,11 @@ class RecipeOptions:
             value = getattr(self, name)
             if not (name == "batch_size" and value == "auto"):
                 require(isinstance(value, int) and value >= 1, name, value, "at least 1")
+        schedule: str = self.schedule
+        require(schedule in ("cosine", "linear"), "schedule", schedule, "cosine or linear")
         for name in ("lr", "head_lr_mult"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "above 0")
+            require(0 < getattr(self, name) <= 1e6, name, getattr(self, name), "above 0, at most 1e6")
+        require(self.weight_decay <= 1e6, "weight_decay", self.weight_decay, "0 or above, at most 1e6")
         for name in ("weight_decay", "clip_grad"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "0 or above")
         for name in ("warmup", "momentum"):

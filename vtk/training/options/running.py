@@ -1,4 +1,4 @@
-"""How a run works: memory, number formats, devices, and what it leaves behind."""
+"""How a run works: number formats, devices, and how it goes on."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,23 +6,15 @@ from typing import Literal
 from vtk.errors import UsageError
 from vtk.training.options.checks import require
 
-MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
-MODES: tuple[MemoryMode, ...] = ("plain", "gelu8", "recompute", "minimal")
-"""Fastest first; each keeps less than the one before."""
-
 
 @dataclass(frozen=True)
 class RunningOptions:
-    """Memory, number formats, device, seed, and how the run goes on."""
+    """Number formats, device, seed, and how the run goes on."""
 
     grad_checkpointing: bool = field(default=False, metadata={"help": "compute each block twice and keep less memory"})
-    memory: Literal["auto", "plain", "gelu8", "recompute", "minimal"] = field(
-        default="auto",
-        metadata={
-            "help": "what blocks with frozen norms and FFN keep for backward, fastest first and leanest last: plain, "
-            "gelu8 (GELU's derivative in a byte), recompute (fc1 again), minimal (qkv again, too); auto is the fastest "
-            "that fits the device's free memory"
-        },
+    compile: bool = field(
+        default=False,
+        metadata={"help": "torch.compile for training steps: the first ones wait for it; needs a C++ compiler"},
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = field(
         default="auto",
@@ -30,10 +22,6 @@ class RunningOptions:
     )
 
     eval_batch_size: int = field(default=64, metadata={"help": "images per forward pass of the evaluation"})
-    pack_dtype: Literal["fp32", "bf16", "int8"] = field(
-        default="fp32",
-        metadata={"help": "how trained weights are stored; fp32 reloads bit for bit, int8 takes a quarter of it"},
-    )
     device: str = field(default="auto", metadata={"help": "auto, cpu, cuda or cuda:N"})
     workers: int | None = field(
         default=None,
@@ -55,8 +43,7 @@ class RunningOptions:
         if self.resume and self.overwrite:
             raise UsageError("`--resume` continues a run and `--overwrite` replaces it; give one of them")
         require(0 <= self.seed < 1 << 32, "seed", self.seed, "from 0 to 4294967295")
-        require(self.memory in ("auto", *MODES), "memory", self.memory, f"auto, {', '.join(MODES)}")
         size = self.eval_batch_size
         require(isinstance(size, int) and size >= 1, "eval_batch_size", size, "at least 1")
         require(self.stop_after is None or self.stop_after >= 1, "stop_after", self.stop_after, "at least 1")
-        require(self.workers is None or self.workers >= 0, "workers", self.workers, "0 or above")
+        require(self.workers is None or 0 <= self.workers <= 1024, "workers", self.workers, "0 to 1024")

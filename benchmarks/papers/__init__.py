@@ -1,0 +1,1 @@
+"""What five papers claim, tried at the smallest scale that may show it: `python benchmarks/papers`."""

@@ -1,0 +1,49 @@
+"""Paper B: Context Broadcasting makes attention in deeper layers sparser."""
+
+from papers.experiment import Experiment, Job
+
+
+def _broadcast(job: Job) -> None:
+    import torch
+
+    from papers.measures import batches, forward_ratio, load, mean
+    from vtk.analysis import attention_entropy
+
+    models = {}
+    for variant, cb in (("without", False), ("with CB", True)):
+        done = job.train("cb" if cb else "plain", cb=cb, **job.settings["train"])
+        job.add(variant, **done.numbers)
+        if done.weights is None:
+            continue
+        task = load(done.weights)
+        held_out = batches(task, job.images, "val", job.settings["images"])
+        layers = attention_entropy(task.model, held_out).layers
+        half = len(layers) // 2
+        job.add(
+            variant,
+            entropy_deep=mean([layer.mean for layer in layers[half:]]),
+            entropy_shallow=mean([layer.mean for layer in layers[:half]]),
+            entropy_class_token_deep=mean([layer.cls or 0.0 for layer in layers[half:]]),
+            entropy_uniform=layers[0].maximum,
+            parameters=sum(p.numel() for p in task.model.parameters()),
+        )
+        models[variant] = task.model, torch.cat([images for images, _ in held_out])[:64]
+    if len(models) == 2:
+        (model, images), (base, _) = models["with CB"], models["without"]
+        job.add("with CB", forward_ratio=forward_ratio(model, base, images))
+
+
+EXPERIMENTS = (
+    Experiment(
+        "B", "broadcast",
+        {
+            "common": {
+                "model": "vit_tiny_patch16_224", "img_size": 32, "batch_size": 16, "crop_scale": (0.8, 1.0),
+                "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=12", "num_heads=2"),
+            },
+            "train": {"epochs": 15, "lr": 7e-4},
+            "images": 200,
+        },
+        _broadcast,
+    ),
+)  # fmt: skip

@@ -1,0 +1,122 @@
+"""The scripts in examples/ run, share FFN tensors as they say, and are better than chance."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, jaccard_score
+
+from vtk.data.loader import EpochSampler
+from vtk.tasks.load import read_card
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{Path(path).stem}", EXAMPLES / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def metric() -> Any:
+    return load("reid/metric.py")
+
+
+def run(script: str, out: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), "--out", str(out)], capture_output=True, text=True, timeout=900,
+        check=False, cwd=out.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_people_never_trained_on_are_found_again(tmp_path: Path) -> None:
+    said = run("reid/main.py", tmp_path / "out")
+    assert "the same 16 FFN tensors" in said
+    found = read_card(tmp_path / "out" / "task").metrics
+    assert found["mAP"] > 0.55 and found["rank1"] > 0.7  # untrained: 0.3 and 0.3; of 16 people by chance: 0.06
+
+
+@pytest.mark.slow
+def test_pixels_are_told_apart(tmp_path: Path) -> None:
+    said = run("segmentation/main.py", tmp_path / "out")
+    assert "the same 16 FFN tensors" in said
+    scores = {name: read_card(tmp_path / "out" / name / "task").metrics["mIoU"] for name in ("linear", "uper+CB")}
+    assert min(scores.values()) > 0.25, scores  # all ground: at most 0.2
+
+
+def test_map_is_scikit_learns(metric: Any) -> None:
+    random = np.random.default_rng(0)
+    people, cameras = random.integers(0, 5, 40), random.integers(0, 4, 40)
+    people[:20] = np.arange(20) % 5  # everyone is in the gallery
+    cameras[:20] = 1
+    embedded = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    unit = torch.nn.functional.normalize(embedded.double(), dim=1)
+    likeness, wanted, first = (unit @ unit.T).numpy(), [], []
+    for query in np.nonzero(cameras == 0)[0]:
+        gallery = np.nonzero(cameras != 0)[0]
+        right = people[gallery] == people[query]
+        wanted.append(average_precision_score(right, likeness[query, gallery]))
+        first.append(right[likeness[query, gallery].argmax()])
+    assert metric.rank(embedded, people, cameras) == pytest.approx((np.mean(wanted), np.mean(first)))
+
+
+def test_batch_hard_takes_the_farthest_positive_and_the_nearest_negative(metric: Any) -> None:
+    x, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64), [0, 0, 1, 1, 2, 2, 2, 2]
+    wanted = []
+    for i in range(8):
+        off = [float((x[i] - x[j]).norm()) for j in range(8)]
+        far = max(off[j] for j in range(8) if y[j] == y[i] and j != i)
+        near = min(off[j] for j in range(8) if y[j] != y[i])
+        wanted.append(max(0.0, 0.3 + far - near))
+    x.requires_grad_()
+    loss = metric.batch_hard(x, torch.tensor(y), 0.3)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(np.mean(wanted)) and bool(x.grad.isfinite().all())
+
+
+def test_batches_hold_k_images_of_p_people_and_an_epoch_every_image(metric: Any) -> None:
+    labels = [i // 8 for i in range(6 * 8)]
+    sampler = metric.PkSampler(labels, 3, 4, seed=1)
+    assert isinstance(sampler, EpochSampler) and len(sampler) == 48
+    orders = []
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        orders.append([i for _, i in sampler])
+        for start in range(0, 48, 12):
+            found = [labels[i] for i in orders[-1][start : start + 12]]
+            assert sorted(map(found.count, set(found))) == [4, 4, 4]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(48)) and orders[0] != orders[1]
+    with pytest.raises(ValueError, match="do not go into batches"):
+        metric.PkSampler(labels, 4, 4, seed=1)
+
+
+def test_mean_iou_is_scikit_learns() -> None:
+    heads = load("segmentation/heads.py")
+    generator = torch.Generator().manual_seed(0)
+    logits, masks = torch.randn(60, 4, 6, 6, generator=generator), torch.randint(0, 4, (60, 6, 6), generator=generator)
+    found = heads.mean_iou(torch.nn.Identity(), logits, masks, 4)
+    wanted = jaccard_score(masks.flatten(), logits.argmax(1).flatten(), average="macro")
+    assert found == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("name", ["Linear", "Uper"])
+def test_heads_are_made_of_what_they_say(name: str) -> None:
+    heads = load("segmentation/heads.py")
+    head = getattr(heads, name)(16, 4, 3)
+    maps = [torch.randn(2, 16, 5, 5) for _ in range(3)]
+    logits = head(maps)
+    assert logits.shape == (2, 4, *((10, 10) if name == "Uper" else (5, 5)))
+    logits.sum().backward()
+    assert all(p.grad is not None for p in head.parameters())

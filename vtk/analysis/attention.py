@@ -1,0 +1,119 @@
+"""The attention of any model, layer by layer, also where it is fused and never exists in memory.
+
+Fused attention is one call of torch's ``scaled_dot_product_attention``; inside of `watch_attention` that call is seen
+with the q, k, scale and mask that the model gives it, whatever it did to them before (norms, rotary positions, tables
+of relative positions), and softmax(scale·q·kᵀ + mask) is rebuilt from them. Unfused attention is seen as the softmax
+of its class. So no class has to be known; one that hides both is named by `unseen`.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+_SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
+See = Callable[[str, Tensor], None]
+
+
+@contextlib.contextmanager
+def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
+    """Inside of the context, hand every layer's attention to ``see`` as soon as it is computed.
+
+    Args:
+        model: on any device; parallel branches are layers of their own.
+        see: gets the layer's name (of the module that attends) and its attention (B, H, queries, keys) in fp32 or
+            wider, each row summing to 1. With windows, B counts windows.
+    """
+    stack: list[str] = [""]
+    handles = []
+    attends = {name for name, module in model.named_modules() if looks_like_attention(module)}
+
+    def leave(*_: object) -> None:  # what a hook returns would take the place of the output
+        stack.pop()
+
+    try:
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        with _Watch(stack, attends, see):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Return whether a module has heads and projections of its own."""
+    heads = getattr(module, "num_heads", getattr(module, "heads", None))
+    return isinstance(heads, int) and any(isinstance(m, (nn.Linear, nn.Conv2d)) for m in module.children())
+
+
+def unseen(model: nn.Module, seen: set[str]) -> tuple[str, ...]:
+    """Return the modules that look like attention and were not seen to attend, nor hold one that was."""
+    return tuple(
+        name
+        for name, module in model.named_modules()
+        if looks_like_attention(module)
+        and not any(s == name or s.startswith(f"{name}.") or name.startswith(f"{s}.") for s in seen)
+    )
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, stack: list[str], attends: set[str], see: See) -> None:
+        super().__init__()
+        self.stack, self.attends, self.see = stack, attends, see
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at fused attention and at softmax inside of attention; every function does what it always does."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.see(self._layer(), rebuilt(*args, **kwargs))
+        result = func(*args, **kwargs)
+        if func in _SOFTMAX and result.ndim == 4 and self._dim(args, kwargs) in (-1, 3) and self._inside():
+            self.see(self._layer(), _wide(result))
+        return result
+
+    def _layer(self) -> str:
+        """The module that attends: the innermost that looks like attention, else the innermost of all."""
+        return next((name for name in reversed(self.stack) if name in self.attends), self.stack[-1])
+
+    def _inside(self) -> bool:
+        return any(name in self.attends for name in self.stack)
+
+    @staticmethod
+    def _dim(args: Any, kwargs: Any) -> int | None:
+        found: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        return found
+
+
+def rebuilt(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the attention (B, H, queries, keys) of a call of ``scaled_dot_product_attention``, without its dropout."""
+    q, k = _wide(query), _wide(key)
+    if enable_gqa:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], dim=-3)
+    scores = (q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ k.transpose(-2, -1)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
+    return scores.softmax(dim=-1)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

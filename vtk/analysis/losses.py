@@ -1,0 +1,54 @@
+"""The loss whose landscape is looked at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Loss(Protocol):
+    """A mean loss over the images of a batch."""
+
+    @property
+    def weight_decay(self) -> float:
+        """The loss counts as having ½·weight_decay·‖w‖² added, whose Hessian is known: it is not part of the call."""
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss (scalar, with graph)."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy in fp32 or wider.
+
+    Paper C looks at the loss that was trained: augmented images, soft labels of mixup (give such batches) and the l2
+    term. Its factor is written nowhere; ½·weight_decay·‖w‖² is the one whose gradient is weight_decay·w, as optimisers
+    have it. Paper D takes plain cross-entropy for all models, which is the default here.
+
+    Attributes:
+        smoothing: of labels given as numbers.
+        weight_decay: factor of the l2 term.
+    """
+
+    smoothing: float = 0.0
+    weight_decay: float = 0.0
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss."""
+        logits = model(images)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        targets = labels if labels.ndim == 1 else labels.to(wide.dtype)
+        return F.cross_entropy(wide, targets, label_smoothing=self.smoothing if labels.ndim == 1 else 0.0)
+
+
+@torch.no_grad()
+def mean_loss(loss: Loss, model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the loss over all images of the batches, the l2 term of all parameters included."""
+    total = sum(float(loss(model, images, labels)) * len(images) for images, labels in batches)
+    mean = total / sum(len(images) for images, _ in batches)
+    if loss.weight_decay:
+        mean += 0.5 * loss.weight_decay * sum(float(p.double().square().sum()) for p in model.parameters())
+    return mean

@@ -1,0 +1,82 @@
+"""Blocks of a model, and the attention and FFN modules in them, for transforms that change some of them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import timm.models.vision_transformer as vit
+from timm.models.mlp_mixer import MixerBlock, MlpMixer
+from timm.models.pit import PoolingVisionTransformer
+from torch import nn
+
+from vtk.errors import UsageError
+
+Where = Literal["mlp", "msa"]
+
+_KNOWN = "timm's VisionTransformer (vit_*, deit_*, deit3_*), PiT and MLP-Mixer"
+
+
+def find_blocks(model: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
+    """Return the blocks of a model with their names; a PiT's blocks count through its stages.
+
+    Args:
+        model: timm's.
+        what: it should get, for the message.
+
+    Raises:
+        UsageError: a model of another kind.
+    """
+    if isinstance(model, PoolingVisionTransformer):
+        groups: list[tuple[str, Any]] = [
+            (f"transformers.{i}.blocks", stage.blocks) for i, stage in enumerate(model.transformers)
+        ]
+    elif isinstance(model, (vit.VisionTransformer, MlpMixer)):
+        groups = [("blocks", model.blocks)]
+    else:
+        raise UsageError(f"{type(model).__name__} cannot have {what}; known are {_KNOWN}")
+    return [(f"{prefix}.{i}", block) for prefix, blocks in groups for i, block in enumerate(blocks)]
+
+
+def choose_layers(layers: str | Sequence[int], depth: int) -> list[int]:
+    """Return the numbers of the blocks that ``all``, ``upper`` (i ≥ depth // 2) or a list of numbers means.
+
+    Raises:
+        UsageError: something else, or a block that is not there or named twice.
+    """
+    if layers == "all":
+        return list(range(depth))
+    if layers == "upper":
+        return list(range(depth // 2, depth))
+    if isinstance(layers, str) or not isinstance(layers, (list, tuple)) or not layers:
+        raise UsageError(f"`layers` is {layers!r}; give all, upper, or block numbers from 0 to {depth - 1}")
+    for i in layers:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < depth:
+            raise UsageError(f"`layers` has {i!r}; the model's blocks are 0 to {depth - 1}")
+    if len(set(layers)) < len(layers):
+        raise UsageError(f"`layers` {list(layers)} names a block twice")
+    return sorted(layers)
+
+
+def branch_modules(name: str, block: nn.Module, where: Where, what: str) -> list[tuple[str, Any]]:
+    """Return the FFN or attention modules of a block with their names, one for each parallel branch.
+
+    Args:
+        name: of the block.
+        block: of `find_blocks`.
+        where: ``mlp`` or ``msa``.
+        what: they should get, for the message.
+
+    Raises:
+        UsageError: the block has none, or is of a kind that is not known.
+    """
+    leaf = "mlp" if where == "mlp" else "attn"
+    if type(block) is vit.ParallelThingsBlock:
+        stage = "ffns" if where == "mlp" else "attns"
+        branches = enumerate(getattr(block, stage))
+        return [(f"{name}.{stage}.{i}.{leaf}", getattr(b, leaf)) for i, b in branches]
+    if isinstance(block, (vit.Block, vit.ResPostBlock)):
+        return [(f"{name}.{leaf}", getattr(block, leaf))]
+    if isinstance(block, MixerBlock):
+        if where == "msa":
+            raise UsageError(f"{name} is a MixerBlock, which has no attention that could have {what}; only its FFN can")
+        return [(f"{name}.mlp_channels", block.mlp_channels)]
+    raise UsageError(f"{name} is a {type(block).__name__}, which cannot have {what}; known are {_KNOWN}")

@@ -1,0 +1,127 @@
+"""The transform ``replace_stem``: another stem in a Vision Transformer, in the place of its patch projection.
+
+The stem is timm's PatchEmbed still (`Stem` is its subclass), with a Sequential where the one convolution was: image
+sizes, padding, position tables and prefix tokens are timm's own business and work as before. Its tensors are called
+``patch_embed.proj.…``, those of hMLP as in deit (``patch_embed.proj.0.weight``).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from timm.layers import PatchEmbed
+from torch import nn
+
+from vtk.errors import UsageError
+from vtk.models.stems.build import make_stem
+from vtk.models.stems.names import PATCHWISE, ActivationName, StemName
+from vtk.models.stems.shape import StemShape
+from vtk.models.transforms import register
+
+_PROJ = "patch_embed.proj"
+_KEPT = f"{_PROJ}.proj"
+"""Where the model's own projection is in a stem that keeps it."""
+
+
+class Stem(PatchEmbed):  # type: ignore[misc]
+    """timm's PatchEmbed with the layers of a stem as its ``proj``.
+
+    Attributes:
+        stem: its name.
+        patchwise: whether a token depends on its own patch only (of BatchNorm, in eval mode).
+    """
+
+    stem: StemName
+    proj: nn.Sequential
+
+    @property
+    def patchwise(self) -> bool:
+        """Whether masking patches before the stem and tokens after it is the same to the other tokens."""
+        return self.stem in PATCHWISE
+
+    def set_input_size(
+        self,
+        img_size: int | tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+    ) -> None:
+        """Take images of another size, as timm's does.
+
+        Raises:
+            UsageError: another patch size, which is in the strides of the stem's layers.
+        """
+        wanted = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+        if wanted is not None and tuple(wanted) != tuple(self.patch_size):
+            raise UsageError(
+                f"`patch_size` {patch_size}: the patches of stem {self.stem} are {self.patch_size}, and cannot be "
+                "resampled; replace the stem after the patch size was set"
+            )
+        super().set_input_size(img_size)
+
+
+@register("replace_stem")
+def replace_stem(
+    model: nn.Module, *, stem: StemName, act: ActivationName | None = None, strides: Sequence[int] | None = None
+) -> dict[str, str | None]:
+    """Replace the patch projection of a Vision Transformer, in place.
+
+    Args:
+        model: any timm model whose ``patch_embed`` is timm's PatchEmbed of one convolution: vit, deit (also distilled),
+            BEiT, EVA, CaiT, and their like, also of parallel branches.
+        stem: one of `vtk.models.stems.STEMS`.
+        act: another activation than the papers'.
+        strides: of the four layers of a conv stem, by default 2, 1, 1, and half the patch.
+
+    Returns:
+        The map from the model's keys to themselves, None for each tensor of the stem. Stems that add to the projection
+        (``1proj…``) keep its weights, under the key ``patch_embed.proj.proj.weight``.
+
+    Raises:
+        UsageError: a model or patch size that cannot have it; nothing was changed then.
+    """
+    embed: Any = getattr(model, "patch_embed", None)
+    refuse_stem(model, embed)
+    old: nn.Conv2d = embed.proj
+    shape = StemShape(
+        old.in_channels, old.out_channels, tuple(embed.patch_size), device=old.weight.device, dtype=old.weight.dtype
+    )
+    layers = make_stem(stem, shape, act=act, strides=strides, proj=old)
+    kept = any(layer is old for layer in layers.modules())
+    for layer in layers.modules():
+        if layer is not old:
+            layer.training = embed.training
+    embed.__class__ = Stem
+    embed.stem, embed.proj = stem, layers
+    _name_first_conv(model, layers)
+    return {key: _source(key, kept) for key in model.state_dict()}
+
+
+def refuse_stem(model: nn.Module, embed: Any) -> None:
+    """Refuse a model whose stem cannot be replaced.
+
+    Raises:
+        UsageError: names the model and what it has.
+    """
+    kind = type(model).__name__
+    if isinstance(embed, Stem):
+        raise UsageError(f"{kind} has the stem {embed.stem} already; it is replaced once")
+    if type(embed) is not PatchEmbed:
+        what = "no `patch_embed`" if embed is None else f"a {type(embed).__name__} as its `patch_embed`"
+        raise UsageError(f"{kind} has {what}, and --stem replaces timm's PatchEmbed only (vit_*, deit_*, beit_*, …)")
+    conv = embed.proj
+    plain = type(conv) is nn.Conv2d and conv.kernel_size == conv.stride == tuple(embed.patch_size)
+    if not plain or conv.padding != (0, 0) or conv.dilation != (1, 1) or conv.groups != 1:
+        raise UsageError(f"`{_PROJ}` of {kind} is {conv}, and --stem replaces a projection of whole patches only")
+
+
+def _source(key: str, kept: bool) -> str | None:
+    if not key.startswith(f"{_PROJ}."):
+        return key
+    return key.replace(_KEPT, _PROJ, 1) if kept and key.startswith(f"{_KEPT}.") else None
+
+
+def _name_first_conv(model: Any, layers: nn.Sequential) -> None:
+    """Tell where the first convolution is now, for what adapts it to other channels."""
+    first = next(name for name, part in layers.named_modules() if isinstance(part, nn.Conv2d))
+    for name in ("pretrained_cfg", "default_cfg"):
+        config = getattr(model, name, None)
+        if isinstance(config, Mapping):  # never in place: timm gives it to every model of the name
+            setattr(model, name, {**config, "first_conv": f"{_PROJ}.{first}"})

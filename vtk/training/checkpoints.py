@@ -1,0 +1,90 @@
+"""A run that trains the whole model leaves checkpoints: timm's keys and the card, so that no command needs flags."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vtk.card import Card
+from vtk.data.transforms import TrainTransform
+from vtk.errors import DataError
+from vtk.files import replace_file
+from vtk.formats import save_tensors
+from vtk.models.parts import head_names
+from vtk.tasks.load import card_metadata
+from vtk.training import outputs
+from vtk.training.binary import set_head_bias
+from vtk.training.dropout import set_dropout
+from vtk.training.run import Run
+from vtk.training.train_config import TrainConfig
+
+
+class CheckpointRun(Run):
+    """A run that writes ``model.safetensors`` of its best epoch and ``model-last.safetensors`` of its last."""
+
+    what = "checkpoint"
+
+    @property
+    def best_path(self) -> Path:
+        """Where the best epoch's checkpoint is."""
+        return self.out / outputs.MODEL
+
+    @property
+    def last_path(self) -> Path:
+        """Where the last epoch's checkpoint is."""
+        return self.out / outputs.MODEL_LAST
+
+    def transform(self, **further: Any) -> TrainTransform:
+        """Return what training images go through."""
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        return super().transform(remode=config.remode, crop_pad=config.crop_pad, **further)
+
+    def build(self) -> None:
+        """Read the data and make the model."""
+        super().build()
+        config = self.config
+        assert isinstance(config, TrainConfig)
+        set_dropout(self.model, drop=config.drop, attn_drop=config.attn_drop)
+        trained_head = self.started and all(self.created.key_map[name] for name in head_names(self.model))
+        if config.head_bias is not None and not trained_head:
+            set_head_bias(self.model, config.head_bias)
+
+    @property
+    def started(self) -> bool:
+        """Whether the run goes on from trained weights."""
+        return self.config.weights is not None or self.config.pretrained
+
+    def keep_best(self, state: Mapping[str, Tensor]) -> None:
+        """Write the model after its best epoch so far."""
+        self._write(self.best_path, state, self.best_numbers)
+
+    def keep_last(self, state: Mapping[str, Tensor]) -> None:
+        """Write the model after its last epoch."""
+        self._write(self.last_path, state, self.last_numbers)
+
+    def store_base(self) -> None:
+        """Keep no base: a checkpoint is complete."""
+
+    def check_kept(self) -> None:
+        """Make sure, on resume, that the best checkpoint is still there: nothing could write it again."""
+        if not self.best_path.is_file():
+            raise DataError(
+                f"`--resume`: {self.best_path}, the best so far, is gone; put it back, or give --overwrite in place of "
+                "--resume"
+            )
+
+    def card(self, numbers: Mapping[str, Any]) -> Card:
+        """Return the card of a checkpoint, which names a base only where it continued from one."""
+        card = super().card(numbers)
+        return card if self.started else dataclasses.replace(card, base=None)
+
+    def print_census(self) -> None:
+        """Say what is trained: everything."""
+        self.census.print("Weights, all of them trained")
+
+    def _write(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        with replace_file(path) as tmp:
+            save_tensors(tmp, state, card_metadata(self.card(numbers)))

@@ -1,0 +1,128 @@
+"""BEiT (Bao et al. 2021): predict the visual words of hidden patches; the words are learnt here, from the same images.
+
+As in paper A (sec. 5) the tokenizer is trained on the images at hand; nothing is fetched.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.data.loader import Transform
+from vtk.training.objective import Batch, Objective
+from vtk.training.pretrain import pictures
+from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.fit_tokenizer import fit_tokenizer
+from vtk.training.pretrain.masked import MaskedMethod, TokenModel
+from vtk.training.pretrain.masks import Masks
+from vtk.training.pretrain.method import Setting
+from vtk.training.pretrain.patches import positions_of
+from vtk.training.pretrain.tokenizer import Tokenizer, check_fits, load_tokenizer, save_tokenizer
+
+FILE = "tokenizer.safetensors"
+SHOWN = -100
+"""In place of a word, where a patch is not hidden; torch's cross-entropy leaves it out."""
+
+
+class WordObjective:
+    """Cross-entropy of the words of hidden patches, in fp32 or wider.
+
+    Args:
+        masks: what is hidden.
+        tokenizer: on the device.
+    """
+
+    def __init__(self, masks: Masks, tokenizer: Tokenizer) -> None:
+        self.masks, self.tokenizer = masks, tokenizer
+
+    def start_epoch(self, seed: int) -> None:
+        """Do nothing: masks follow from the seed of each image."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Turn the seeds into the words (B, N) of hidden patches, and `SHOWN` elsewhere."""
+        words = self.tokenizer.ids(batch.images)
+        return Batch(batch.images, words.masked_fill(~self.masks.draw(batch.labels), SHOWN), batch.stream)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean over hidden patches, of which all images have equally many, and the share that is right."""
+        mask = batch.labels != SHOWN
+        logits = model(batch.images, mask, count=self.masks.count).flatten(0, 1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        words = batch.labels.gather(1, positions_of(mask, self.masks.count)).flatten()
+        return F.cross_entropy(logits, words), {"words_top1": (logits.argmax(-1) == words).float().mean()}
+
+
+class Beit(MaskedMethod):
+    """Trains a tokenizer, or takes one, and predicts its words."""
+
+    tokenizer: Tokenizer | None = None
+    patch: tuple[int, int]
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+
+    def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
+        """Refuse a backbone that merges its patches, and a tokenizer of other patches.
+
+        Raises:
+            UsageError: as said.
+            DataError: the tokenizer cannot be read.
+        """
+        super().check(backbone, config, spec)
+        rows, columns = self.masks.grid
+        self.patch = spec.height // rows, spec.width // columns
+        if config.tokenizer is not None:
+            self._take(*load_tokenizer(config.tokenizer))
+            assert self.tokenizer is not None
+            check_fits(self.tokenizer, self.patch, spec, config.tokenizer)
+
+    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+        """Return both as they are; the tokenizer learns from the same."""
+        self._views = augment, plain
+        return self._views
+
+    def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
+        """Return the backbone with a mask token and a layer of logits; train the tokenizer, if there is none."""
+        if self.tokenizer is None and setting.config.resume:
+            self._take(*load_tokenizer(setting.out / FILE))
+        codes = setting.config.codes if self.tokenizer is None else self.tokenizer.spec.codes
+        model = self.ready(TokenModel(backbone, codes, setting.config.mask_at), setting)
+        if self.tokenizer is None:
+            self._take(*fit_tokenizer(setting, self.patch, *self._views))
+        return model
+
+    def objective(self, setting: Setting) -> Objective:
+        """Return the cross-entropy of hidden words; write the tokenizer."""
+        assert self.tokenizer is not None
+        kept = setting.out / FILE
+        if setting.ranks.main and not setting.config.resume:
+            save_tokenizer(kept, self.tokenizer, self.told)
+            console.say(f"tokenizer {kept}: {self._words()}")
+        return WordObjective(self.masks, self.tokenizer.to(setting.ranks.device))
+
+    @torch.no_grad()
+    def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
+        """Draw what the tokenizer makes of images: the most that words can tell of them."""
+        assert self.tokenizer is not None
+        columns = [images, self.tokenizer(images)[0]]
+        pictures.draw(columns, ("original", "from words"), setting.spec, setting.out / pictures.NAME)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what was hidden, and how good the tokenizer is."""
+        assert self.tokenizer is not None
+        rows, columns = self.masks.grid
+        told = {"masked": self.masks.count, "patches": rows * columns}
+        return told | {"tokenizer": {**self.told, "id": self.tokenizer.id[:16]}}
+
+    def _take(self, tokenizer: Tokenizer, told: dict[str, Any]) -> None:
+        self.tokenizer, self.told = tokenizer, told
+
+    def _words(self) -> str:
+        used, perplexity = self.told.get("codes_used"), self.told.get("perplexity")
+        if used is None or perplexity is None:
+            return "its file tells nothing of how its words are used"
+        return f"{console.percent(used, 0)} of its words in use, perplexity {perplexity:.0f}"

@@ -1,0 +1,98 @@
+"""The images of a run: all below a folder, whatever their folders are called; or, of labelled runs, class folders."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from vtk.data.audit import scan
+from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
+from vtk.data.listing import Found, folders, walk
+from vtk.data.named import fetch, is_named
+from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.errors import DataError
+from vtk.training.pretrain.config import PretrainConfig
+
+_LEAST = 4
+"""Images without which there is nothing to learn from: one is held out, and the others should differ."""
+
+
+def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) -> DataAudit:
+    """Scan the images of a run.
+
+    Raises:
+        DataError: the folder is absent, or too few of its images can be read; of a labelled run, see `vtk.data.scan`.
+    """
+    assert config.data is not None
+    if labelled:
+        audit = scan(
+            config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
+            show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
+            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes,
+        )  # fmt: skip
+        if not audit.val:
+            raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
+        return audit
+    return _scan_all(config, config.data, show_progress)
+
+
+def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataAudit:
+    start = time.perf_counter()
+    root = fetch(given) if is_named(given) else given
+    parts, notes = _parts(root)
+    found = [file for part in parts for file in part]
+    if not found:
+        raise DataError(f"{root} has no images, at any depth; give a folder of images")
+    probes, cached = probe_files(root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels)
+    if config.on_bad_image == "fail":
+        refuse_bad(root, probes)
+    good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
+    if len(parts) == 1:
+        train, val = split(good[0], good[0], config.val_split, config.seed)
+        notes.append(
+            f"{len(val)} of {len(good[0])} images are held out (--val-split {config.val_split:g}, seed {config.seed})"
+        )
+    else:
+        train, val = good
+    if len(train) + len(val) < _LEAST or not val:
+        bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
+        raise DataError(
+            f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
+            f"all{bad}"
+        )
+    readable = [probe for probe in probes.values() if not probe.bad]
+    return DataAudit(
+        root=root,
+        layout="flat" if len(parts) == 1 else "split",
+        classes=(),
+        train=tuple(Sample(root / name, 0) for name in train),
+        val=tuple(Sample(root / name, 0) for name in val),
+        bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
+        sizes=sizes_of(readable),
+        modes=dict(Counter(probe.mode for probe in readable).most_common()),
+        exif_rotated=sum(probe.orientation != 1 for probe in readable),
+        notes=tuple(notes),
+        val_split=config.val_split,
+        seed=config.seed,
+        max_pixels=config.max_pixels,
+        seconds=time.perf_counter() - start,
+        cached=cached,
+    )
+
+
+def _parts(root: Path) -> tuple[list[list[Found]], list[str]]:
+    """Return all images below ``root``; where it has train/ and val/ with images, those of each, and a note."""
+    names = folders(root)
+    train, val = (_first(names, wanted) for wanted in (TRAIN_NAMES, VAL_NAMES))
+    if train and val:
+        both = [[file._replace(name=f"{part}/{file.name}") for file in walk(root / part)] for part in (train, val)]
+        if all(both):
+            note = f"images of {val}/ are held out and not trained on"
+            others = [name for name in names if name not in (train, val)]
+            return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
+    return [list(walk(root))], []
+
+
+def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
+    return next((name for want in wanted for name in names if name.lower() == want), None)

@@ -1,0 +1,114 @@
+"""What a kind of pre-training brings along; `vtk.training.pretrain.run` does the rest, alike for all of them.
+
+A method turns a backbone (a timm model without classifier) into a model to train, says what is minimised, and draws
+what was learnt. The run reads the images, trains through `vtk.training.fit`, scores the held-out images with the same
+objective, resumes, and writes ``backbone.safetensors``. A new method is a class of this protocol and a line in
+`METHODS`; its flags are a group of options among the parents of `vtk.training.pretrain.config.PretrainConfig`.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor, nn
+
+from vtk.card import InputSpec
+from vtk.data.loader import Transform
+from vtk.data.samples import DataAudit
+from vtk.training.objective import Objective
+from vtk.training.parallel import Ranks
+from vtk.training.pretrain.config import PretrainConfig
+
+METHODS: Mapping[str, str] = {
+    "beit": "vtk.training.pretrain.beit:Beit",
+    "mae": "vtk.training.pretrain.mae:Mae",
+    "simmim": "vtk.training.pretrain.simmim:SimMim",
+    "supcon": "vtk.training.pretrain.supcon:SupCon",
+}
+"""Name on the command line → module and class, imported on first use."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method may know of its run.
+
+    Attributes:
+        config: of the run, every value resolved.
+        spec: size and statistics of the images.
+        ranks: this process and the others.
+        out: folder of the run.
+        audit: the images; of a method that is not `Method.labelled`, all of them have the label 0.
+        workers: processes that load images, for each training process.
+    """
+
+    config: PretrainConfig
+    spec: InputSpec
+    ranks: Ranks
+    out: Path
+    audit: DataAudit
+    workers: int
+
+
+class Method(Protocol):
+    """A kind of pre-training; made without arguments, for one run.
+
+    Attributes:
+        labelled: whether the class folders are read. ``Batch.labels`` are then classes. Otherwise they are seeds, one
+            for each image and epoch, which do not depend on the number of processes (`vtk.training.pretrain.seeds`).
+    """
+
+    labelled: bool
+
+    def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
+        """Refuse a backbone that the method cannot train, before any image is read.
+
+        Args:
+            backbone: without values (on the meta device), its transforms not yet applied.
+            config: of the run.
+            spec: size of the images.
+
+        Raises:
+            UsageError: the backbone, or a flag that does not go with it.
+        """
+
+    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+        """Return what makes tensors of images to train on, and of held-out ones.
+
+        Args:
+            augment: random crop, flip and colours, as the flags say.
+            plain: the same every time.
+        """
+
+    def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
+        """Return the model to train, which holds ``backbone`` as its attribute ``backbone``.
+
+        It is fp32 and on the CPU. What it has besides is drawn from torch's generator, which is seeded. Parameters that
+        get no gradient must not require one. Its method ``no_weight_decay()`` names further parameters that do not
+        decay, and ``set_grad_checkpointing(on)`` hands on to the backbone. Nothing is written yet.
+        """
+
+    def objective(self, setting: Setting) -> Objective:
+        """Return what is minimised; it also gives the held-out loss, with the model in eval mode.
+
+        Called after `model`, when the folder is the run's own: the main process may write a file of the method.
+        """
+
+    def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
+        """Draw into ``setting.out`` what was learnt, in the main process at the end of the run.
+
+        Args:
+            model: in eval mode, on its device.
+            images: (B, C, H, W), a few held-out ones after ``plain``, on the device.
+            setting: of the run.
+        """
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what the card and the result tell of the method, as JSON values."""
+
+
+def make_method(name: str) -> Method:
+    """Return a new method by its name, which the config has checked."""
+    module, _, kind = METHODS[name].partition(":")
+    return cast(Method, getattr(importlib.import_module(module), kind)())

@@ -1,0 +1,60 @@
+"""The files of a pre-training run besides those that every run has (`vtk.training.outputs`)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from vtk import console, files
+from vtk.card import Card
+from vtk.data.images import one_line
+from vtk.data.samples import DataAudit
+from vtk.formats import save_tensors
+from vtk.tasks.load import card_metadata
+from vtk.training import outputs
+from vtk.training.pretrain import beit, pictures
+from vtk.training.pretrain.supcon import PICTURE as SIMILARITY
+
+BACKBONE = "backbone.safetensors"
+PREFIX = "backbone."
+_FILES = (BACKBONE, beit.FILE, pictures.NAME, SIMILARITY)
+_SHOWN = 10
+
+
+def sweep(out: Path) -> None:
+    """Delete the temporary files and folders of a run that was killed while it wrote them."""
+    outputs.sweep(out)
+    files.sweep(out, lambda name: name in _FILES)
+
+
+def clear_run(out: Path) -> None:
+    """Remove what an earlier run wrote to ``out``, and nothing else."""
+    outputs.clear_run(out)
+    for name in _FILES:
+        (out / name).unlink(missing_ok=True)
+
+
+def save_backbone(path: Path, state: Mapping[str, Tensor], card: Card) -> None:
+    """Write the backbone's part of a model's state dict as a checkpoint, whole or not at all."""
+    kept = {key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)}
+    with files.replace_file(path) as tmp:
+        save_tensors(tmp, kept, card_metadata(card))
+
+
+def print_images(audit: DataAudit) -> None:
+    """Say which images there are; those of labelled runs by class."""
+    if audit.classes:
+        audit.print()
+        return
+    sizes = audit.sizes
+    console.say(f"{len(audit.train)} images to train on and {len(audit.val)} held out, of {one_line(audit.root)}")
+    console.say(
+        f"size (height×width): smallest {sizes['min_height']}×{sizes['min_width']}, largest {sizes['max_height']}×"
+        f"{sizes['max_width']} px; modes: " + ", ".join(f"{mode} {count}" for mode, count in audit.modes.items())
+    )
+    for note in audit.notes:
+        console.say(note)
+    for bad in audit.bad[:_SHOWN]:
+        console.say(f"skipped {one_line(bad.path)}: {bad.reason}", style="yellow")
+    if audit.bad:
+        console.say(f"{len(audit.bad)} unreadable file{'s' * (len(audit.bad) > 1)} skipped", style="yellow")

@@ -1,0 +1,281 @@
+"""``pretrain``: from a folder of images to the backbone of a model, and all that a stopped run needs to go on."""
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vtk import console
+from vtk.card import Card, Regime, Transform
+from vtk.data.layout import refuse_inside
+from vtk.data.loader import make_loader, mix
+from vtk.data.transforms import eval_transform, train_transform
+from vtk.errors import UsageError
+from vtk.files import write_text
+from vtk.formats import write_json
+from vtk.models.arguments import parse_model_kwargs
+from vtk.models.create import check_transforms, create_model
+from vtk.models.inputs import blank_model, input_spec
+from vtk.training import checkpoint, policy
+from vtk.training import outputs as run_outputs
+from vtk.training.compiled import check_compile
+from vtk.training.engine import DivergedError, fit
+from vtk.training.optim import describe_rates
+from vtk.training.optimizers import check_optimizer
+from vtk.training.parallel import Ranks, open_ranks
+from vtk.training.precision import make_precision
+from vtk.training.pretrain import beit, outputs
+from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.heldout import HeldOut
+from vtk.training.pretrain.images import read_images
+from vtk.training.pretrain.method import Setting, make_method
+from vtk.training.pretrain.pictures import SHOWN
+from vtk.training.pretrain.result import PretrainResult
+from vtk.training.pretrain.seeds import SeededStream, numbered
+from vtk.training.result import EpochEnd
+from vtk.training.scoring import default_workers
+from vtk.training.sharpness import make_step_rule
+from vtk.training.streams import ImageStream, Stream
+
+_MODEL = 0x4D
+"""Mixed into the seed of what a method adds to the backbone."""
+
+
+def pretrain(config: PretrainConfig) -> PretrainResult:
+    """Pre-train a timm model on a folder of images, and write its backbone, metrics and pictures to ``config.out``.
+
+    Raises:
+        UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
+        DataError: the folder, the weights or the output folder cannot be used.
+        UnavailableError: the device is not here.
+        DivergedError: the loss became infinite or not a number; the backbone of the epoch before is kept.
+    """
+    if config.data is None:
+        raise UsageError("no data: give a folder of images")
+    out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
+    return PretrainRun(config.resolved(), out, open_ranks(config.device)).go()
+
+
+class PretrainRun:
+    """A run; `pretrain` drives it.
+
+    Args:
+        config: resolved.
+        out: folder for the results.
+        ranks: this process and the others.
+    """
+
+    def __init__(self, config: PretrainConfig, out: Path, ranks: Ranks) -> None:
+        self.config, self.out, self.ranks = config, out, ranks
+        self.method = make_method(config.method)
+        self.rows: list[dict[str, float]] = []
+
+    def go(self) -> PretrainResult:
+        """Do it."""
+        out, config, ranks = self.out, self.config, self.ranks
+        saved = self._load()
+        if config.data is not None:
+            refuse_inside(out, config.data)
+        if ranks.main:
+            run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
+        with run_outputs.no_empty_folder(out):
+            self._build()
+            self._model()
+        self.identity = self._identity()
+        if saved is not None:
+            checkpoint.check_identity(saved.identity, self.identity, cast(Any, PretrainConfig))
+            checkpoint.restore(self.model, saved.tensors, self.trained)
+            self.rows = list(saved.fit.rows)
+        if ranks.main:
+            self._start()
+        ranks.wait()
+        self._objective()
+        result = fit(
+            self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
+            start=saved.fit if saved else None, on_epoch=self._epoch,
+        )  # fmt: skip
+        if ranks.main:
+            self._finish()
+        ranks.wait()
+        file = out / beit.FILE
+        return PretrainResult(
+            out, out / outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
+            self.precision.name, file if file.is_file() else None,
+        )  # fmt: skip
+
+    def _load(self) -> checkpoint.Saved | None:
+        """Check what can be checked before an image is read, and return the state of the run that is resumed."""
+        config = self.config
+        self.kwargs = parse_model_kwargs(config.model_kwargs)
+        self.spec = input_spec(
+            config.model, self.kwargs, config.img_size, config.in_chans, mean=config.mean, std=config.std,
+            interpolation=config.interpolation, crop_pct=config.crop_pct, resize_mode=config.resize_mode,
+        )  # fmt: skip
+        stem = () if config.in_chans == 3 else (Transform("adapt_input", {"in_chans": config.in_chans}),)
+        check_transforms(config.model, (*stem, *config.transforms()), self.kwargs, self.spec.size)
+        check_compile(config.compile)
+        self.precision = make_precision(config.precision, self.ranks.device)
+        check_optimizer(config.optimizer, config.opt_kwargs)
+        self.method.check(blank_model(config.model, self.kwargs), config, self.spec)
+        low, high = config.crop_scale
+        augment = train_transform(
+            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            color_jitter=config.color_jitter,
+        )  # fmt: skip
+        self.views = self.method.transforms(augment, eval_transform(self.spec))
+        return checkpoint.load_state(self.out / run_outputs.LAST) if config.resume else None
+
+    def _build(self) -> None:
+        """Read the images, and make the backbone."""
+        config, ranks = self.config, self.ranks
+        for turn in (True, False):  # the main process scans first; the others find its cache
+            if ranks.main == turn:
+                self.audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
+            ranks.wait()
+        self.created = create_model(
+            config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
+            pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
+            in_chans=config.in_chans, input=self.spec, transforms=config.transforms(),
+        )  # fmt: skip
+        self.workers = default_workers(config.workers, ranks.world)
+        self.stream = self._stream()  # a batch size that cannot be is refused before anything is written
+
+    def _stream(self) -> Stream:
+        config, samples = self.config, self.audit.train
+        stream = ImageStream(
+            samples if self.method.labelled else numbered(samples), self.views[0], batch_size=config.batch_size,
+            seed=config.seed, workers=self.workers, ranks=self.ranks, max_pixels=config.max_pixels,
+        )  # fmt: skip
+        return stream if self.method.labelled else SeededStream(stream, config.seed)
+
+    def _model(self) -> None:
+        """Make the model to train; BEiT trains its tokenizer here."""
+        config, ranks = self.config, self.ranks
+        if ranks.main:
+            outputs.print_images(self.audit)
+            for note in self.created.notes:
+                console.say(note)
+        self.setting = Setting(config, self.spec, ranks, self.out, self.audit, self.workers)
+        torch.manual_seed(mix(config.seed, _MODEL))
+        self.model = self.method.model(self.created.model, self.setting)
+        parameters = frozenset(n for n, p in self.model.named_parameters() if p.requires_grad)
+        live = policy.live_buffers(self.model) & self.model.state_dict().keys()
+        self.trained = policy.aliases(self.model, parameters) | live
+        kind = getattr(self.method, "kind", None)  # of the table of radii
+        self.rule, self.rule_line = make_step_rule(config, self.created.model, [self.spec], ranks, kind)
+
+    def _start(self) -> None:
+        """Say what will be trained, and write what later commands need; an earlier run stays until here."""
+        out, config = self.out, self.config
+        counts = [sum(p.numel() for p in m.parameters()) for m in (self.created.model, self.model)]
+        console.say(f"{counts[0]:,} weights are kept as the backbone, {counts[1] - counts[0]:,} help to train them")
+        console.say(describe_rates(self.model, config))
+        if self.rule_line:
+            console.say(self.rule_line)
+        outputs.sweep(out)
+        if config.overwrite:
+            outputs.clear_run(out)
+        write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
+        write_json(out / "audit.json", self.audit.to_dict())
+
+    def _objective(self) -> None:
+        """Make what is minimised, also of held-out images; BEiT writes its tokenizer here."""
+        config, labelled = self.config, self.method.labelled
+        self.objective = self.method.objective(self.setting)
+        loader = make_loader(
+            self.audit.val if labelled else numbered(self.audit.val), self.views[1],
+            # contrasts are between the images of a batch, which in order would be of one class
+            batch_size=config.eval_batch_size, shuffle=labelled, seed=config.seed, workers=self.workers,
+            max_pixels=config.max_pixels,
+        )  # fmt: skip
+        self.held_out = HeldOut(loader, self.objective, self.ranks, seed=None if labelled else config.seed)
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a resumed run must share with the one it goes on with."""
+        identity = checkpoint.identity(
+            cast(Any, self.config), base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
+            precision=self.precision.name, world=self.ranks.world,
+        )  # fmt: skip
+        told = self.method.numbers().get("tokenizer")  # where its file is makes no difference, what is in it does
+        identity["flags"]["tokenizer"] = told and told["id"]
+        return identity
+
+    def _epoch(self, end: EpochEnd) -> Mapping[str, float]:
+        """Score the epoch, write its backbone, and what a resume needs."""
+        with end.averaged():
+            found = self.held_out.score(self.model)
+            self.precision.before_eval(self.model)
+            numbers = {f"val_{name}": value for name, value in found.items()}
+            if not math.isfinite(numbers["val_loss"]):
+                raise DivergedError(
+                    f"the held-out loss is {numbers['val_loss']} after epoch {end.epoch}; use a lower --lr or a longer "
+                    "--warmup"
+                )
+            self.rows.append({**end.row, **numbers})
+            if self.ranks.main:
+                state = self.precision.master_state_dict(self.model)
+                outputs.save_backbone(self.out / outputs.BACKBONE, state, self._card())
+        if self.ranks.main:
+            run_outputs.write_rows(self.out, self.rows)
+            live = self.model.state_dict()
+            tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
+            # `tasks` tells the reader that there is no best epoch to look for
+            saved = checkpoint.Saved(tensors, end.state(numbers), {"tasks": {}}, self.identity)
+            checkpoint.save_state(self.out / run_outputs.LAST, saved)
+            told = "".join(f", {name} {value:.3f}" for name, value in found.items() if name != "loss")
+            console.say(
+                f"epoch {end.epoch}/{self.config.epochs}: loss {end.row['loss']:.4f}, held-out "
+                f"{numbers['val_loss']:.4f}{told}, {end.row['images_per_second']:,.0f} images/s"
+            )
+        return numbers
+
+    def _card(self) -> Card:
+        config, row = self.config, self.rows[-1]
+        metrics = {key.removeprefix("val_"): value for key, value in row.items() if key.startswith("val_")}
+        started = config.weights is not None or config.pretrained
+        return Card(
+            model=self.created.spec,
+            input=self.created.input,
+            classes=(),
+            transforms=self.created.transforms,
+            metrics={
+                **metrics, "count": len(self.audit.val), "epoch": int(row["epoch"]), "method": config.method,
+                **self.method.numbers(), **({"started_from": self.created.base.ref.source} if started else {}),
+            },
+            data={"val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name},
+            regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
+            versions=run_outputs.versions(),
+            command=run_outputs.command_line(cast(Any, config)),
+        )  # fmt: skip
+
+    def _finish(self) -> None:
+        """Draw, and say where the backbone is."""
+        run_outputs.write_curves(self.out, self.rows)
+        val = self.audit.val
+        shown = [val[i * len(val) // min(SHOWN, len(val))] for i in range(min(SHOWN, len(val)))]
+        loader = make_loader(shown, eval_transform(self.spec), batch_size=SHOWN, shuffle=False, seed=0, workers=0,
+                             max_pixels=self.config.max_pixels)  # fmt: skip
+        images = next(iter(loader))[0].to(self.ranks.device)
+        self.model.eval()
+        self.method.draw(self.model, images, self.setting)
+        self.precision.before_eval(self.model)
+        path = self.out / outputs.BACKBONE
+        console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
+        if len(self.rows) < self.config.epochs:
+            console.say(f"stopped after {len(self.rows)} of {self.config.epochs} epochs; go on with --resume")
+        else:
+            console.say(f"fine-tune from it: {self._next(path)}")
+
+    def _next(self, path: Path) -> str:
+        """Return the command that starts from the backbone; of its stem and the like the card tells."""
+        config = self.config
+        words = ["vtk", "finetune", "DATA", "--model", config.model]
+        if config.model_kwargs:
+            words += ["--model-kwargs", *config.model_kwargs]
+        if config.img_size is not None:
+            words += ["--img-size", *map(str, self.spec.size[: 1 if self.spec.height == self.spec.width else 2])]
+        return shlex.join([*words, "--weights", str(path)])

@@ -1,0 +1,47 @@
+"""A seed for each image and epoch, as the labels of batches whose images have none."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from vtk.data.loader import mix
+from vtk.data.samples import Sample
+from vtk.training.objective import Batch
+from vtk.training.streams import Stream
+
+HELD_OUT = (1 << 63) - 1
+"""In place of the epoch, for held-out images: the same is hidden of them every time."""
+
+
+def numbered(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the images with their number as label."""
+    return [Sample(sample.path, i) for i, sample in enumerate(samples)]
+
+
+def seeds_of(numbers: Tensor, seed: int, epoch: int) -> Tensor:
+    """Return a non-negative int64 seed for each of the images ``numbers`` (B,) in ``epoch``."""
+    return torch.tensor([mix(seed, epoch, number) >> 1 for number in numbers.tolist()])
+
+
+class SeededStream:
+    """A stream whose labels are seeds in place of the numbers of images.
+
+    Args:
+        stream: of `numbered` images.
+        seed: of the run.
+    """
+
+    def __init__(self, stream: Stream, seed: int) -> None:
+        self._stream, self._seed = stream, seed
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Images in each batch of an epoch, all processes together."""
+        return self._stream.sizes
+
+    def epoch(self, index: int) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+        for batch in self._stream.epoch(index):
+            yield dataclasses.replace(batch, labels=seeds_of(batch.labels, self._seed, index))

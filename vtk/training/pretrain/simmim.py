@@ -1,0 +1,34 @@
+"""SimMIM (Xie et al. 2021): a mask token in place of hidden patches, a linear layer, L1 over their pixels."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vtk.training.objective import Objective
+from vtk.training.pretrain import pictures
+from vtk.training.pretrain.masked import MaskedMethod, PixelObjective, TokenModel
+from vtk.training.pretrain.method import Setting
+from vtk.training.pretrain.patches import normalized
+
+
+class SimMim(MaskedMethod):
+    """Predicts pixels from the tokens of all patches."""
+
+    def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
+        """Return the backbone with a mask token and a linear layer."""
+        rows, columns = self.masks.grid
+        spec = setting.spec
+        outputs = spec.in_chans * spec.height * spec.width // (rows * columns)
+        return self.ready(TokenModel(backbone, outputs, setting.config.mask_at), setting)
+
+    def objective(self, setting: Setting) -> Objective:
+        """Return L1 over hidden pixels."""
+        return PixelObjective(self.masks, "l1", *([normalized] if setting.config.norm_pixels else []))
+
+    def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
+        """Draw originals, what the model sees, and what it makes of that."""
+        pictures.reconstruction(model, images, self.masks, setting)
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what was hidden."""
+        return {"masked": self.masks.count, "patches": self.masks.grid[0] * self.masks.grid[1]}

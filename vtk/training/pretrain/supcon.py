@@ -1,0 +1,187 @@
+"""Supervised contrastive pre-training (Khosla et al., 2020): images of a class together, all others apart.
+
+Two augmented views of each image go through the backbone and a projection (two linear layers with a ReLU between them,
+thrown away afterwards), and are compared by their cosines. The loss is the paper's equation 2, whose sum over positives
+is outside of the logarithm. *When Vision Transformers outperform ResNets* trains ViTs this way with and without SAM
+(appendix C): temperature 0.1, LAMB, ρ = 0.02, then a linear head.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vtk.card import InputSpec
+from vtk.data.loader import Transform
+from vtk.errors import UsageError
+from vtk.files import replace_file
+from vtk.training.gather import gather_rows
+from vtk.training.objective import Batch
+from vtk.training.parallel import Ranks
+from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.method import Setting
+from vtk.training.radii import Kind
+
+PICTURE = "similarity.png"
+
+
+def supcon_loss(
+    own: Tensor, labels: Tensor, every: Tensor, all_labels: Tensor, start: int, temperature: float
+) -> Tensor:
+    """Return equation 2's mean over the anchors that have a positive; 0 where none has one.
+
+    Args:
+        own: (n, D) of length 1, the anchors.
+        labels: (n,) of the anchors.
+        every: (N, D), all that anchors are compared with; the anchors are rows ``start`` to ``start + n``.
+        all_labels: (N,).
+        start: the first anchor's row.
+        temperature: τ.
+    """
+    if len(every) < 2:  # the logarithm of an empty sum has no gradient
+        return 0 * own.sum()
+    logits = own @ every.T / temperature
+    itself = torch.zeros_like(logits, dtype=torch.bool)
+    itself[:, start : start + len(own)].fill_diagonal_(True)
+    positive = (labels[:, None] == all_labels) & ~itself
+    # an anchor is no part of its own denominator: A(i) is all but i
+    log_p = logits - logits.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    count = positive.sum(1)
+    has = count > 0
+    each = -log_p.masked_fill(~positive, 0).sum(1) / count.clamp_min(1)
+    return each.sum() / has.sum().clamp_min(1)
+
+
+class TwoViews:
+    """Two augmented views of one image: (2, C, H, W). The generators go on between them, so they differ."""
+
+    def __init__(self, augment: Transform) -> None:
+        self.augment, self.spec = augment, getattr(augment, "spec", None)
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return both views."""
+        return torch.stack([self.augment(image), self.augment(image)])
+
+
+class Projected(nn.Module):
+    """A backbone and its projection: (B, V, C, H, W) to (B, V, D) of length 1, in fp32 or wider.
+
+    Args:
+        backbone: a timm model without a classifier, which gives (B, C) features.
+        dim: D, of the projection; its hidden layer is as wide as the features.
+    """
+
+    def __init__(self, backbone: nn.Module, dim: int) -> None:
+        super().__init__()
+        width: Any = backbone.num_features
+        self.backbone = backbone
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Project every view."""
+        views = images.shape[:2]
+        found = self.projection(self.backbone(images.flatten(0, 1)))
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        return F.normalize(found, dim=1).unflatten(0, views)
+
+    def no_weight_decay(self) -> set[str]:
+        """Return what the backbone names."""
+        own: Any = getattr(self.backbone, "no_weight_decay", set)
+        return {f"backbone.{name}" for name in own()}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Let the backbone compute its blocks twice."""
+        switch: Any = self.backbone.set_grad_checkpointing
+        switch(enable)
+
+
+class Contrast:
+    """The objective: all views of a batch, of all processes, are compared with each other.
+
+    Args:
+        temperature: τ.
+        ranks: this process and the others; in training each sees the images of all, so that the loss does not depend on
+            how many there are.
+    """
+
+    def __init__(self, temperature: float, ranks: Ranks) -> None:
+        self.temperature, self.ranks = temperature, ranks
+
+    def start_epoch(self, seed: int) -> None:
+        """Nothing is drawn here."""
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Return the batch."""
+        return batch
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+        """Return the mean over this process's views, and how close views of one image are."""
+        found = model(batch.images)
+        own, labels = found.flatten(0, 1), batch.labels.repeat_interleave(found.shape[1])
+        inner: Any = getattr(model, "module", model)
+        # held-out batches are shared out whole, and some process may have none
+        ranks = self.ranks if inner.training else Ranks(batch.images.device)
+        every, start = gather_rows(own, ranks)
+        all_labels, _ = gather_rows(labels, ranks)
+        loss = supcon_loss(own, labels, every, all_labels, start, self.temperature)
+        numbers: dict[str, Tensor | float] = {}
+        if found.shape[1] == 2:
+            numbers["view_cosine"] = (found[:, 0] * found[:, 1]).sum(1).mean().detach()
+        return loss, numbers
+
+
+class OneView:
+    """One image as the only view of itself: (1, C, H, W)."""
+
+    def __init__(self, plain: Transform) -> None:
+        self.plain, self.spec = plain, getattr(plain, "spec", None)
+        self.random = getattr(plain, "random", True)
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return the view."""
+        return self.plain(image)[None]
+
+
+class SupCon:
+    """The method. Held-out images are compared as they are, one view each: an image's positives are its class."""
+
+    labelled = True
+    kind: Kind = "contrastive"
+
+    def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
+        """Accept any backbone that has features."""
+        if not getattr(backbone, "num_features", 0):
+            raise UsageError(f"`--method supcon`: {type(backbone).__name__} has no features to compare images by")
+
+    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+        """Return what makes two views to train on, and one to score."""
+        return TwoViews(augment), OneView(plain)
+
+    def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
+        """Return the backbone with a new projection."""
+        self._told = {"temperature": setting.config.supcon_temperature, "projection": setting.config.supcon_dim}
+        return Projected(backbone, setting.config.supcon_dim)
+
+    def objective(self, setting: Setting) -> Contrast:
+        """Return equation 2."""
+        return Contrast(setting.config.supcon_temperature, setting.ranks)
+
+    @torch.no_grad()
+    def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
+        """Draw the cosines between held-out images, which are in order of their classes, into ``similarity.png``."""
+        from matplotlib.figure import Figure
+
+        found = model(images[:, None])[:, 0]
+        figure = Figure(figsize=(4, 3.4), dpi=130)
+        axes = figure.add_subplot()
+        shown = axes.imshow((found @ found.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
+        figure.colorbar(shown, ax=axes, label="cosine of the projections")
+        axes.set_xlabel("held-out images, in order of their classes")
+        with replace_file(setting.out / PICTURE) as tmp:
+            figure.savefig(tmp, format="png")
+
+    def numbers(self) -> dict[str, Any]:
+        """Return temperature and width."""
+        return self._told

@@ -1,0 +1,108 @@
+"""ρ of `--sam auto`: paper D's table 11, found on ImageNet at 224 px, for plain SAM.
+
+An architecture that is not in it takes the nearest entry of its family: first by size (S up to a width of 543, between
+ViT-S's 384 and ViT-B's 768 on a scale of ratios; ResNets by their number of blocks and width), then by patch, again by
+ratio. The table is only about classes of timm that the paper trained, so others need a number.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.mlp_mixer import MixerBlock, MlpMixer
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.resnetv2 import PreActBasic, ResNetV2
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from vtk.errors import UsageError
+
+Kind = Literal["supervised", "augmented", "adversarial", "contrastive"]
+"""How a model is trained; augmented is with mixup and RandAugment (the paper's AUG), contrastive supervised."""
+
+ADAPTIVE = 10.0
+"""How much more adaptive SAM wants: ASAM's own search ended at 0.5 to 1 where SAM's did at 0.05 to 0.1."""
+
+_VIT: Mapping[Kind, Mapping[tuple[str, int], float]] = {
+    "supervised": {
+        ("S", 32): 0.05, ("S", 16): 0.1, ("S", 14): 0.1, ("S", 8): 0.15, ("B", 32): 0.15, ("B", 16): 0.2,
+    },
+    "augmented": {("B", 16): 0.05},
+    "adversarial": {("S", 16): 0.1, ("B", 32): 0.1, ("B", 16): 0.1},
+    "contrastive": {("S", 16): 0.02, ("B", 16): 0.02},
+}  # fmt: skip
+_MIXER: Mapping[Kind, Mapping[tuple[str, int], float]] = {
+    "supervised": {
+        ("S", 32): 0.1, ("S", 16): 0.15, ("S", 8): 0.2, ("B", 32): 0.35, ("B", 16): 0.6, ("B", 8): 0.6,
+    },
+    "augmented": {("B", 16): 0.2},
+    "adversarial": {("S", 16): 0.05, ("B", 32): 0.25, ("B", 16): 0.25},
+}  # fmt: skip
+_RESNET: Mapping[Kind, Mapping[tuple[int, int], float]] = {  # (layers, width)
+    "supervised": {(50, 1): 0.02, (101, 1): 0.05, (152, 1): 0.02, (50, 2): 0.05, (101, 2): 0.05, (152, 2): 0.05},
+    "adversarial": {(50, 1): 0.05, (101, 1): 0.05, (152, 1): 0.05},
+}
+_USUAL = "0.02 to 0.6 are usual"
+_WIDTHS = {"ViT": {"S": 384, "B": 768}, "Mixer": {"S": 512, "B": 768}}
+
+
+def find_radius(model: nn.Module, kind: Kind) -> tuple[float, str]:
+    """Return ρ and the entry it is from.
+
+    Args:
+        model: of timm.
+        kind: of training.
+
+    Raises:
+        UsageError: the table has nothing like this model.
+    """
+    found: Any = model
+    if type(found) in (VisionTransformer, VisionTransformerDistilled):
+        return _of_tokens("ViT", _VIT, found.embed_dim, _patch(found.patch_embed), kind)
+    if type(found) is MlpMixer and all(isinstance(block, MixerBlock) for block in found.blocks):
+        return _of_tokens("Mixer", _MIXER, found.embed_dim, _patch(found.stem), kind)
+    if type(found) is ResNet:
+        stages = [list(stage) for stage in (found.layer1, found.layer2, found.layer3, found.layer4)]
+        return _of_resnet(stages, found.num_features, kind)
+    if type(found) is ResNetV2:
+        return _of_resnet([list(stage.blocks) for stage in found.stages], found.num_features, kind)
+    name = type(model).__name__ + (f" of {type(found.blocks[0]).__name__}" if type(found) is MlpMixer else "")
+    raise UsageError(
+        f"`--sam` auto: paper D has no ρ for {name} (it has ViT, MLP-Mixer and ResNet); give a number, {_USUAL}"
+    )
+
+
+def _of_tokens(
+    family: str, table: Mapping[Kind, Mapping[tuple[str, int], float]], width: int, patch: float, kind: Kind
+) -> tuple[float, str]:
+    entries = _of_kind(family, table, kind)
+    size = min(_WIDTHS[family], key=lambda name: _apart(width, _WIDTHS[family][name]))
+    own = {key: rho for key, rho in entries.items() if key[0] == size} or entries
+    key = min(own, key=lambda entry: _apart(patch, entry[1]))
+    return own[key], f"{family}-{key[0]}/{key[1]}, {kind}"
+
+
+def _of_resnet(stages: list[list[nn.Module]], features: int, kind: Kind) -> tuple[float, str]:
+    entries = _of_kind("ResNet", _RESNET, kind)
+    blocks = [block for stage in stages for block in stage]
+    basic = isinstance(blocks[0], (BasicBlock, PreActBasic))
+    width = features / (512 if basic else 2048)
+    layers = len(blocks) * (2 if basic else 3) + 2
+    key = min(entries, key=lambda entry: (_apart(width, entry[1]), _apart(layers, entry[0])))
+    return entries[key], f"ResNet-{key[0]}{'x2' if key[1] == 2 else ''}, {kind}"
+
+
+def _of_kind(family: str, table: Mapping[Kind, Any], kind: Kind) -> Any:
+    if kind not in table:
+        raise UsageError(f"`--sam` auto: paper D has no ρ for {kind} training of a {family}; give a number, {_USUAL}")
+    return table[kind]
+
+
+def _patch(embed: Any) -> float:
+    size = embed.patch_size
+    return math.sqrt(size[0] * size[1]) if isinstance(size, tuple) else float(size)
+
+
+def _apart(a: float, b: float) -> float:
+    return abs(math.log(a / b))

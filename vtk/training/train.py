@@ -1,0 +1,43 @@
+"""``train``: from a folder of images to a model of one's own, as a checkpoint that every other command takes."""
+
+from pathlib import Path
+
+from vtk.errors import UsageError
+from vtk.training.checkpoints import CheckpointRun
+from vtk.training.finetune import report_memory
+from vtk.training.memory import MemoryChoice
+from vtk.training.parallel import open_ranks
+from vtk.training.result import TrainResult
+from vtk.training.train_config import TrainConfig
+
+
+def train(config: TrainConfig) -> TrainResult:
+    """Train all weights of a timm model on a folder of images, and write checkpoints, metrics and plots to ``out``.
+
+    Raises:
+        UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
+        DataError: the folder, the weights or the output folder cannot be used.
+        UnavailableError: the device is not here.
+        DivergedError: the loss became infinite or not a number; the best checkpoint so far is kept.
+    """
+    if config.dry_run:
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.train_memory for its numbers")
+    found = _open(config).go()
+    return TrainResult(found.out, found.task, found.task_last, found)
+
+
+def train_memory(config: TrainConfig) -> MemoryChoice:
+    """Return the memory that a step of ``config`` would take; nothing is trained and nothing written.
+
+    Raises:
+        UsageError: flags that are wrong or contradict each other.
+        DataError: the folder or the weights cannot be used.
+        UnavailableError: the device is not here.
+    """
+    return report_memory(_open(config))
+
+
+def _open(config: TrainConfig) -> CheckpointRun:
+    if config.data is None:
+        raise UsageError("no data: give a folder with train/ and val/, or with one folder per class")
+    return CheckpointRun(config, config.out or Path("runs") / config.data.resolve().name, open_ranks(config.device))

@@ -1,0 +1,131 @@
+"""Options of a run that trains a whole model: the groups of fine-tuning that make sense for it, and its own."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vtk.errors import UsageError
+from vtk.training.config import FinetuneConfig
+from vtk.training.options.architecture import ArchitectureOptions
+from vtk.training.options.augment import AugmentOptions
+from vtk.training.options.checks import check_finite
+from vtk.training.options.distill import DistillOptions
+from vtk.training.options.images import ImageOptions
+from vtk.training.options.labels import LabelOptions
+from vtk.training.options.outcome import OutcomeOptions
+from vtk.training.options.packs import MemoryMode
+from vtk.training.options.policy import PolicyName
+from vtk.training.options.recipe import RecipeOptions
+from vtk.training.options.running import RunningOptions
+from vtk.training.options.scratch import ScratchOptions
+from vtk.training.options.sharpness import SharpnessOptions
+from vtk.training.options.source import DataOptions, SourceOptions
+from vtk.training.recipes import read_recipe
+
+__all__ = ["RunConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True)
+class TrainConfig(
+    # fields come in the order of the last parent first
+    RunningOptions,
+    OutcomeOptions,
+    LabelOptions,
+    AugmentOptions,
+    DistillOptions,
+    SharpnessOptions,
+    RecipeOptions,
+    ScratchOptions,
+    ArchitectureOptions,
+    ImageOptions,
+    SourceOptions,
+    DataOptions,
+):
+    """What to train from scratch on which images, and how.
+
+    All weights are trained, by default from random ones. The defaults are for small models on a few thousand to a few
+    hundred thousand images; `vtk.training.recipes` has those of papers. ``recipe`` says where values came from; it is
+    read by `vtk.training.recipes.from_recipe` and by the command line.
+
+    Raises:
+        UsageError: a value is out of range or two values contradict each other.
+    """
+
+    pretrained: bool = field(
+        default=False,
+        metadata={"help": "start from the hub's weights in place of random ones"},
+    )
+    epochs: int = field(default=100, metadata={"help": "passes over the training images"})
+    lr: float = field(default=1e-3, metadata={"help": "highest learning rate (AdamW; sgd wants about 100 times more)"})
+    head_lr_mult: float = field(default=1.0, metadata={"help": "factor on the learning rate of the head"})
+
+    command: ClassVar[str] = "train"
+    # what a fine-tuning run may choose and this one may not
+    train: ClassVar[PolicyName] = "full"
+    memory: ClassVar[MemoryMode] = "plain"
+    tasks: ClassVar[tuple[str, ...]] = ()
+    init_from: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_finite(self)
+        self._check_source()
+        self._check_images()
+        self._check_architecture()
+        self._check_recipe()
+        self._check_sharpness()
+        self._check_distill()
+        self._check_scratch()
+        self._check_augment()
+        self._check_labels()
+        self._check_outcome()
+        self._check_running()
+        self._check_together()
+
+    @property
+    def chosen_metric(self) -> str:
+        """The number by which the best epoch is chosen."""
+        return self._metric_of(self.multi_label)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return what each option is where no flag says otherwise: the recipe's value, or the field's own."""
+        own = {f.name: f.default for f in dataclasses.fields(self)}
+        if self.recipe is None:
+            return own
+        return {**own, **read_recipe(self.recipe, type(self))}
+
+    def settled(self, memory: MemoryMode, batch: int) -> "TrainConfig":
+        """Return the config with the batch that was chosen; there is one memory mode."""
+        assert memory == self.memory
+        return dataclasses.replace(self, batch_size=batch)
+
+    def scaled(self) -> "TrainConfig":
+        """Return the config with the learning rate of its batch."""
+        if self.lr_batch is None:
+            return self
+        assert isinstance(self.batch_size, int)
+        return dataclasses.replace(self, lr=self.lr * self.batch_size * self.accumulate / self.lr_batch, lr_batch=None)
+
+    def _check_source(self) -> None:
+        if self.weights is not None and self.pretrained:
+            raise UsageError("`--weights` gives weights to start from, --pretrained asks for the hub's; give one")
+        self._check_input()
+
+    def _check_together(self) -> None:
+        """Refuse what options of different groups do to each other."""
+        self._metric_of(self.multi_label)
+        if self.data is not None and Path(self.data).suffix.lower() == ".csv" and not self.multi_label:
+            raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
+        if self.loss != "ce" and self.multi_label:
+            raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
+        if self.loss != "ce" and self.class_weights != "none":
+            raise UsageError(
+                f"`--class-weights` balanced weighs the classes of cross-entropy; with --loss {self.loss} give "
+                "--sampler balanced"
+            )
+        if self.aug_repeats > 1 and self.sampler == "balanced":
+            raise UsageError("`--aug-repeats` and `--sampler` balanced both repeat images; give one of them")
+
+
+RunConfig = FinetuneConfig | TrainConfig
+"""What `vtk.training.run.Run` takes."""
