@@ -53,6 +53,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/commands.py --check
 	$(BIN)/python docs/performance.py --check
 	$(BIN)/python docs/families.py --check
+	$(BIN)/python docs/papers.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -62,6 +63,7 @@ docs: $(STAMP)  ## write docs/commands.md and docs/performance.md again, from th
 	$(BIN)/python docs/commands.py
 	$(BIN)/python docs/performance.py
 	$(BIN)/python docs/families.py
+	$(BIN)/python docs/papers.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist

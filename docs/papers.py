@@ -76,7 +76,7 @@ NAMES = {
     "top1": "top-1, %", "loss": "training loss", "val_loss": "held-out loss", "entropy_deep": "entropy, deep",
     "entropy_shallow": "entropy, shallow", "entropy_class_token_deep": "class token, deep",
     "entropy_uniform": "uniform", "parameters": "parameters", "forward_ratio": "forward", "lambda_max": "λ_max",
-    "train_loss": "L", "noisy_loss": "L^N", "miss_rate": "miss rate, %", "step_ratio": "step",
+    "train_loss": "L", "noisy_loss": "L^N", "noise_rise": "L^N − L", "miss_rate": "miss rate, %", "step_ratio": "step",
     "similarity_stem": "similarity, stem", "similarity_lower": "similarity, lower",
     "similarity_upper": "similarity, upper", "diverged": "diverged, %",
 }  # fmt: skip

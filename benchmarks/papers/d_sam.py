@@ -22,7 +22,8 @@ def _sam(job: Job) -> None:
         )
         job.add(
             variant, lambda_max=curvature.value, lambda_converged=all(curvature.converged.values()),
-            train_loss=flatness.loss, noisy_loss=flatness.noisy_loss, miss_rate=miss_rate(task.model, seen).rate,
+            train_loss=flatness.loss, noisy_loss=flatness.noisy_loss,
+            noise_rise=flatness.noisy_loss - flatness.loss, miss_rate=miss_rate(task.model, seen).rate,
         )  # fmt: skip
     if len(speeds) == 2:
         job.add("SAM", step_ratio=speeds["AdamW"] / speeds["SAM"])
