@@ -67,7 +67,8 @@ def work_of(model: nn.Module, shape: tuple[int, ...], classes: int) -> Work | No
     try:
         counter: Any = FlopCounterMode(display=False)
         with torch.no_grad(), counter:
-            model.eval().to("meta")(torch.empty(1, *shape, device="meta"))
+            # frozen: the counter hooks inputs that ask for gradients, and fails at a class token on its own (PiT)
+            model.eval().requires_grad_(False).to("meta")(torch.empty(1, *shape, device="meta"))
     except (RuntimeError, NotImplementedError, TypeError):
         return None
     return Work(int(counter.get_total_flops()), parameters, values)
