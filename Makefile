@@ -28,7 +28,8 @@ test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(STAMP)  ## long tables, the demo and the documents' examples
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'slow and not gpu and not server'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'slow and not timing and not gpu and not server'
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server'
 
 # the Triton Inference Server of that wheel has a Python back-end which gives empty tensors with numpy 2
 $(SERVER)/.installed: pyproject.toml

@@ -82,9 +82,14 @@ def from_yaml(hint: Any, value: Any) -> Any:
         if hint is bool and isinstance(value, bool):
             return value
         raise ValueError(f"expected {hint.__name__}, found {value!r}")
+    if hint is int and isinstance(value, int):  # as a float a large one would change
+        return value
     if hint in (int, float) and isinstance(value, (int, float, str)):
-        number = float(value)
-        if hint is int and number != int(number):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            raise ValueError(f"expected a number, found {value!r}") from None
+        if hint is int and not number.is_integer():  # nor is infinity
             raise ValueError(f"expected a whole number, found {value!r}")
         return hint(number)
     if hint in (str, Path) and isinstance(value, (str, int, float)):

@@ -210,6 +210,7 @@ def test_a_product_costs_at_most_three_and_a_half_gradients(costs):
     assert counts[1] <= 3.5 * counts[0] and counts[2] <= 2.5 * counts[0], counts
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_a_product_takes_at_most_the_time_of_three_and_a_half_gradients(costs):
     best = [math.inf, math.inf]

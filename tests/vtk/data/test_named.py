@@ -228,7 +228,6 @@ def test_a_set_of_torchvision(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(sorted((audit.root / "val").rglob("*.png"))[0])), images[0])
 
 
-@pytest.mark.skipif(importlib.util.find_spec("webdataset") is None, reason="webdataset is not installed")
 def test_real_shards(tmp_path: Path) -> None:
     for shard, count in (("pets-train-0.tar", 6), ("pets-train-1.tar", 4), ("pets-test-0.tar", 4)):
         with tarfile.open(tmp_path / shard, "w") as archive:
@@ -241,7 +240,6 @@ def test_real_shards(tmp_path: Path) -> None:
     assert audit.classes == ("0", "1") and audit.counts("train") == [5, 5] and audit.counts("val") == [2, 2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="datasets is not installed")
 def test_a_real_set_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part, count in (("train", 4), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):

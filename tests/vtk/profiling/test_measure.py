@@ -37,6 +37,7 @@ def test_loop_adds_less_than_3_percent_to_a_call_of_a_fifth_of_a_millisecond() -
     assert statistics.median(time_calls(nothing, nothing, duration_s=0.05)) < 0.03 * 0.2e-3
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_loop_agrees_with_a_hand_written_one() -> None:
     x = torch.randn(256, 256)

@@ -191,6 +191,7 @@ def test_copies_from_the_host_take_time(fakes) -> None:
     assert times["in"] > times["out"]
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 def test_medians_are_within_3_percent_of_a_hand_written_loop() -> None:
     from vtk.profiling.measure import CellRun
@@ -240,11 +241,12 @@ def test_memory_of_the_others_is_left_out() -> None:
     from vtk.profiling.memory import Holdings
 
     holdings, held = Holdings(torch.device("cpu")), []
-    for name, size in (("a", 64 << 20), ("b", 32 << 20)):
+    # glibc may take up to 32 MB from memory that an earlier test gave back to it, and then nothing grows
+    for name, size in (("a", 96 << 20), ("b", 48 << 20)):
         with holdings.charge(name):
             held.append(torch.ones(size // 4))
-    assert holdings.of_others("a") == pytest.approx(32 << 20, rel=0.2)
-    assert holdings.of_others("b") == pytest.approx(64 << 20, rel=0.2)
+    assert holdings.of_others("a") == pytest.approx(48 << 20, rel=0.2)
+    assert holdings.of_others("b") == pytest.approx(96 << 20, rel=0.2)
     with holdings.charge("a"):
         del held[0]
-    assert holdings.of_others("b") < 40 << 20  # what is given back no longer counts
+    assert holdings.of_others("b") < 60 << 20  # what is given back no longer counts

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import InputSpec
 from vtk.data.loader import Transform
+from vtk.errors import DataError
 from vtk.training.objective import Batch, Objective
 from vtk.training.pretrain import pictures
 from vtk.training.pretrain.config import PretrainConfig
@@ -76,7 +77,10 @@ class Beit(MaskedMethod):
         rows, columns = self.masks.grid
         self.patch = spec.height // rows, spec.width // columns
         if config.tokenizer is not None:
-            self._take(*load_tokenizer(config.tokenizer))
+            try:
+                self._take(*load_tokenizer(config.tokenizer))
+            except DataError as error:
+                raise DataError(f"`--tokenizer`: {error}") from error
             assert self.tokenizer is not None
             check_fits(self.tokenizer, self.patch, spec, config.tokenizer)
 

@@ -88,6 +88,11 @@ def make_masks(
         )
     squares = grid[0] * grid[1] // unit**2
     count = round(ratio * squares)
+    if squares == 1:
+        raise UsageError(
+            f"`--mask-ratio` {ratio:g}: an image is one {'square' if unit > 1 else 'patch'}, of which none could be "
+            "shown; give larger images or smaller patches"
+        )
     if not 0 < count < squares:
         what = "nothing" if count == 0 else "everything"
         raise UsageError(
