@@ -31,31 +31,30 @@ class Uper(nn.Module):
     each level takes in the one above, all are drawn to the size of the first, and joined.
     """
 
-    def __init__(self, width: int, classes: int, levels: int, dim: int = 48, cells: Sequence[int] = (1, 2, 4)) -> None:
+    def __init__(self, width: int, classes: int, levels: int, dim: int = 24, cells: Sequence[int] = (1, 2, 4)) -> None:
         super().__init__()
         self.cells = tuple(cells)
-        self.up = nn.ConvTranspose2d(width, width, 2, stride=2)
         self.pooled = nn.ModuleList(_unit(width, dim, 1) for _ in cells)
         self.context = _unit(width + dim * len(self.cells), dim, 3)
-        self.lateral = nn.ModuleList(_unit(width, dim, 1) for _ in range(levels - 1))
+        up = nn.Sequential(nn.ConvTranspose2d(width, dim, 2, stride=2, bias=False), nn.GroupNorm(8, dim), nn.ReLU())
+        self.lateral = nn.ModuleList([up, *(_unit(width, dim, 1) for _ in range(levels - 2))])
         self.smooth = nn.ModuleList(_unit(dim, dim, 3) for _ in range(levels - 1))
         self.join = _unit(dim * levels, dim, 3)
         self.classify = nn.Conv2d(dim, classes, 1)
 
     def forward(self, maps: Sequence[Tensor]) -> Tensor:
         """Return logits on a grid twice as fine as that of patches."""
-        first, *rest = maps
-        maps = [self.up(first), *rest]
-        last = maps[-1]
+        *lower, last = maps
         context = [
             _to(layer(F.adaptive_avg_pool2d(last, n)), last) for n, layer in zip(self.cells, self.pooled, strict=True)
         ]
         x = self.context(torch.cat([last, *context], 1))
         found = [x]
-        for level, lateral, smooth in reversed(list(zip(maps[:-1], self.lateral, self.smooth, strict=True))):
-            x = lateral(level) + _to(x, level)
+        for level, lateral, smooth in reversed(list(zip(lower, self.lateral, self.smooth, strict=True))):
+            side = lateral(level)
+            x = side + _to(x, side)
             found.append(smooth(x))
-        return self.classify(self.join(torch.cat([_to(level, maps[0]) for level in found], 1)))
+        return self.classify(self.join(torch.cat([_to(level, found[-1]) for level in found], 1)))
 
 
 def _unit(width: int, dim: int, side: int) -> nn.Sequential:

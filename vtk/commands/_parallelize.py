@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card, Transform
-from vtk.commands._parallelize_tune import LOAD, MODEL, distill_images, held_out, likeness, tune, write_model
+from vtk.commands._parallelize_tune import (
+    LOAD,
+    MODEL,
+    distill_images,
+    held_out,
+    likeness,
+    read_loose,
+    tune,
+    write_model,
+)  # fmt: skip
 from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
@@ -71,6 +80,7 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
     drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
     _print(drift, config, depth, what)
     audit = _labelled(source, config)
+    loose = read_loose(config, card)  # before anything is written
     models = sequential, joined
     before = _judge(models, card, audit, device)
     result = {
@@ -80,7 +90,7 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
     }  # fmt: skip
     _write(config, card, joined, result)
     if config.finetune:
-        result |= _train(config, source, card, models, audit, before, device)
+        result |= _train(config, source, card, models, loose or audit, before, device)
         write_json(config.out / DRIFT, result)
     return result
 
@@ -171,7 +181,8 @@ def _train(
     sequential, joined = models
     teacher = Trained(sequential, source.card, config.source, source.described)
     if not config.labels:
-        return distill_images(config, card, teacher, joined, device)
+        assert audit is not None
+        return distill_images(config, card, teacher, joined, audit, device)
     found = tune(config, card, teacher, _split(card, config), audit.val if audit else (), device)
     names = {"top1_sequential": "sequential", "top1_parallel": "parallel"}
     told = [f"{name} {console.percent(before[key])}" for key, name in names.items() if before[key] is not None]

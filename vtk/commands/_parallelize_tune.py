@@ -17,7 +17,7 @@ from vtk.card import Card
 from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader
-from vtk.data.samples import Sample
+from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.files import replace_file, write_text
 from vtk.tasks.load import card_metadata, load_task
@@ -126,20 +126,31 @@ def tune(
     return found
 
 
+def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
+    """Return the images of ``--no-labels``, which need no classes: a tenth of them is held out, or ``val/``.
+
+    Raises:
+        DataError: the folder cannot be used, or there are too few.
+    """
+    if config.labels or not config.finetune:
+        return None
+    reading = PretrainConfig(
+        data=config.data, seed=config.seed, in_chans=card.input.in_chans, max_pixels=pixel_limit(card)
+    )
+    return read_images(reading, labelled=False, show_progress=True)
+
+
 def distill_images(
-    config: ParallelizeConfig, card: Card, teacher: Trained, joined: nn.Module, device: torch.device
+    config: ParallelizeConfig, card: Card, teacher: Trained, joined: nn.Module, audit: DataAudit, device: torch.device
 ) -> dict[str, Any]:
     """Train a copy of ``joined`` on the teacher's word alone, and write it to ``DIR/distilled``.
 
-    Images need no classes. A tenth of them is held out, or ``val/``, and the models are compared on those.
+    The models are compared on the held-out images.
 
     Returns:
         What to add to the command's result.
     """
-    assert config.data is not None
     spec, limit = card.input, pixel_limit(card)
-    reading = PretrainConfig(data=config.data, seed=config.seed, in_chans=spec.in_chans, max_pixels=limit)
-    audit = read_images(reading, labelled=False, show_progress=True)
     for note in audit.notes:
         console.say(note)
     run = FinetuneConfig(

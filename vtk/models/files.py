@@ -60,6 +60,9 @@ def read_weights(path: Path) -> Stored:
         DataError: absent, cut short, without a state dict, or with objects that could run code.
         UsageError: another kind of file.
     """
+    if path.is_dir():
+        inside = sorted(path.glob("*.safetensors"), key=lambda found: (len(found.name), found.name))
+        raise DataError(f"{path} is a folder; give a file of weights{f', such as {inside[0]}' if inside else ''}")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
     if path.suffix == ".safetensors":

@@ -76,9 +76,9 @@ def local_attention(model: nn.Module, *, kernel: int, layers: str | Sequence[int
         raise UsageError(
             f"`kernel` is {kernel!r}; give an odd number of patches such as 3 or 5: an even one has no middle"
         )
-    blocks = find_blocks(model, _WHAT)
     if why := unusual_part(model):
         raise UsageError(f"{why}, so what its tokens are is not known: it cannot have {_WHAT}")
+    blocks = find_blocks(model, _WHAT)
     grid, embed = grid_of(model), model.patch_embed
     if grid is None or getattr(model, "dynamic_img_size", False) or not getattr(embed, "strict_img_size", True):
         raise UsageError(

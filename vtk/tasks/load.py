@@ -70,6 +70,9 @@ def find_pack(path: Path) -> Path:
             return existing_dir(folder)
     if several := sorted(str(card.parent) for card in path.glob(f"*/task/{CARD}")):
         raise DataError(f"{path} is the folder of several tasks; give one of them: {', '.join(several[:5])}")
+    for name in ("model.safetensors", "backbone.safetensors"):  # of `vtk train` and `vtk pretrain`
+        if (path / name).is_file():
+            raise DataError(f"{path} has no pack but {name}; give that file where a checkpoint serves, or a pack")
     what = "is neither a pack nor a run folder" if path.is_dir() else "is no folder"
     raise DataError(f"{path} {what}; give the folder that holds {CARD}")
 

@@ -15,15 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk import console
 from vtk.card import InputSpec
 from vtk.training.distill_teacher import Tap, Teacher, Trained, check_widths, load_trained
 from vtk.training.objective import Batch, Objective
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
-from vtk.training.parallel import Ranks
 
 __all__ = [
-    "Criterion", "Distillation", "Taught", "Teacher", "Trained", "distill", "load_trained", "open_teacher",
+    "Criterion", "Distillation", "Taught", "Teacher", "Trained", "describe_teacher", "distill", "load_trained",
+    "open_teacher",
 ]  # fmt: skip
 
 
@@ -171,22 +170,21 @@ def open_teacher(
     return teacher
 
 
-def distill(
-    inner: Criterion, teacher: Teacher, student: nn.Module, config: Config, spec: InputSpec, ranks: Ranks
-) -> Distillation:
-    """Return what a run with ``--distill-from`` minimises in place of ``inner``, and say so.
+def distill(inner: Criterion, teacher: Teacher, student: nn.Module, config: Config, spec: InputSpec) -> Distillation:
+    """Return what a run with ``--distill-from`` minimises in place of ``inner``.
 
     Raises:
         UsageError: the models' features cannot be compared.
     """
-    kind, t = config.distill_kind, config.distill_temperature
-    objective = Distillation(
-        inner, teacher, student, kind=kind, alpha=config.distill_alpha, temperature=t,
-        multi_label=config.multi_label, spec=spec,
+    return Distillation(
+        inner, teacher, student, kind=config.distill_kind, alpha=config.distill_alpha,
+        temperature=config.distill_temperature, multi_label=config.multi_label, spec=spec,
     )  # fmt: skip
-    if ranks.main:
-        how = f"{kind}, alpha {config.distill_alpha:g}{f', temperature {t:g}' if kind == 'soft' else ''}"
-        console.say(f"teacher {teacher.trained.name} ({teacher.card.model.name}, id {teacher.identity[:12]}): {how}")
-        for note in teacher.notes:
-            console.say(note)
-    return objective
+
+
+def describe_teacher(teacher: Teacher, config: Config) -> list[str]:
+    """Return who teaches, how, and what is done to its images, for people."""
+    kind, t = config.distill_kind, config.distill_temperature
+    how = f"{kind}, alpha {config.distill_alpha:g}{f', temperature {t:g}' if kind == 'soft' else ''}"
+    return [f"teacher {teacher.trained.name} ({teacher.card.model.name}, id {teacher.identity[:12]}): {how}",
+            *teacher.notes]  # fmt: skip

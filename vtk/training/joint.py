@@ -17,7 +17,7 @@ from vtk.training.config import FinetuneConfig
 from vtk.training.engine import DivergedError, fit
 from vtk.training.joint_model import JointModel, count_shared, share_frozen
 from vtk.training.memory import Subject, choose_memory
-from vtk.training.objective import Classification, JointObjective
+from vtk.training.objective import JointObjective
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Fp32
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
@@ -75,6 +75,9 @@ class JointRun:
         with outputs.no_empty_folder(out):
             self.build()
             self.settle(saved)
+            workers = default_workers(self.config.workers, ranks.world * len(self.runs))
+            for run in self.runs.values():
+                run.feed(workers)
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity)
@@ -170,13 +173,8 @@ class JointRun:
         write_text(self.out / "config.yaml", outputs.config_text(self.config))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
-        workers = default_workers(self.config.workers, self.ranks.world * len(self.runs))
-        streams: list[Stream] = []
-        objectives: list[Classification] = []
-        for run in self.runs.values():
-            stream, objective = run.feed(workers)
-            streams.append(stream)
-            objectives.append(objective)
+        streams: list[Stream] = [run.stream for run in self.runs.values()]
+        objectives = [run.labelled for run in self.runs.values()]
         for i, batches in enumerate(batch_counts([stream.sizes for stream in streams], self.config.sampling)):
             if batches is not None:
                 streams[i] = SampledStream(streams[i], batches)

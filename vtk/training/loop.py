@@ -236,10 +236,13 @@ class Loop:
 
     def _advice(self, learner: Learner, when: str) -> str:
         whose = f"the loss of task {learner.name}" if learner.name else "the loss"
-        return (
-            f"{whose} or its gradients are not finite {when} (learning rate {learner.lr:.2g}); use a lower --lr, a "
-            "longer --warmup or a smaller --clip-grad"
-        )
+        return f"{whose} or its gradients are not finite {when} (learning rate {learner.lr:.2g}); use {self._milder}"
+
+    @property
+    def _milder(self) -> str:
+        """What to change of a run that diverged; a rule with a second pass may have gone too far in the first."""
+        further = "a smaller --sam or --adversarial, " if self.step_rule.passes > 1 else ""
+        return f"{further}a lower --lr, a longer --warmup or a smaller --clip-grad"
 
     def _finite(self, totals: Tensor, losses: Tensor, index: int) -> float:
         """Return the loss of the step over all images; all processes call this at the same steps."""
@@ -249,6 +252,6 @@ class Loop:
                 whose = f"the loss of task {learner.name}" if learner.name else "the loss"
                 raise DivergedError(
                     f"{whose} is {total} after step {index + 1} of epoch {self.epoch + 1} (learning rate "
-                    f"{learner.lr:.2g}); use a lower --lr, a longer --warmup or a smaller --clip-grad"
+                    f"{learner.lr:.2g}); use {self._milder}"
                 )
         return float(sum(both[1]))

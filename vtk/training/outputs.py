@@ -32,6 +32,9 @@ FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
     "census.json",
 )  # fmt: skip
+BACKBONE, TOKENIZER = "backbone.safetensors", "tokenizer.safetensors"  # of `vtk pretrain`
+RECONSTRUCTION, SIMILARITY = "reconstruction.png", "similarity.png"
+ALL_FILES = (*FILES, MODEL, MODEL_LAST, BACKBONE, TOKENIZER, RECONSTRUCTION, SIMILARITY)
 _INSIDE = {  # cleared in this order: a run without its packs must not look as if it could go on
     LAST: {"model.safetensors", "state.pt", "state.json"},
     TASK: {"task.json", "task.safetensors", "base_tensors.json"},
@@ -68,7 +71,7 @@ def no_empty_folder(out: Path) -> Iterator[None]:
 
 def sweep(out: Path) -> None:
     """Delete the temporary files and folders of a run that was killed while it wrote them."""
-    files.sweep(out, lambda name: name in (*FILES, MODEL, MODEL_LAST) or name in _INSIDE)
+    files.sweep(out, lambda name: name in ALL_FILES or name in _INSIDE)
 
 
 def check_best(out: Path, train: str) -> None:
@@ -85,11 +88,11 @@ def check_best(out: Path, train: str) -> None:
 
 
 def clear_run(out: Path) -> None:
-    """Remove what an earlier run wrote to ``out``, and nothing else."""
+    """Remove what an earlier run, of whatever kind, wrote to ``out``, and nothing else."""
     for folder in _folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
-    for name in (*FILES, MODEL, MODEL_LAST):
+    for name in ALL_FILES:
         (out / name).unlink(missing_ok=True)
     clear_events(out)
 

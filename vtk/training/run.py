@@ -30,6 +30,7 @@ class Run(Packs):
         with outputs.no_empty_folder(out):
             self.build()
             self.settle(saved)
+            self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, type(self.config))
@@ -68,6 +69,8 @@ class Run(Packs):
             console.say(self.memory.line)
             if self.rule is not None:
                 console.say(self.rule_line)
+        for line in self.describe_feed():
+            console.say(f"{self.title}{line}")
         out = self.out
         outputs.sweep(out)
         self.store_base()
@@ -79,13 +82,11 @@ class Run(Packs):
         self.trackers = open_trackers(self.config.track, out, self.command, self.rows)
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
-        workers = default_workers(self.config.workers, self.ranks.world)
-        stream, labelled = self.feed(workers)
-        objective = self.teach(labelled)
         try:
             return fit(
-                self.model, objective, [stream], self.config.scaled(), self.precision, step_rule=self.step_rule(),
-                ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch, enough=self.enough,
+                self.model, self.objective, [self.stream], self.config.scaled(), self.precision,
+                step_rule=self.step_rule(), ranks=self.ranks, start=saved.fit if saved else None,
+                on_epoch=self._epoch, enough=self.enough,
             )  # fmt: skip
         except DivergedError as error:
             if not self.best:

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from vtk import console
 from vtk.card import Transform
 from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
@@ -18,10 +17,10 @@ from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.census import take_census
 from vtk.training.compiled import check_compile
 from vtk.training.config import FinetuneConfig
-from vtk.training.distill import Teacher, Trained, distill, open_teacher
+from vtk.training.distill import Teacher, Trained, describe_teacher, distill, open_teacher
 from vtk.training.labels import describe, make_objective, make_sampler, read_data
 from vtk.training.memory import MemoryChoice, Subject, choose_memory
-from vtk.training.objective import Classification, Objective
+from vtk.training.objective import Objective
 from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES, make_precision
@@ -50,6 +49,9 @@ class Setup:
         created: the model and where its tensors came from, after `build`.
         trained: state-dict keys that training may change, after `build`.
         memory: mode and batch, after `settle` or `take`.
+        stream: the images to train on, after `feed`.
+        labelled: what is minimised of the labels, after `feed`.
+        objective: the same with the teacher, if there is one.
         best: the best epoch so far.
         rows: numbers of every epoch.
         trackers: what else takes them, in the main process.
@@ -168,25 +170,23 @@ class Setup:
         image = self.created.input
         return image.in_chans, image.height, image.width
 
-    def feed(self, workers: int) -> tuple[ImageStream, Classification]:
-        """Open the images, with so many loading processes; return the stream to train on, and what to minimise."""
+    def feed(self, workers: int) -> None:
+        """Open the images, with so many loading processes, and make what is minimised; nothing is written yet."""
         config = self.config
         self.val_loader = make_loader(
             self.audit.val, eval_transform(self.created.input), batch_size=config.eval_batch_size, shuffle=False,
             seed=config.seed, workers=workers, max_pixels=config.max_pixels,
         )  # fmt: skip
-        stream = ImageStream(
+        self.stream = ImageStream(
             self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
             ranks=self.ranks, max_pixels=config.max_pixels, sampler=make_sampler(config, self.audit),
         )  # fmt: skip
-        objective = make_objective(config, self.audit)
-        if self.ranks.main:
-            for line in describe(config, objective, self.audit):
-                console.say(f"{self.title}{line}")
-        return stream, objective
+        self.labelled = make_objective(config, self.audit)
+        self.objective: Objective = self.labelled
+        if self.teacher is not None:
+            self.objective = distill(self.labelled, self.teacher, self.model, config, self.created.input)
 
-    def teach(self, objective: Classification) -> Objective:
-        """Return what is minimised with the teacher, if there is one."""
-        if self.teacher is None:
-            return objective
-        return distill(objective, self.teacher, self.model, self.config, self.created.input, self.ranks)
+    def describe_feed(self) -> list[str]:
+        """Return what is done about classes of unequal size, and who teaches, for people."""
+        lines = describe(self.config, self.labelled, self.audit)
+        return lines + (describe_teacher(self.teacher, self.config) if self.teacher is not None else [])

@@ -184,10 +184,26 @@ def test_wrong_yaml_is_a_usage_error(tmp_path: Path, text: str, message: str) ->
         (tuple[float, ...], 3, (3.0,)),
         (int | None, None, None),
         (Path, "a", Path("a")),
+        (int, 2**60 + 1, 2**60 + 1),  # no float holds it
     ],
 )
 def test_yaml_values(hint: Any, value: Any, expected: Any) -> None:
     assert _cli.from_yaml(hint, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "message"),
+    [
+        (int, float("inf"), "expected a whole number, found inf"),
+        (int, "1e999", "expected a whole number, found '1e999'"),
+        (int, 2.5, "expected a whole number, found 2.5"),
+        (int, "many", "expected a number, found 'many'"),
+        (float, 10**400, "expected a number, found 1000"),
+    ],
+)
+def test_yaml_values_that_do_not_fit(hint: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        _cli.from_yaml(hint, value)
 
 
 @pytest.mark.parametrize("command", [["eval", "a", "b"], ["predict", "a", "b"], ["profile", "a"]], ids=str)

@@ -253,6 +253,16 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert not (tmp_path / "out").exists()
 
 
+def test_too_few_loose_images_are_refused_before_anything_is_written(merged: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "none").mkdir()
+    words = ["--data", str(tmp_path / "none"), "--images", "2", "--finetune", "1", "--distill", "--no-labels"]
+    for i in range(3):
+        Image.fromarray(np.full((20, 20, 3), 40 * i, np.uint8)).save(tmp_path / "none" / f"{i}.png")
+    assert main(["parallelize", str(merged), *words, "--out", str(tmp_path / "out")]) == 3
+    assert "2 readable images to train on and 1 held out; give 4 or more" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_is_not_empty_is_not_written_to(merged: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / "other").write_text("x")
     assert main(["parallelize", str(merged), "--out", str(tmp_path)]) == 3

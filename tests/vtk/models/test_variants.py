@@ -206,7 +206,7 @@ def test_squeeze_and_excitation_is_the_written_out_formula():
 @pytest.mark.parametrize(
     ("apply", "name", "arguments", "match"),
     [
-        (local_attention, "resnet18", {"kernel": 3}, "ResNet cannot have local attention; known are"),
+        (local_attention, "resnet18", {"kernel": 3}, "ResNet is not timm's VisionTransformer"),
         (local_attention, "vit_tiny_patch16_224", {"kernel": 4}, "`kernel` is 4; give an odd number"),
         (local_attention, "test_vit", {"kernel": 3}, "takes images of any size.*dynamic_img_size=false"),
         (local_attention, "mixer_s32_224", {"kernel": 3}, "MlpMixer is not timm's VisionTransformer"),

@@ -25,11 +25,13 @@ CLASSES = ("blue", "green", "red")
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 
 
-def write_teacher(path, seed=7, size=32, **card):
-    created = create_model("vit_tiny_patch16_224", num_classes=3, img_size=size, pretrained=False, kwargs=SMALL)
+def write_teacher(path, seed=7, size=32, **kwargs):
+    created = create_model(
+        "vit_tiny_patch16_224", num_classes=3, img_size=size, pretrained=False, kwargs={**SMALL, **kwargs}
+    )
     torch.manual_seed(seed)
     state = {k: v + 0.2 * torch.randn_like(v) for k, v in created.model.state_dict().items()}
-    save_file(state, path, metadata=card_metadata(Card(created.spec, created.input, CLASSES, **card)))
+    save_file(state, path, metadata=card_metadata(Card(created.spec, created.input, CLASSES)))
     return path
 
 
@@ -67,6 +69,21 @@ def test_a_run_with_a_teacher(config, teacher, tmp_path, capsys):
     for change in ({"distill_from": str(other)}, {"distill_alpha": 0.8}, {"distill_from": None, "distill_alpha": 0.5}):
         with pytest.raises(UsageError, match=r"`--resume` continues with the run's own flags.*--distill-"):
             finetune(config(out=tmp_path / "parts", resume=True, **{**here, **change}))
+
+
+@pytest.mark.parametrize("kind", ["features", "tokens"])
+def test_a_teacher_that_cannot_teach_leaves_the_run_before_alone(config, tmp_path, kind):
+    """What ``--overwrite`` replaces stays until nothing can be refused any more."""
+    wide = write_teacher(tmp_path / "wide.safetensors", embed_dim=48, num_heads=3)
+    out = tmp_path / "run"
+    finetune(config(out=out, epochs=1))
+    before = tree(out)
+    with pytest.raises(UsageError, match=f"`--distill-kind` {kind}: the student has"):
+        finetune(config(out=out, epochs=1, overwrite=True, distill_from=str(wide), distill_kind=kind))
+    assert tree(out) == before
+    with pytest.raises(UsageError, match="the student has"):
+        finetune(config(out=tmp_path / "new", distill_from=str(wide), distill_kind=kind))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_teacher_at_hand_needs_no_file(config, teacher, tmp_path):

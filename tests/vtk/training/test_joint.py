@@ -87,10 +87,9 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
             return created
 
         def wide_feed(self, workers):
-            stream, objective = feed(self, workers)
+            feed(self, workers)
             narrow = self.augment
-            stream._loader.dataset.transform = lambda image: narrow(image).double()
-            return stream, objective
+            self.stream._loader.dataset.transform = lambda image: narrow(image).double()
 
         monkeypatch.setattr(setup, "create_model", wide)
         monkeypatch.setattr(setup.Setup, "feed", wide_feed)

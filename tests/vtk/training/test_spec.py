@@ -37,8 +37,8 @@ def test_texts_that_name_no_task(text):
 
 
 def test_no_task_is_called_as_what_a_run_writes(tmp_path):
-    names = [*outputs.FILES, *(folder.name for folder in outputs._folders(tmp_path))]
-    assert {"last", "adapter.old", "metrics.csv"} <= set(names)
+    names = [*outputs.ALL_FILES, *(folder.name for folder in outputs._folders(tmp_path))]
+    assert {"last", "adapter.old", "metrics.csv", "backbone.safetensors"} <= set(names)
     for name in names:
         with pytest.raises(UsageError, match="cannot be a folder of the run"):
             parse_tasks((f"{name}=data",))

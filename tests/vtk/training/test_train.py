@@ -19,6 +19,7 @@ from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
 from vtk.models.parts import head_names
 from vtk.tasks.load import load_checkpoint
+from vtk.training import outputs
 from vtk.training.checkpoints import CheckpointRun
 from vtk.training.config import FinetuneConfig
 from vtk.training.dropout import set_dropout
@@ -148,9 +149,12 @@ def test_overwrite_takes_only_what_a_run_wrote(scratch, tmp_path):
     train(scratch(epochs=1))
     (out / "notes.txt").write_text("mine")
     (out / "model.safetensors.tmp-4194305").write_bytes(b"of a killed run")
+    for name in (outputs.BACKBONE, outputs.TOKENIZER, outputs.RECONSTRUCTION):  # as if it had been of `vtk pretrain`
+        (out / name).write_bytes(b"of another kind of run")
     again = train(scratch(epochs=1, seed=1, overwrite=True))
     assert (out / "notes.txt").read_text() == "mine" and not (out / "model.safetensors.tmp-4194305").exists()
     assert load_checkpoint(again.model).card.data["seed"] == 1
+    assert not {path.name for path in out.iterdir()} & {outputs.BACKBONE, outputs.TOKENIZER, outputs.RECONSTRUCTION}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from vtk.card import InputSpec
 from vtk.data.loader import Transform
 from vtk.errors import DataError
 from vtk.training.objective import Batch, Objective
+from vtk.training.outputs import RECONSTRUCTION, TOKENIZER
 from vtk.training.pretrain import pictures
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.fit_tokenizer import fit_tokenizer
@@ -24,7 +25,6 @@ from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import positions_of
 from vtk.training.pretrain.tokenizer import Tokenizer, check_fits, load_tokenizer, save_tokenizer
 
-FILE = "tokenizer.safetensors"
 SHOWN = -100
 """In place of a word, where a patch is not hidden; torch's cross-entropy leaves it out."""
 
@@ -92,7 +92,12 @@ class Beit(MaskedMethod):
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a mask token and a layer of logits; train the tokenizer, if there is none."""
         if self.tokenizer is None and setting.config.resume:
-            self._take(*load_tokenizer(setting.out / FILE))
+            try:
+                self._take(*load_tokenizer(setting.out / TOKENIZER))
+            except DataError as error:
+                raise DataError(
+                    f"`--resume`: {error}; put the run's back, or give --overwrite in place of --resume"
+                ) from error
         codes = setting.config.codes if self.tokenizer is None else self.tokenizer.spec.codes
         model = self.ready(TokenModel(backbone, codes, setting.config.mask_at), setting)
         if self.tokenizer is None:
@@ -102,7 +107,7 @@ class Beit(MaskedMethod):
     def objective(self, setting: Setting) -> Objective:
         """Return the cross-entropy of hidden words; write the tokenizer."""
         assert self.tokenizer is not None
-        kept = setting.out / FILE
+        kept = setting.out / TOKENIZER
         if setting.ranks.main and not setting.config.resume:
             save_tokenizer(kept, self.tokenizer, self.told)
             console.say(f"tokenizer {kept}: {self._words()}")
@@ -113,7 +118,7 @@ class Beit(MaskedMethod):
         """Draw what the tokenizer makes of images: the most that words can tell of them."""
         assert self.tokenizer is not None
         columns = [images, self.tokenizer(images)[0]]
-        pictures.draw(columns, ("original", "from words"), setting.spec, setting.out / pictures.NAME)
+        pictures.draw(columns, ("original", "from words"), setting.spec, setting.out / RECONSTRUCTION)
 
     def numbers(self) -> dict[str, Any]:
         """Return what was hidden, and how good the tokenizer is."""

@@ -40,6 +40,8 @@ def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) 
 def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataAudit:
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
+    if root.is_file():
+        raise DataError(f"{root} is a file; give a folder of images")
     parts, notes = _parts(root)
     found = [file for part in parts for file in part]
     if not found:

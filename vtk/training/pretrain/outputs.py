@@ -11,27 +11,9 @@ from vtk.data.images import one_line
 from vtk.data.samples import DataAudit
 from vtk.formats import save_tensors
 from vtk.tasks.load import card_metadata
-from vtk.training import outputs
-from vtk.training.pretrain import beit, pictures
-from vtk.training.pretrain.supcon import PICTURE as SIMILARITY
 
-BACKBONE = "backbone.safetensors"
 PREFIX = "backbone."
-_FILES = (BACKBONE, beit.FILE, pictures.NAME, SIMILARITY)
 _SHOWN = 10
-
-
-def sweep(out: Path) -> None:
-    """Delete the temporary files and folders of a run that was killed while it wrote them."""
-    outputs.sweep(out)
-    files.sweep(out, lambda name: name in _FILES)
-
-
-def clear_run(out: Path) -> None:
-    """Remove what an earlier run wrote to ``out``, and nothing else."""
-    outputs.clear_run(out)
-    for name in _FILES:
-        (out / name).unlink(missing_ok=True)
 
 
 def save_backbone(path: Path, state: Mapping[str, Tensor], card: Card) -> None:

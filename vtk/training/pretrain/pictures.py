@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from vtk import files
 from vtk.card import InputSpec
+from vtk.training.outputs import RECONSTRUCTION
 from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import blank_out, patchify, positions_of, unpatchify
 from vtk.training.pretrain.seeds import HELD_OUT, seeds_of
 
-NAME = "reconstruction.png"
 SHOWN = 6
 """Images in the picture, at most."""
 _ROW, _TITLE = 1.5, 0.35  # inches
@@ -39,7 +39,7 @@ def reconstruction(model: nn.Module, images: Tensor, masks: Masks, setting: Sett
         predicted = predicted * (var + 1e-6).sqrt() + mean
     filled = patches.scatter(1, where.unsqueeze(-1).expand_as(predicted), predicted)
     columns = [images, blank_out(images, mask, grid), unpatchify(filled, grid, images.shape[1:])]
-    draw(columns, ("original", "masked", "reconstructed"), setting.spec, setting.out / NAME)
+    draw(columns, ("original", "masked", "reconstructed"), setting.spec, setting.out / RECONSTRUCTION)
 
 
 def draw(columns: Sequence[Tensor], titles: Sequence[str], spec: InputSpec, path: Path) -> None:

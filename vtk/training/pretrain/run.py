@@ -28,7 +28,7 @@ from vtk.training.optim import describe_rates
 from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
-from vtk.training.pretrain import beit, outputs
+from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.heldout import HeldOut
 from vtk.training.pretrain.images import read_images
@@ -101,9 +101,9 @@ class PretrainRun:
         if ranks.main:
             self._finish()
         ranks.wait()
-        file = out / beit.FILE
+        file = out / run_outputs.TOKENIZER
         return PretrainResult(
-            out, out / outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
+            out, out / run_outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
             self.precision.name, file if file.is_file() else None,
         )  # fmt: skip
 
@@ -176,9 +176,9 @@ class PretrainRun:
         console.say(describe_rates(self.model, config))
         if self.rule_line:
             console.say(self.rule_line)
-        outputs.sweep(out)
+        run_outputs.sweep(out)
         if config.overwrite:
-            outputs.clear_run(out)
+            run_outputs.clear_run(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
 
@@ -218,7 +218,7 @@ class PretrainRun:
             self.rows.append({**end.row, **numbers})
             if self.ranks.main:
                 state = self.precision.master_state_dict(self.model)
-                outputs.save_backbone(self.out / outputs.BACKBONE, state, self._card())
+                outputs.save_backbone(self.out / run_outputs.BACKBONE, state, self._card())
         if self.ranks.main:
             run_outputs.write_rows(self.out, self.rows)
             live = self.model.state_dict()
@@ -263,7 +263,7 @@ class PretrainRun:
         self.model.eval()
         self.method.draw(self.model, images, self.setting)
         self.precision.before_eval(self.model)
-        path = self.out / outputs.BACKBONE
+        path = self.out / run_outputs.BACKBONE
         console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
         if len(self.rows) < self.config.epochs:
             console.say(f"stopped after {len(self.rows)} of {self.config.epochs} epochs; go on with --resume")
@@ -278,4 +278,6 @@ class PretrainRun:
             words += ["--model-kwargs", *config.model_kwargs]
         if config.img_size is not None:
             words += ["--img-size", *map(str, self.spec.size[: 1 if self.spec.height == self.spec.width else 2])]
+        if config.in_chans != 3:
+            words += ["--in-chans", str(config.in_chans)]
         return shlex.join([*words, "--weights", str(path)])

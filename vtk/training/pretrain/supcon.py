@@ -19,12 +19,11 @@ from vtk.errors import UsageError
 from vtk.files import replace_file
 from vtk.training.gather import gather_rows
 from vtk.training.objective import Batch
+from vtk.training.outputs import SIMILARITY
 from vtk.training.parallel import Ranks
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.method import Setting
 from vtk.training.radii import Kind
-
-PICTURE = "similarity.png"
 
 
 def supcon_loss(
@@ -179,7 +178,7 @@ class SupCon:
         shown = axes.imshow((found @ found.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
         figure.colorbar(shown, ax=axes, label="cosine of the projections")
         axes.set_xlabel("held-out images, in order of their classes")
-        with replace_file(setting.out / PICTURE) as tmp:
+        with replace_file(setting.out / SIMILARITY) as tmp:
             figure.savefig(tmp, format="png")
 
     def numbers(self) -> dict[str, Any]:
