@@ -20,7 +20,7 @@ from vtk.commands._parallelize_tune import (
     read_loose,
     tune,
     write_model,
-)  # fmt: skip
+)
 from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
@@ -37,7 +37,7 @@ from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.source import Source, open_source
 from vtk.tasks.plain import plain_call
 from vtk.training.distill import Trained
-from vtk.training.outputs import versions
+from vtk.training.outputs import no_empty_folder, versions
 from vtk_export.images import gate_images
 
 DRIFT = "drift.json"
@@ -66,29 +66,30 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
     spec, join = source.card.model, Transform("parallelize", {"branches": config.branches})
     check_transforms(spec.name, (*source.card.transforms, join), spec.kwargs)
     prepare_output(config.out, overwrite=config.overwrite)
-    sequential = source.model()
-    blocks: Any = sequential.blocks
-    depth = len(blocks)
-    joined = copy.deepcopy(sequential)
-    parallelize(joined, branches=config.branches)
-    card = _card(source.card, depth, join, config)
-    images, what = gate_images(
-        card.input, config.images, data=config.data, seed=config.seed, max_pixels=pixel_limit(source.card),
-    )  # fmt: skip
-    _verify(card, joined, images[:2])
-    device = resolve_device(config.device)
-    drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
-    _print(drift, config, depth, what)
-    audit = _labelled(source, config)
-    loose = read_loose(config, card)  # before anything is written
-    models = sequential, joined
-    before = _judge(models, card, audit, device)
-    result = {
-        "out": str(config.out), "branches": config.branches, "depth": depth // config.branches,
-        "model": dataclasses.asdict(card.model), "transforms": [dataclasses.asdict(t) for t in card.transforms],
-        "images": what, **_plain(drift), **before,
-    }  # fmt: skip
-    _write(config, card, joined, result)
+    with no_empty_folder(config.out):
+        sequential = source.model()
+        blocks: Any = sequential.blocks
+        depth = len(blocks)
+        joined = copy.deepcopy(sequential)
+        parallelize(joined, branches=config.branches)
+        card = _card(source.card, depth, join, config)
+        images, what = gate_images(
+            card.input, config.images, data=config.data, seed=config.seed, max_pixels=pixel_limit(source.card),
+        )  # fmt: skip
+        _verify(card, joined, images[:2])
+        device = resolve_device(config.device)
+        drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
+        _print(drift, config, depth, what)
+        audit = _labelled(source, config)
+        loose = read_loose(config, card)  # before anything is written
+        models = sequential, joined
+        before = _judge(models, card, audit, device)
+        result = {
+            "out": str(config.out), "branches": config.branches, "depth": depth // config.branches,
+            "model": dataclasses.asdict(card.model), "transforms": [dataclasses.asdict(t) for t in card.transforms],
+            "images": what, **_plain(drift), **before,
+        }  # fmt: skip
+        _write(config, card, joined, result)
     if config.finetune:
         result |= _train(config, source, card, models, loose or audit, before, device)
         write_json(config.out / DRIFT, result)

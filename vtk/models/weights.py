@@ -42,10 +42,7 @@ def read_base(
     stored = read_npz(name, kwargs, path) if path.suffix == ".npz" else read_weights(path)
     raw, card = stored.tensors, stored.card
     reference, size = stored_model(name, kwargs, stored)
-    # an adapted stem is left as it is: its weight does not fit and starts anew, which a note says; not so one that a
-    # transform made, whose weights are nowhere else
-    own_stem = card is not None and any(t.op == "replace_stem" for t in card.transforms)
-    transforms = tuple(t for t in card.transforms if own_stem or t.op != "adapt_input") if card else ()
+    transforms = tuple(card.transforms) if card else ()
     raw, made, gone = _before(raw, transforms, reference, path)
     gone = gone | frozenset(absent)
     wanted = reference.state_dict()

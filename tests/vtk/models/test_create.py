@@ -219,6 +219,21 @@ def test_an_adapted_stem_is_timms_rule(source: nn.Module, weights: Path) -> None
     assert created.input.mean == (0.5,)
 
 
+def test_a_checkpoint_of_other_channels_brings_its_own_stem(tmp_path: Path) -> None:
+    first = create(None, pretrained=False, in_chans=1, img_size=32)
+    state = {k: torch.randn_like(v) for k, v in first.model.state_dict().items()}
+    card = Card(first.spec, first.input, tuple("abcde"), transforms=first.transforms)
+    save_file(state, tmp_path / "grey.safetensors", metadata=card_metadata(card))
+    for size in (32, 48):
+        again = create(tmp_path / "grey.safetensors", in_chans=1, img_size=size)
+        assert again.transforms == first.transforms and "patch_embed.proj.weight" in again.brought
+        found = again.model.state_dict()
+        assert all(torch.equal(found[k], v) for k, v in state.items() if k != "pos_embed" or size == 32)
+    for channels in (3, 4):
+        with pytest.raises(DataError, match=f"is for 1 channels, not {channels}; give --in-chans 1"):
+            create(tmp_path / "grey.safetensors", in_chans=channels, img_size=32)
+
+
 def test_random_bases_repeat_for_a_seed_and_leave_the_callers_numbers_alone() -> None:
     torch.manual_seed(1)
     a = create(None, pretrained=False, seed=5)

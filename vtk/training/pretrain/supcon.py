@@ -150,7 +150,15 @@ class SupCon:
     kind: Kind = "contrastive"
 
     def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
-        """Accept any backbone that has features."""
+        """Accept any backbone that has features, and batches in which there is something to push apart.
+
+        Raises:
+            UsageError: it has none, or a batch is one image.
+        """
+        if config.batch_size < 2:
+            raise UsageError(
+                f"`--batch-size` is {config.batch_size}; --method supcon compares the images of a batch; give 2 or more"
+            )
         if not getattr(backbone, "num_features", 0):
             raise UsageError(f"`--method supcon`: {type(backbone).__name__} has no features to compare images by")
 

@@ -46,6 +46,7 @@ def folders(tmp_path_factory):
         ("FOLDERS/pickle.pt", 3, "is a file; give a folder of images"),
         ("HEAP --tokenizer FOLDERS/pickle.pt", 3, "pickle.pt"),
         ("HEAP --batch-size auto", 2, "auto"),
+        ("HEAP --method supcon --batch-size 1", 2, "compares the images of a batch; give 2 or more"),
         ("HEAP --resume", 3, "holds no state of a run"),
         ("HEAP --on-bad-image fail", 3, "1 of 31 image files cannot be read"),
         ("FOLDERS/none", 3, "has no images, at any depth"),
