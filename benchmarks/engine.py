@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import _rows
+import _stream
 import numpy as np
 import timm
 import torch
@@ -111,17 +112,6 @@ def against_bare_loop(rounds: int, steps: int, size: int, batch: int, workers: i
     }  # fmt: skip
 
 
-class Same:
-    """A stream that gives one batch again and again."""
-
-    def __init__(self, batch: Batch, steps: int) -> None:
-        self.batch, self.sizes = batch, [len(batch.images)] * steps
-
-    def epoch(self, index: int) -> Iterator[Batch]:
-        for _ in self.sizes:
-            yield self.batch
-
-
 def attn_against_full(rounds: int, depth: int, size: int, batch: int) -> dict[str, object]:
     """Step time of attention-only and of full fine-tuning."""
     data = Batch(torch.randn(batch, 3, size, size), torch.arange(batch) % 10)
@@ -129,7 +119,7 @@ def attn_against_full(rounds: int, depth: int, size: int, batch: int) -> dict[st
     for name in ("attn", "full"):
         model = timm.create_model("vit_base_patch16_224", depth=depth, img_size=size, num_classes=10)
         policy.apply(model, policy.select(model, name))
-        loops[name] = make_loop(model, Same(data, 2), FinetuneConfig(epochs=rounds + 1))
+        loops[name] = make_loop(model, _stream.Same(data, 2), FinetuneConfig(epochs=rounds + 1))
     times: dict[str, list[float]] = {"attn": [], "full": []}
     for i in range(rounds + 1):
         for name, loop in loops.items():

@@ -8,10 +8,10 @@ over rounds of ratios within a round. Rows go to ``results/sam.csv``.
 
 import argparse
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 import _rows
+import _stream
 import timm
 import torch
 
@@ -30,17 +30,6 @@ from vtk.training.sam import Ascent
 
 BOUND = 2.1
 STEPS = 2  # of a round
-
-
-class Same:
-    """A stream that gives one batch again and again."""
-
-    def __init__(self, batch: Batch, steps: int) -> None:
-        self.batch, self.sizes = batch, [len(batch.images)] * steps
-
-    def epoch(self, index: int) -> Iterator[Batch]:
-        for _ in self.sizes:
-            yield self.batch
 
 
 def make_rules(size: int, batch: int) -> dict[str, StepRule]:
@@ -64,7 +53,7 @@ def measure(name: str, train: PolicyName, size: int, batch: int, rounds: int, de
         policy.apply(model, policy.select(model, train))
         config = FinetuneConfig(epochs=rounds + 1)
         precision = make_precision("auto", ranks.device)
-        loops[rule_name] = Loop(model, Classification(10), [Same(data, STEPS)], config, precision, rule, ranks)
+        loops[rule_name] = Loop(model, Classification(10), [_stream.Same(data, STEPS)], config, precision, rule, ranks)
     times: dict[str, list[float]] = {rule_name: [] for rule_name in rules}
     for i in range(rounds + 1):  # the first round warms up
         for rule_name, loop in loops.items():

@@ -187,7 +187,7 @@ def _train(
     found = tune(config, card, teacher, _split(card, config), audit.val if audit else (), device)
     names = {"top1_sequential": "sequential", "top1_parallel": "parallel"}
     told = [f"{name} {console.percent(before[key])}" for key, name in names.items() if before[key] is not None]
-    told.append(f"parallel after {config.finetune} epochs {console.percent(found['top1_finetuned'])}")
+    told.append(f"parallel after --finetune {config.finetune} {console.percent(found['top1_finetuned'])}")
     console.say(f"held-out top-1: {', '.join(told)}")
     return found
 

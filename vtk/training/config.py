@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from vtk.errors import UsageError
@@ -90,8 +89,7 @@ class FinetuneConfig(
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
         self._metric_of(self.multi_label)
-        if self.data is not None and Path(self.data).suffix.lower() == ".csv" and not self.multi_label:
-            raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
+        self._check_table(self.data)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.init_from and self.train == "lora":

@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 from vtk.errors import UsageError
@@ -114,8 +113,7 @@ class TrainConfig(
     def _check_together(self) -> None:
         """Refuse what options of different groups do to each other."""
         self._metric_of(self.multi_label)
-        if self.data is not None and Path(self.data).suffix.lower() == ".csv" and not self.multi_label:
-            raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
+        self._check_table(self.data)
         if self.loss != "ce" and self.multi_label:
             raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
         if self.loss != "ce" and self.class_weights != "none":

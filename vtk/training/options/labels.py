@@ -1,6 +1,7 @@
 """What labels are, and how much each class counts."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from vtk.errors import UsageError
@@ -45,3 +46,7 @@ class LabelOptions:
                 "`--class-weights` balanced and `--sampler` balanced both make small classes count for more; give one "
                 "of them"
             )
+
+    def _check_table(self, data: Path | None) -> None:
+        if data is not None and Path(data).suffix.lower() == ".csv" and not self.multi_label:
+            raise UsageError(f"{data} is a table; add --multi-label, or give a folder with one folder per class")

@@ -27,6 +27,7 @@ from vtk.training.pretrain.tokenizer import Tokenizer, check_fits, load_tokenize
 
 SHOWN = -100
 """In place of a word, where a patch is not hidden; torch's cross-entropy leaves it out."""
+_FEW = 0.5  # share of the words in use below which a run says so
 
 
 class WordObjective:
@@ -134,4 +135,5 @@ class Beit(MaskedMethod):
         used, perplexity = self.told.get("codes_used"), self.told.get("perplexity")
         if used is None or perplexity is None:
             return "its file tells nothing of how its words are used"
-        return f"{console.percent(used, 0)} of its words in use, perplexity {perplexity:.0f}"
+        advice = "; so few say little of a patch: give more --tokenizer-epochs" if used < _FEW else ""
+        return f"{console.percent(used, 0)} of its words in use, perplexity {perplexity:.0f}{advice}"

@@ -14,7 +14,7 @@ from vtk.training.options.recipe import RecipeOptions
 from vtk.training.options.running import RunningOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
-from vtk.training.pretrain.options import MaskOptions, PixelOptions, TokenizerOptions, ViewOptions
+from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "beit": {"mask_ratio": 0.4, "mask_shape": "block", "norm_pixels": False},
@@ -39,7 +39,7 @@ _OWN: dict[str, tuple[str, ...]] = {
 class PretrainConfig(
     # fields come in the order of the last parent first
     RunningOptions,
-    ViewOptions,
+    MaskedViewOptions,
     SharpnessOptions,
     RecipeOptions,
     ContrastiveOptions,

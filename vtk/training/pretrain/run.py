@@ -271,13 +271,6 @@ class PretrainRun:
             console.say(f"fine-tune from it: {self._next(path)}")
 
     def _next(self, path: Path) -> str:
-        """Return the command that starts from the backbone; of its stem and the like the card tells."""
-        config = self.config
-        words = ["vtk", "finetune", "DATA", "--model", config.model]
-        if config.model_kwargs:
-            words += ["--model-kwargs", *config.model_kwargs]
-        if config.img_size is not None:
-            words += ["--img-size", *map(str, self.spec.size[: 1 if self.spec.height == self.spec.width else 2])]
-        if config.in_chans != 3:
-            words += ["--in-chans", str(config.in_chans)]
-        return shlex.join([*words, "--weights", str(path)])
+        """Return the command that starts from the backbone; its card tells of model, size and stem."""
+        channels = [] if self.config.in_chans == 3 else ["--in-chans", str(self.config.in_chans)]
+        return shlex.join(["vtk", "finetune", "DATA", *channels, "--weights", str(path)])
