@@ -1,11 +1,13 @@
 """File operations that fail or never return: what a full disk, a read-only one and `kill -9` look like from inside."""
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 def killed_at(number: int, action: Callable[[], object], folder: Path) -> bool:
     """Do ``action`` in a process of its own that dies before the file operation of that number inside ``folder``.
 
-    Operations count from 0. A safetensors or torch file is three of them: not begun, half there, whole.
+    Operations count from 0. A safetensors or torch file is three of them: not begun, half there, whole. The process is
+    a fork of this one, so ``action`` may be a closure; it cannot be one that trains (see :func:`training_killed_at`).
 
     Returns:
         Whether the process died so; False when the action was done before.
@@ -30,8 +33,7 @@ def killed_at(number: int, action: Callable[[], object], folder: Path) -> bool:
     child = os.fork()
     if child == 0:
         try:
-            _count(number, folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            action()
+            _do_and_die(number, action, folder)
             os._exit(0)
         except BaseException:
             import traceback
@@ -39,11 +41,36 @@ def killed_at(number: int, action: Callable[[], object], folder: Path) -> bool:
             traceback.print_exc()
         os._exit(1)
     _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return True
-    assert os.WEXITSTATUS(status) == 0, "the action failed by itself"
-    return False
+    return _died(os.waitstatus_to_exitcode(status))
+
+
+def training_killed_at(number: int, action: Callable[[], object], folder: Path) -> bool:
+    """Do as :func:`killed_at` in a process that is no fork of this one; ``action`` is pickled (``functools.partial``).
+
+    A fork of a process that has computed gradients cannot compute any: autograd's threads do not come along.
+    """
+    process = forkserver().Process(target=_do_and_die, args=(number, action, folder))
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return _died(process.exitcode)
+
+
+def forkserver() -> ForkServerContext:
+    """Return what starts processes that have the training code imported and nothing run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vtk.training.finetune", "vtk.training.train", "vtk.evaluation.plots"])
+    return context
+
+
+def _do_and_die(number: int, action: Callable[[], object], folder: Path) -> None:
+    _count(number, folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    action()
+
+
+def _died(code: int) -> bool:
+    assert code in (0, -signal.SIGKILL), "the action failed by itself"
+    return code != 0
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vtk._faults import files_below, tree
+from tests.vtk._faults import files_below, forkserver, tree
 from vtk.errors import DataError
 from vtk.tasks import load_task
 from vtk.training import checkpoint
@@ -86,8 +85,7 @@ def test_kills_cost_no_pack_and_at_most_the_epoch_they_fell_into(kind, kills, re
         whole = dataclasses.replace(wanted, out=tmp_path / "whole")
         train(whole)
     epoch = (time.monotonic() - begun) / EPOCHS
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vtk.training.finetune", "vtk.evaluation.plots"])
+    context = forkserver()
     chance, done, saving = random.Random(0), 0, 0
     out = wanted.out
     for _ in range(kills):

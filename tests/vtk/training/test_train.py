@@ -1,6 +1,7 @@
 """`vtk train`: checkpoints that need no flags, the same after a stop, and the options that fine-tuning lacks."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.vtk._faults import killed_at, tree
+from tests.vtk._faults import training_killed_at, tree
 from tests.vtk.training.test_resume import same_runs
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
@@ -250,12 +251,12 @@ def test_several_labels_an_image(photos, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs signals of Linux")
 def test_killed_at_any_file_operation_a_run_goes_on_to_the_same_checkpoints(scratch, tmp_path):
     whole = train(scratch(out=tmp_path / "whole"))
     for number in range(1, 200, 7):
         out = tmp_path / f"killed-{number}"
-        if not killed_at(number, lambda out=out: train(scratch(out=out)), out):
+        if not training_killed_at(number, functools.partial(train, scratch(out=out)), out):
             break
         if (out / "last").is_dir():
             train(scratch(out=out, resume=True))
