@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from vtk import __version__, console
-from vtk.commands import COMMANDS, NOT_YET
+from vtk.commands import COMMANDS
 from vtk.errors import UsageError, VtkError
 
 
@@ -59,8 +59,6 @@ def entry() -> None:
 
 
 def _module(command: str) -> str:
-    if command in NOT_YET:
-        raise UsageError(f"`{command}` is not in this version ({__version__}); it has: {', '.join(COMMANDS)}")
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `vtk {close[0]}`?" if close else f"choose one of: {', '.join(COMMANDS)}"

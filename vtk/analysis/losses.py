@@ -44,6 +44,23 @@ class CrossEntropy:
         return F.cross_entropy(wide, targets, label_smoothing=self.smoothing if labels.ndim == 1 else 0.0)
 
 
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Binary cross-entropy averaged over classes and images, in fp32 or wider, as models of several labels are trained.
+
+    Attributes:
+        weight_decay: factor of the l2 term, as in `CrossEntropy`.
+    """
+
+    weight_decay: float = 0.0
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean loss; labels are (B, classes) from 0 to 1."""
+        logits = model(images)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype))
+
+
 @torch.no_grad()
 def mean_loss(loss: Loss, model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Return the loss over all images of the batches, the l2 term of all parameters included."""

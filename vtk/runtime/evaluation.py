@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from vtk import console
-from vtk.data.audit import DataAudit, scan
+from vtk.data.audit import DataAudit
 from vtk.data.bands import pixel_limit
-from vtk.data.images import one_line
 from vtk.data.loader import make_loader
-from vtk.data.multi import scan_multi
 from vtk.data.pool import usable_cpus
-from vtk.data.samples import Sample
 from vtk.data.transforms import eval_transform
-from vtk.errors import DataError
 from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
@@ -24,6 +20,7 @@ from vtk.formats import write_json
 from vtk.runtime.agreement import Agreement
 from vtk.runtime.backend import dtype_name, load_backend, predictor
 from vtk.runtime.facts import PLAIN
+from vtk.runtime.images import find_images
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 
@@ -100,7 +97,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     )
     for note in conditions.notes:
         console.say(note)
-    audit, samples, repeats = _images(source, config)
+    audit, samples, repeats = find_images(source, config.data, config.split)
     # for a few images, starting processes takes longer than decoding
     workers = (min(usable_cpus(), 8) if len(samples) > _FEW else 0) if config.workers is None else config.workers
     loader = make_loader(
@@ -141,45 +138,6 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     if config.out is not None:
         _write(result, config)
     return result
-
-
-def _images(source: Source, config: EvalConfig) -> tuple[DataAudit, tuple[Sample, ...], bool]:
-    """Scan the folder and take the split; the last value tells whether it is the training run's held-out one."""
-    recorded = source.card.data
-    division = {key: recorded[key] for key in ("val_split", "seed") if key in recorded}
-    own = recorded.get("layout") == "flat" and len(division) == 2
-    limits: dict[str, Any] = {"in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card)}
-    find = scan_multi if source.card.multi_label else scan
-    audit = find(config.data, classes=source.card.classes, **limits, **(division if own else {}))
-    for bad in audit.bad:
-        console.warn(f"skipped {one_line(bad.path)}: {bad.reason}")
-    for warning in audit.warnings:
-        console.warn(warning)
-    for note in audit.notes:
-        if "--val-split" not in note:  # a flag of finetune; how a flat folder is divided is said below
-            console.say(note)
-    if config.split == "all":
-        return audit, _non_empty(audit.samples, config), False
-    if audit.layout == "flat":
-        if not own:
-            console.say(
-                f"{config.data} does not say which images are held out, and the training run had another layout: all "
-                "images are evaluated"
-            )
-            return audit, _non_empty(audit.samples, config), False
-        said = f"val_split {division['val_split']}, seed {division['seed']}"
-        console.say(f"{config.data} is divided as in the training run ({said}); --split all takes every image")
-    name = recorded.get("root")
-    if name and name != audit.root.resolve().name:
-        console.say(f"the training run's folder was called `{name}`, this one is `{audit.root.resolve().name}`")
-    part = audit.val if config.split == "val" else audit.train
-    return audit, _non_empty(part, config), config.split == "val" and audit.layout == recorded.get("layout")
-
-
-def _non_empty(samples: tuple[Sample, ...], config: EvalConfig) -> tuple[Sample, ...]:
-    if not samples:
-        raise DataError(f"{config.data} has no readable images for --split {config.split}; try --split all")
-    return samples
 
 
 def _print(result: EvalResult, *, exact: bool) -> None:

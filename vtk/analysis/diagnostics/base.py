@@ -1,0 +1,139 @@
+"""What a diagnostic is: it measures a model, draws what it found and reads it in plain words."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from vtk.card import InputSpec
+
+Result = Mapping[str, Any]
+"""What a diagnostic has measured: plain JSON values, every number finite or None."""
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Need = Literal["labels", "one-label"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A diagnostic's result and the name of the model it is of; two of them where models are compared."""
+
+    label: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot.
+
+    Attributes:
+        name: of its files, without suffix; begins with the diagnostic's name.
+        figure: matplotlib's, made by `vtk.analysis.figures.new`.
+        caption: one or two sentences that say what is seen: axes, units, what a line is.
+    """
+
+    name: str
+    figure: Any
+    caption: str
+
+
+@dataclass(frozen=True)
+class Context:
+    """A model and its images, as diagnostics get them.
+
+    Attributes:
+        model: fp32, on ``device``, in eval mode. A diagnostic leaves it as it was, bit for bit.
+        spec: size and preprocessing of its input.
+        classes: names of the model's outputs, to which the labels belong; None where the images' classes are others.
+        multi_label: labels are (B, classes) of 0 and 1, the loss is binary cross-entropy.
+        device: of the model and the batches.
+        config: the options.
+        loader: ``loader(batch_size)`` gives (images, labels) of all chosen images, evaluation's transform, in an order
+            that never changes; on the CPU.
+        augmented: ``augmented(batch_size)``: the same images as in training, labels (B, classes) that may be mixed.
+        count: number of images.
+        show_progress: bars.
+        rank: number of this process, ``world`` of them; all others measure with it, one writes.
+        world: number of processes.
+        total: sum of a tensor over all processes.
+        saved: what an earlier, interrupted run of this diagnostic kept with `save`.
+        save: keeps plain JSON values for such a run; call it now and then where minutes would be lost.
+    """
+
+    model: nn.Module
+    spec: InputSpec
+    classes: tuple[str, ...] | None
+    multi_label: bool
+    device: torch.device
+    config: AnalyzeConfig
+    loader: Callable[[int], Batches]
+    augmented: Callable[[int], Batches]
+    count: int
+    show_progress: bool = False
+    rank: int = 0
+    world: int = 1
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    saved: Mapping[str, Any] = field(default_factory=dict)
+    save: Callable[[dict[str, Any]], None] = lambda values: None
+
+    @property
+    def batches(self) -> Batches:
+        """The chosen images in batches of ``--batch-size``."""
+        return self.loader(self.config.batch_size)
+
+    def loss_batches(self, batch_size: int) -> Batches:
+        """The images of the loss's landscape: plain or augmented, as ``--loss-images`` says."""
+        return (self.augmented if self.config.loss_images == "augmented" else self.loader)(batch_size)
+
+    @property
+    def loss(self) -> Loss:
+        """What the model was trained with, with the l2 term of ``--weight-decay``."""
+        kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
+        return kind(weight_decay=self.config.weight_decay)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return normalised images (B, C, H, W) as pixel values from 0 to 1."""
+        mean, std = self._normalisation(images)
+        return images * std + mean
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Return pixel values from 0 to 1 as the model takes them."""
+        mean, std = self._normalisation(pixels)
+        return (pixels - mean) / std
+
+    def _normalisation(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(v, dtype=like.dtype, device=like.device) for v in (self.spec.mean, self.spec.std))
+        return mean[:, None, None], std[:, None, None]
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One entry of ``--what``.
+
+    Attributes:
+        name: of ``--what`` and of files.
+        title: of its section in the report.
+        source: paper and figure or equation that it follows.
+        explains: one or two plain sentences for the report: what is measured, and what high and low values mean.
+        measure: from a context to the result. Raises `UsageError` where the model has not what it looks at.
+        draw: from the results of one or two models to plots that show them together.
+        read: from one result to plain sentences: what it says of this model, and what to try.
+        numbers: from one result to its headline numbers by name, each with its unit in the name; for tables.
+        options: the fields of `AnalyzeConfig` that change its result, beside ``seed`` and ``batch_size``.
+        needs: ``labels`` of the model's classes, or ``one-label`` of each image; refused for others before it is run.
+    """
+
+    name: str
+    title: str
+    source: str
+    explains: str
+    measure: Callable[[Context], dict[str, Any]]
+    draw: Callable[[Sequence[Run]], list[Picture]]
+    read: Callable[[Result], list[str]]
+    numbers: Callable[[Result], dict[str, float]]
+    options: tuple[str, ...] = ()
+    needs: frozenset[Need] = frozenset()

@@ -1,0 +1,13 @@
+"""The diagnostics by name, in the report's order; what each is lies in the module of that name. Free of torch."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "attention": ("entropy", "distance", "overlays", "rollout", "cb-scales"),
+    "features": ("fourier", "variance", "cka", "lesion"),
+    "tokens": ("similarity", "neurons", "norms"),
+    "loss": ("hessian", "hessian-blocks", "ntk", "flatness", "miss-rate", "landscape"),
+    "robustness": ("calibration", "frequency-noise", "corruptions", "noise", "occlusion", "attacks"),
+}
+"""Groups of diagnostics, for ``--what``."""
+
+NAMES: tuple[str, ...] = tuple(name for names in GROUPS.values() for name in names)
+"""Every diagnostic's name."""

@@ -1,0 +1,200 @@
+"""Do diagnostics one after the other, keep each result as soon as it is there, and take up those of a stopped run."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vtk import console
+from vtk.analysis.diagnostics import diagnostic
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
+from vtk.errors import DataError, UsageError
+from vtk.formats import read_json, write_json
+
+SCHEMA = 1
+_COMMON = ("seed", "batch_size")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was found of one model: the contents of ``analysis.json``.
+
+    Attributes:
+        label: the model's name, for plots and tables.
+        results: of each diagnostic, by name in the report's order.
+        seconds: each took, as long as it ran.
+        refused: diagnostics that could not be done, and why.
+        facts: model, images, options, versions, date, command; for the report's end.
+        peak_memory_bytes: highest resident memory of this process while it ran.
+    """
+
+    label: str
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def analyse(
+    context: Context,
+    names: Sequence[str],
+    out: Path,
+    *,
+    label: str,
+    identity: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    main: bool = True,
+) -> Analysis:
+    """Run diagnostics and write ``out/results/NAME.json`` after each, ``out/analysis.json`` at the end.
+
+    Args:
+        context: model and images.
+        names: of diagnostics, in order.
+        out: folder, which is there. Results of an earlier run in it are taken where their ``identity`` is this one's.
+        label: the model's name.
+        identity: what results depend on beside the options, as JSON values: model, images, device.
+        facts: for the report.
+        main: whether this process writes; others measure with it.
+
+    Returns:
+        What was found; what a model has not is in ``refused``, with the reason.
+    """
+    found = Analysis(label, facts=dict(facts))
+    (out / "results").mkdir(exist_ok=True)
+    peak = 0
+    for number, name in enumerate(names, start=1):
+        one = diagnostic(name)
+        of = {**identity, "options": {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}}
+        file = out / "results" / f"{name}.json"
+        kept = _kept(file, of)
+        if "result" not in kept:
+            if main:
+                console.say(f"{number}/{len(names)} {one.title}")
+            reason = _unmet(one, context)
+            if reason is None:
+                try:
+                    kept = _measured(one, context, file, of, kept.get("partial", {}), main)
+                except UsageError as error:
+                    reason = str(error)
+            if reason is not None:
+                found.refused[name] = reason
+                if main:
+                    console.warn(f"{name}: {reason}")
+                continue
+        found.results[name], found.seconds[name] = kept["result"], kept["seconds"]
+        peak = max(peak, kept["peak_memory_bytes"])
+    found = replace(found, peak_memory_bytes=peak)
+    if main:
+        write_json(out / "analysis.json", found.to_dict())
+    return found
+
+
+def _measured(
+    one: Diagnostic, context: Context, file: Path, identity: Mapping[str, Any], saved: Mapping[str, Any], main: bool
+) -> dict[str, Any]:
+    begun = time.monotonic()
+    before = float(saved.get("seconds", 0.0))
+    values = dict(saved.get("values", {}))
+
+    def save(partial: dict[str, Any]) -> None:
+        if main:
+            spent = before + time.monotonic() - begun
+            write_json(file, {"identity": dict(identity), "partial": {"values": partial, "seconds": spent}})
+
+    result = finite(one.measure(replace(context, saved=values, save=save)))
+    kept = {
+        "result": result,
+        "seconds": before + time.monotonic() - begun,
+        "peak_memory_bytes": _peak_memory(),
+    }
+    if main:
+        write_json(file, {"identity": dict(identity), **kept})
+    return kept
+
+
+def _kept(file: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier run left of a diagnostic, if it was of the same model, images and options."""
+    if not file.exists():
+        return {}
+    try:
+        found = read_json(file)
+    except DataError as error:
+        console.warn(f"{error}; it is measured again")
+        return {}
+    if not isinstance(found, dict) or found.get("identity") != dict(identity):
+        return {}
+    return {k: v for k, v in found.items() if k != "identity"}
+
+
+def _unmet(one: Diagnostic, context: Context) -> str | None:
+    if one.needs and context.classes is None:
+        return "it needs labels of the model's classes, and the folder's classes are others; fine-tune first"
+    if "one-label" in one.needs and context.multi_label:
+        return "it needs one label for each image, and this model gives several"
+    return None
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with NaN and infinities as None: what was not defined is not a number."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not (value - value == 0.0):
+        return None
+    return value
+
+
+def plain(value: Any) -> Any:
+    """Return an option as the JSON value that it is read back as."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _peak_memory() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return int(psutil.Process().memory_info().peak_wset)  # type: ignore[attr-defined]
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def read_analysis(folder: Path) -> Analysis:
+    """Read the folder of an earlier run.
+
+    Raises:
+        DataError: it is none, or of another version.
+    """
+    file = folder / "analysis.json"
+    found = read_json(file)
+    fields = set(Analysis.__dataclass_fields__)
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or set(found) != {"schema", *fields}:
+        raise DataError(f"{file} is no analysis of this version; analyse the model again")
+    return Analysis(**{name: found[name] for name in fields})
+
+
+def draw(analyses: Sequence[Analysis], out: Path) -> dict[str, list[tuple[str, str, bytes]]]:
+    """Draw the diagnostics that all analyses have, as ``out/figures/NAME.png`` and ``.svg``.
+
+    Returns:
+        By diagnostic: name, caption and PNG of each picture.
+    """
+    from vtk.analysis import figures
+
+    (out / "figures").mkdir(exist_ok=True)
+    drawn: dict[str, list[tuple[str, str, bytes]]] = {}
+    for name in analyses[0].results:
+        if not all(name in one.results for one in analyses):
+            continue
+        pictures = diagnostic(name).draw([Run(one.label, one.results[name]) for one in analyses])
+        for picture in pictures:
+            figures.save(picture.figure, out / "figures" / picture.name)
+        drawn[name] = [(p.name, p.caption, figures.png(p.figure)) for p in pictures]
+    return drawn

@@ -1,0 +1,180 @@
+"""What ``vtk analyze`` looks at: a model on its device, and the same images for every model it is compared with."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data.mixup import Mixup
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.diagnostics.base import Batches, Context
+from vtk.data.bands import pixel_limit
+from vtk.data.loader import make_loader, mix
+from vtk.data.pool import usable_cpus
+from vtk.data.samples import DataAudit, Sample
+from vtk.data.transforms import eval_transform, train_transform
+from vtk.errors import UsageError
+from vtk.runtime.images import find_images, recorded_division
+from vtk.runtime.source import Source, open_source
+from vtk.training.parallel import Ranks
+
+_FEW = 200  # for so few images, starting processes takes longer than decoding
+
+
+def open_model(text: str, config: AnalyzeConfig) -> Source:
+    """Recognise a model.
+
+    Raises:
+        UsageError: it is no torch model.
+        DataError: the file is damaged.
+    """
+    known = Path(text).expanduser().exists()
+    options = {} if known else {"img_size": config.img_size, "num_classes": config.num_classes, "seed": config.seed}
+    source = open_source(text, base=config.base if known else None, pretrained=config.pretrained or known, **options)  # type: ignore[arg-type]
+    if source.kind not in ("pack", "checkpoint", "timm"):
+        raise UsageError(f"{text} is no torch model; give the pack, checkpoint or timm name that it was exported from")
+    for note in source.notes:
+        console.say(note)
+    return source
+
+
+@dataclass(frozen=True)
+class Images:
+    """The chosen images of a model.
+
+    Attributes:
+        samples: files with labels, in the order in which they are taken.
+        classes: names of the labels; None where they are not the model's outputs.
+        audit: of the folder.
+    """
+
+    samples: tuple[Sample, ...]
+    classes: tuple[str, ...] | None
+    audit: DataAudit
+
+    def digest(self) -> str:
+        """Return what tells these images from others: names, labels and sizes of the files."""
+        told = hashlib.sha256()
+        for path, label in self.samples:
+            size = path.stat().st_size if path.exists() else 0
+            told.update(f"{path.name}\0{label}\0{size}\n".encode(errors="surrogateescape"))
+        return told.hexdigest()
+
+
+def choose_images(source: Source, config: AnalyzeConfig, division: Mapping[str, Any]) -> Images:
+    """Draw the images of a model, by the seed.
+
+    Raises:
+        DataError: there are none, or the folder's classes are not the model's.
+    """
+    if config.data is None:
+        raise UsageError("no images; give a folder with --data")
+    audit, samples, _ = find_images(source, config.data, config.split, division or None)
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(config.seed)).tolist()
+    chosen = tuple(samples[i] for i in order[: config.max_images])
+    return Images(chosen, _classes(source, audit, config), audit)
+
+
+def _classes(source: Source, audit: DataAudit, config: AnalyzeConfig) -> tuple[str, ...] | None:
+    if source.described:
+        return source.card.classes
+    outputs = len(source.card.classes)
+    if outputs != len(audit.classes):
+        console.warn(
+            f"{source.name} has {outputs} outputs without names and the folder has {len(audit.classes)} classes: what "
+            "needs labels is left out; fine-tune it first, or give --num-classes for a random head"
+        )
+        return None
+    if config.num_classes is not None or not config.pretrained:
+        console.warn(f"{source.name} has a random classifier: its accuracy and its loss are those of chance")
+    else:
+        console.say(f"the folder's classes, sorted, are taken for the {outputs} outputs of {source.name} in order")
+    return tuple(audit.classes)
+
+
+def shared_division(sources: Sequence[Source]) -> dict[str, Any]:
+    """Return how a folder without splits is divided for all models: as the first did that was trained on one."""
+    found = [division for source in sources if (division := recorded_division(source))]
+    if any(division != found[0] for division in found):
+        console.warn("the models were trained with other held-out images; those of the first are taken for both")
+    return found[0] if found else {}
+
+
+def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: Ranks) -> Context:
+    """Load a model and lay out its images."""
+    model: nn.Module = source.model().float().to(ranks.device).eval()
+    spec, limit = source.card.input, pixel_limit(source.card)
+    few = len(images.samples) <= _FEW
+    workers = (0 if few else min(usable_cpus(), 8)) if config.workers is None else config.workers
+    fixed: dict[str, Any] = {"shuffle": False, "seed": config.seed, "workers": workers, "max_pixels": limit}
+    samples: Sequence[Any] = images.samples
+
+    def loader(batch_size: int) -> Batches:
+        return make_loader(samples, eval_transform(spec), batch_size=batch_size, **fixed)
+
+    def augmented(batch_size: int) -> Batches:
+        if images.classes is None or source.card.multi_label:
+            raise UsageError("`--loss-images augmented` mixes images of one label each; give plain")
+        recipe = train_transform(spec, crop_scale=(0.08, 1.0), auto_augment=_augment(spec.in_chans), reprob=0.25)
+        plain = make_loader(samples, recipe, batch_size=batch_size, **fixed)
+        return _mixed(plain, len(images.classes), config.seed)
+
+    return Context(
+        model=model,
+        spec=spec,
+        classes=images.classes,
+        multi_label=source.card.multi_label,
+        device=ranks.device,
+        config=config,
+        loader=loader,
+        augmented=augmented,
+        count=len(images.samples),
+        show_progress=ranks.main,
+        rank=ranks.rank,
+        world=ranks.world,
+        total=ranks.sum,
+    )
+
+
+def _augment(in_chans: int) -> str | None:
+    # paper C trains with DeiT's augmentation
+    return "rand-m9-mstd0.5-inc1" if in_chans in (1, 3) else None
+
+
+def _mixed(batches: Any, classes: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches mixed as DeiT does (mixup 0.8, CutMix 1.0, smoothing 0.1), the same ones each time."""
+    import numpy as np
+
+    mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=classes)
+    for number, (images, labels) in enumerate(batches):
+        if len(images) % 2:  # it mixes pairs
+            images, labels = images[:-1], labels[:-1]
+        if not len(images):
+            continue
+        before = np.random.get_state()
+        np.random.seed(mix(seed, 0, number) % 2**32)
+        try:
+            yield mixup(images, labels)
+        finally:
+            np.random.set_state(before)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return what tells this model from others: its class and every parameter and buffer."""
+    told = hashlib.sha256(f"{type(model).__module__}.{type(model).__qualname__}".encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return told.hexdigest()
+
+
+def describe_input(source: Source) -> dict[str, Any]:
+    """Return the preprocessing as JSON values."""
+    found = dataclasses.asdict(source.card.input)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
