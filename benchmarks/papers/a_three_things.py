@@ -34,7 +34,7 @@ def _hmlp(job: Job) -> None:
 
 
 EXPERIMENTS = (
-    Experiment("A", "parallel", {"common": _COMMON, "train": {"epochs": 15, "lr": 7e-4}}, _parallel),
+    Experiment("A", "parallel", {"common": _COMMON, "train": {"epochs": 13, "lr": 7e-4}}, _parallel),
     Experiment(
         "A", "policies",
         {"common": _COMMON, "train": {"epochs": 20, "lr": 7e-4}, "finetune": {"epochs": 10, "lr": 5e-4}},
@@ -44,7 +44,7 @@ EXPERIMENTS = (
         "A", "hmlp",
         {
             "common": _COMMON,
-            "pretrain": {"method": "simmim", "epochs": 12, "lr": 7e-4},
+            "pretrain": {"method": "simmim", "epochs": 10, "lr": 7e-4},
             "finetune": {"epochs": 8, "lr": 5e-4, "head_lr_mult": 1.0},
         },
         _hmlp,

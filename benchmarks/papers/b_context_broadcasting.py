@@ -41,7 +41,7 @@ EXPERIMENTS = (
                 "model": "vit_tiny_patch16_224", "img_size": 32, "batch_size": 16, "crop_scale": (0.8, 1.0),
                 "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=12", "num_heads=2"),
             },
-            "train": {"epochs": 15, "lr": 7e-4},
+            "train": {"epochs": 13, "lr": 7e-4},
             "images": 200,
         },
         _broadcast,

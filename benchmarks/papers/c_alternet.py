@@ -25,7 +25,7 @@ EXPERIMENTS = (
             "kwargs": ("channels=[16,32,64,128]",),
             # heads as in the paper; a head's channels shrink with the model's
             "attention": ("heads=[3,6,12,24]", "head_dim=4"),
-            "train": {"epochs": 10, "lr": 7e-4},
+            "train": {"epochs": 5, "lr": 7e-4},
         },
         _alternet,
     ),

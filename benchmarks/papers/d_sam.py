@@ -38,7 +38,7 @@ EXPERIMENTS = (
                 "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=6", "num_heads=2"),
                 "smoothing": 0.0, "weight_decay": 0.3,
             },
-            "train": {"epochs": 16, "lr": 7e-4},
+            "train": {"epochs": 13, "lr": 7e-4},
             "rho": 0.1, "sigma": 0.02, "draws": 20, "images": 200,
         },
         _sam,
