@@ -11,6 +11,8 @@ from vtk.errors import UsageError
 
 Method = Literal["lanczos", "power"]
 METHODS: tuple[Method, ...] = ("lanczos", "power")
+BASIS_BYTES = 2**30
+"""What the basis of ``lanczos`` may take; never fewer than 2·top + 6 vectors."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,11 @@ def top_eigenvalues(
 ) -> Eigenvalues:
     """Return the eigenvalues of largest magnitude.
 
-    ``lanczos`` keeps an orthonormal basis of all iterations (n numbers each) and stops when the residual bound of every
-    wanted value is below ``tol`` times it: few products, much memory. ``power`` finds one after the other, keeping
-    iterates orthogonal to those found (deflation), and stops when the value changes by less than ``tol`` of itself: it
-    keeps ``top`` + 2 vectors and needs many products, as PyHessian and papers C and D do it.
+    ``lanczos`` keeps an orthonormal basis of its iterations and stops when the residual bound of every wanted value is
+    below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or 2·top + 6 vectors, whichever is more.
+    ``power`` finds one after the other, keeping iterates orthogonal to those found (deflation), and stops when the
+    value changes by less than ``tol`` of itself: it keeps ``top`` + 2 vectors and needs many products, as PyHessian and
+    papers C and D do it.
 
     Args:
         product: symmetric; maps (n,) to (n,).
@@ -96,45 +99,59 @@ def _power(
 def _lanczos(
     product: Callable[[Tensor], Tensor], start: Tensor, top: int, max_iter: int, tol: float, generator: torch.Generator
 ) -> Eigenvalues:
+    """Lanczos with a full basis, restarted from its best Ritz vectors when the memory is full (thick restart)."""
     size = len(start)
     steps = min(max(max_iter, top), size)
-    basis: list[Tensor] = [_unit(start, [])]
-    diagonal: list[float] = []
-    beside: list[float] = []
-    values, bounds = torch.empty(0), torch.empty(0)
-    for step in range(steps):
-        image = product(basis[-1])
-        diagonal.append(float(basis[-1] @ image))
-        rest = _orthogonal(image, basis)
+    room = min(steps, max(2 * top + 6, BASIS_BYTES // start.nbytes), size)
+    basis = start.new_empty(room, size)  # pages that are never written take no memory
+    basis[0] = start / start.norm()
+    inner = torch.zeros(room, room, dtype=torch.float64)  # the operator on the basis
+    count = 1
+    for step in range(1, steps + 1):
+        image = product(basis[count - 1])
+        column, rest = _expand(image, basis[:count])
+        inner[:count, count - 1] = inner[count - 1, :count] = column.double().cpu()
         norm = float(rest.norm())
-        values, last = _ritz(diagonal, beside)
+        values, vectors = torch.linalg.eigh(inner[:count, :count])
+        bounds = norm * vectors[-1].abs()
+        order = values.abs().argsort(descending=True)
+        best = order[:top]
         scale = max(float(values.abs().max()), 1e-30)
-        bounds = norm * last.abs()
-        best = values.abs().argsort(descending=True)[:top]
         # numerically nothing is left: the basis spans all that the start vector reaches
-        exhausted = norm <= 1e-7 * scale or step + 1 == size
-        if len(values) >= top and (exhausted or bool((bounds[best] <= tol * values[best].abs()).all())):
+        exhausted = norm <= 1e-7 * scale or count == size
+        if count >= top and (exhausted or bool((bounds[best] <= tol * values[best].abs()).all())):
+            break
+        if step == steps:
             break
         if exhausted:
-            rest, norm = _orthogonal(_random_like(start, generator), basis), 0.0
-            beside.append(0.0)
-            basis.append(rest / rest.norm())
-        else:
-            beside.append(norm)
-            basis.append(rest / norm)
-    best = values.abs().argsort(descending=True)[:top]
+            rest = _expand(_random_like(start, generator), basis[:count])[1]
+            norm = float(rest.norm())
+        if count == room:
+            kept = order[: room // 2 + 1]
+            _rotate(basis, vectors[:, kept].to(basis))
+            count = len(kept)
+            inner.zero_()
+            inner[:count, :count] = torch.diag(values[kept])
+        basis[count] = rest / norm
+        count += 1
     settled = bounds[best] <= torch.clamp(tol * values[best].abs(), min=1e-6 * float(values.abs().max()))
-    return Eigenvalues(tuple(values[best].tolist()), tuple(settled.tolist()), len(diagonal))
+    return Eigenvalues(tuple(values[best].tolist()), tuple(settled.tolist()), step)
 
 
-def _ritz(diagonal: list[float], beside: list[float]) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues of the tridiagonal matrix and the last component of each eigenvector."""
-    size = len(diagonal)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    off = torch.tensor(beside[: size - 1], dtype=torch.float64)
-    matrix += torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(matrix)
-    return values, vectors[-1]
+def _expand(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a vector's coefficients in an orthonormal basis (k, n) and what is left of it."""
+    column = basis @ vector
+    rest = vector - column @ basis
+    if float(rest.norm()) < 0.3 * float(vector.norm()):  # what cancelled has left rounding errors
+        again = basis @ rest
+        column, rest = column + again, rest - again @ basis
+    return column, rest
+
+
+def _rotate(basis: Tensor, vectors: Tensor, columns: int = 2**16) -> None:
+    """Replace the first vectors of a basis (m, n) by combinations (m, k), a piece at a time: without a second basis."""
+    for piece in basis.split(columns, dim=1):
+        piece[: vectors.shape[1]] = vectors.T @ piece
 
 
 def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:

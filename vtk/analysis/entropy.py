@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.attention import unseen, watch_attention
+from vtk.analysis.attention import unseen
 from vtk.analysis.batches import Batches, evaluating, stream
+from vtk.analysis.places import Places, has_class_token, watch_places
 from vtk.errors import UsageError
 
 
@@ -21,7 +22,7 @@ class LayerEntropy:
         name: of its module.
         mean: over images, heads and queries.
         percentile15: below which 15 % of the values of all images, heads and queries are.
-        cls: mean over images and heads of the class token's; None where a layer has no class token.
+        cls: mean over images and heads of the class token's; None where a layer has none, or it is not known to.
         maximum: ln of the number of keys, that of uniform attention.
         heads: number of heads; those that do not attend (`vtk.models.uniform_heads`) do not count.
         keys: number of keys.
@@ -59,7 +60,8 @@ class AttentionEntropy:
 def attention_entropy(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> AttentionEntropy:
     """Return the entropy −Σ p ln p of every layer's attention, the model in eval mode.
 
-    Memory: the attention of one layer and batch at a time, and 4 bytes for each query of every image, head and layer.
+    Memory: the attention of one layer and batch at a time, about three times over, and 4 bytes for each query of every
+    image, head and layer.
 
     Args:
         model: fused attention too, parallel branches, windows.
@@ -73,17 +75,17 @@ def attention_entropy(model: nn.Module, batches: Batches, *, max_images: int | N
     values: dict[str, list[Tensor]] = {}
     first: dict[str, list[Tensor]] = {}
     keys: dict[str, int] = {}
-    prefix = int(getattr(model, "num_prefix_tokens", 0)) if getattr(model, "cls_token", None) is not None else 0
+    with_class = has_class_token(model)
 
-    def see(name: str, attention: Tensor) -> None:
+    def see(name: str, attention: Tensor, places: Places | None) -> None:
         entropy = entropies(attention).float().cpu()
         values.setdefault(name, []).append(entropy.flatten(2))
         keys[name] = attention.shape[-1]
-        if prefix and attention.shape[-1] == attention.shape[-2]:
+        if with_class and places is not None and places.prefix and attention.shape[-1] == attention.shape[-2]:
             first.setdefault(name, []).append(entropy[..., 0])
 
     images = 0
-    with evaluating(model), watch_attention(model, see):
+    with evaluating(model), watch_places(model, see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

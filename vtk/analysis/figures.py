@@ -1,42 +1,69 @@
 """How the diagnostics' plots look: one size, one set of colours, depth along the x axis with its blocks shaded."""
 
+import contextlib
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vtk.data.images import one_line
 from vtk.files import replace_file
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: safe for colour blindness. The first model has the first, the second the second."""
 
+WIDTH, HEIGHT = 5.0, 3.2
+"""Inches of one plot. On a phone it is 340 px wide, and its text of 10 points then 9 px high."""
+
+WIDTH_PIXELS = 900
+"""Of one plot in a PNG: sharp on a phone too."""
+
 Unit = Literal["msa", "mlp", "conv", "subsampling", "other"]
 _SHADES: dict[str, str] = {"msa": "#0072B2", "mlp": "#E69F00", "conv": "#009E73", "subsampling": "#777777"}
 _TITLES = {"msa": "MSA", "mlp": "MLP", "conv": "Conv", "subsampling": "subsampling"}
+_DPI = WIDTH_PIXELS / WIDTH
+_LONGEST = 26
+_LEGEND_ROOM = 66  # letters that a legend inside of the axes may have before it hides too much
+_SALT = "vtk"  # SVG names its parts by it: the same plot is the same file
 
 
-def new(columns: int = 1, rows: int = 1, *, width: float = 6.4, height: float = 3.6) -> tuple[Any, list[Any]]:
+def new(columns: int = 1, rows: int = 1, *, width: float = WIDTH, height: float = HEIGHT) -> tuple[Any, list[Any]]:
     """Return a figure and its axes, row by row; ``width`` and ``height`` are inches of one of them.
 
-    One column reads well on a phone; more are for pictures in a row.
+    One column reads well on a phone; more are for pictures in a row, which a phone shows by scrolling sideways.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(columns * width, rows * height), dpi=130, layout="constrained")
+    figure = Figure(figsize=(columns * width, rows * height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)  # not pyplot: it would choose a back-end with windows, and keep every figure
     return figure, list(figure.subplots(rows, columns, squeeze=False).ravel())
 
 
 def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = False) -> None:
-    """Give axes their labels with units, a light grid and, if asked, a legend."""
+    """Give axes their labels with units, a light grid and, if asked, a legend.
+
+    A legend that would hide a good part of the only axes of a figure goes below them.
+    """
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=11)
     axes.grid(True, color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if legend:
-        axes.legend(frameon=False, fontsize=9)
+    if not legend:
+        return
+    handles, labels = axes.get_legend_handles_labels()
+    if len(axes.figure.axes) == 1 and sum(len(text) + 6 for text in labels) > _LEGEND_ROOM:
+        _below(axes.figure, dict(zip(labels, handles, strict=True)))
+    else:
+        axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=9)
+
+
+def from_zero(axes: Any) -> None:
+    """Let the y axis begin at 0 and end above the highest value, for what cannot be negative."""
+    top = float(axes.dataLim.y1)
+    axes.set_ylim(0, 1.05 * top if 0 < top < float("inf") else 1)
 
 
 def depth(count: int) -> list[float]:
@@ -45,7 +72,7 @@ def depth(count: int) -> list[float]:
 
 
 def shade(axes: Any, kinds: Sequence[Unit]) -> None:
-    """Shade the way to each point of normalised depth by the kind of unit that led there, with a legend of its own.
+    """Shade the way to each point of normalised depth by the kind of unit that led there, with a legend below.
 
     Args:
         axes: whose x axis is normalised depth.
@@ -57,23 +84,70 @@ def shade(axes: Any, kinds: Sequence[Unit]) -> None:
     for left, right, kind in zip(at, at[1:], kinds[1:], strict=False):
         if kind in _SHADES:
             axes.axvspan(left, right, color=_SHADES[kind], alpha=0.12, linewidth=0)
-    handles = [Patch(color=_SHADES[k], alpha=0.3, label=_TITLES[k]) for k in _SHADES if k in kinds[1:]]
+    handles = {_TITLES[k]: Patch(color=_SHADES[k], alpha=0.3, linewidth=0) for k in _SHADES if k in kinds[1:]}
     if handles:
-        first = axes.get_legend()
-        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False, fontsize=8)
-        if first is not None:
-            axes.add_artist(first)
+        _below(axes.figure, handles)
+
+
+def label(text: str) -> str:
+    """Return a name from outside as a plot can show it: at most 26 letters, nothing read as a formula or hidden.
+
+    matplotlib takes ``$…$`` for a formula, and leaves lines out of a legend whose name begins with ``_``.
+    """
+    shown = one_line(text)
+    if len(shown) > _LONGEST:  # names of models differ at their ends
+        shown = f"{shown[: _LONGEST - 13]}…{shown[-12:]}"
+    shown = shown.replace("$", r"\$")
+    return f"\u200b{shown}" if shown.startswith("_") else shown
 
 
 def png(figure: Any) -> bytes:
     """Return a figure as PNG."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    with _settled(figure):
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def save(figure: Any, path: Path) -> None:
-    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all; images in an SVG stay pixels."""
-    for kind in ("png", "svg"):
-        with replace_file(path.with_name(f"{path.name}.{kind}")) as tmp:
-            figure.savefig(tmp, format=kind, metadata={"Date": None} if kind == "svg" else None)
+def save(figure: Any, path: Path) -> bytes:
+    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all; the same figure is the same bytes.
+
+    Images and heat maps stay pixels in the SVG, since each of their cells would be a shape otherwise.
+
+    Returns:
+        The PNG.
+    """
+    pixels = png(figure)
+    with replace_file(path.with_name(f"{path.name}.png")) as tmp:
+        tmp.write_bytes(pixels)
+    with replace_file(path.with_name(f"{path.name}.svg")) as tmp, _settled(figure):
+        figure.savefig(tmp, format="svg", metadata={"Date": None})
+    return pixels
+
+
+@contextlib.contextmanager
+def _settled(figure: Any) -> Iterator[None]:
+    from matplotlib import rc_context
+    from matplotlib.collections import QuadMesh
+
+    for mesh in figure.findobj(QuadMesh):
+        mesh.set_rasterized(True)
+    with rc_context({"svg.hashsalt": _SALT}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a class's name may be in any script
+        yield
+
+
+def _below(figure: Any, handles: dict[str, Any]) -> None:
+    """Add entries, by label, to the one legend under the figure's axes, as many columns as fit."""
+    for old in figure.legends:
+        known = dict(zip((text.get_text() for text in old.get_texts()), old.legend_handles, strict=True))
+        handles = {**known, **handles}
+    figure.legends.clear()
+    letters = max(len(text) for text in handles)
+    fitting = int(figure.get_figwidth() * 72 / (letters * 5 + 36))  # points: a letter of size 9, a handle
+    columns = min(max(fitting, 1), len(handles))
+    names = list(handles)
+    figure.legend(
+        list(handles.values()), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9,
+        borderpad=0.1, handlelength=1.8, columnspacing=1.2,
+    )  # fmt: skip

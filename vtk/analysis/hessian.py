@@ -1,7 +1,7 @@
 """The largest curvatures of the loss: spectra over mini-batches (paper C) and λ_max of one operator (paper D)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from vtk.analysis.batches import Batches, hold
 from vtk.analysis.eigen import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.losses import CrossEntropy, Loss
 from vtk.analysis.second_order import flat_size, hessian_product
+from vtk.analysis.share import ALONE, Rows, Save, Share
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ def hessian_spectrum(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
+    known: Rows = (),
+    save: Save | None = None,
+    share: Share = ALONE,
     show_progress: bool = False,
 ) -> HessianSpectrum:
     """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (paper C, §2 and App. A).
@@ -91,25 +95,51 @@ def hessian_spectrum(
     Paper C takes a tenth of the training images in batches of 16, augmented as in training, the top 5 of each, and the
     loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
 
+    Memory: all images, a gradient's graph of one batch, and the iteration's vectors (`vtk.analysis.eigen`).
+
+    Args:
+        model: is put into eval mode meanwhile.
+        batches: the mini-batches; held in memory.
+        loss: by default plain cross-entropy.
+        top: eigenvalues of each mini-batch.
+        method: ``lanczos``, or ``power`` as in the paper.
+        max_iter: products at most, of each mini-batch; with ``power`` of each value.
+        tol: relative.
+        max_images: of the batches, from the first.
+        seed: of the start vector, which is the same for all mini-batches.
+        known: what ``save`` got in a run that was stopped; these first mini-batches are not done again.
+        save: is called with the rows so far after every mini-batch.
+        share: mini-batches are divided between processes.
+        show_progress: a bar over the images.
+
     Raises:
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
-    start, generator = _start(model, dict(model.named_parameters()), seed)
-    found: list[Eigenvalues] = []
-    images = 0
     criterion = loss or CrossEntropy()
     held = hold(model, batches, max_images)
-    with console.progress("Hessian spectrum", sum(len(b[0]) for b in held), enabled=show_progress) as bar:
-        for batch in held:
-            with hessian_product(model, criterion, [batch]) as product:
-                found.append(
-                    top_eigenvalues(product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator)
-                )
-            images += len(batch[0])
-            bar.advance(len(batch[0]))
+    device, width = held[0][0].device, 2 * top + 1
+    rows = share.agree(known, width, device)
+    sizes = [len(batch[0]) for batch in held]
+    with console.progress("Hessian spectrum", sum(sizes), enabled=show_progress) as bar:
+        bar.advance(sum(sizes[: len(rows)]))
+        for first in range(len(rows), len(held), share.world):
+            row, number = None, first + share.rank
+            if number < len(held):
+                start, generator = _start(model, dict(model.named_parameters()), seed)
+                with hessian_product(model, criterion, [held[number]]) as product:
+                    row = _row(
+                        top_eigenvalues(
+                            product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
+                        )
+                    )
+            rows += share.gather(row, width, device)[: len(held) - first]
+            bar.advance(sum(sizes[first : first + share.world]))
+            if save is not None:
+                save(rows)
+    found = [_read(row, top) for row in rows]
     flags = [flag for one in found for flag in one.converged]
-    return HessianSpectrum(tuple(one.values for one in found), sum(flags) / len(flags), images)
+    return HessianSpectrum(tuple(one.values for one in found), sum(flags) / len(flags), sum(sizes))
 
 
 def hessian_max(
@@ -124,9 +154,15 @@ def hessian_max(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
+    known: Rows = (),
+    save: Save | None = None,
+    share: Share = ALONE,
     show_progress: bool = False,
 ) -> HessianMax:
     """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
+
+    Memory: all images, gradients' graphs of at most `vtk.analysis.second_order.KEEP` bytes beside that of one batch,
+    and the iteration's vectors (`vtk.analysis.eigen`).
 
     Args:
         model: is put into eval mode meanwhile.
@@ -140,6 +176,9 @@ def hessian_max(
         tol: relative.
         max_images: of the batches, from the first.
         seed: of the start vector.
+        known: what ``save`` got in a run that was stopped; these first groups are not done again.
+        save: is called with the rows so far after every group.
+        share: the batches of each product are divided between processes.
         show_progress: a bar over the groups.
 
     Raises:
@@ -149,18 +188,37 @@ def hessian_max(
     held = hold(model, batches, max_images)
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
-    values, converged, products = {}, {}, 0
+    rows = share.agree(known, 2 * top + 1, held[0][0].device)
     with console.progress("Hessian", len(chosen), unit="groups", enabled=show_progress) as bar:
-        for name, parameters in chosen.items():
+        bar.advance(len(rows))
+        for name, parameters in list(chosen.items())[len(rows) :]:
             start, generator = _start(model, parameters, seed)
-            with hessian_product(model, criterion, held, parameters) as product:
-                found = top_eigenvalues(
-                    product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
+            with hessian_product(model, criterion, held, parameters, share=share) as product:
+                rows.append(
+                    _row(
+                        top_eigenvalues(
+                            product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
+                        )
+                    )
                 )
-            values[name], converged[name] = found.values, all(found.converged)
-            products += found.products
             bar.advance(1, name)
-    return HessianMax(values, converged, products, sum(len(batch[0]) for batch in held))
+            if save is not None:
+                save(rows)
+    found = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
+    return HessianMax(
+        {name: one.values for name, one in found.items()},
+        {name: all(one.converged) for name, one in found.items()},
+        sum(one.products for one in found.values()),
+        sum(len(batch[0]) for batch in held),
+    )
+
+
+def _row(found: Eigenvalues) -> list[float]:
+    return [*found.values, *map(float, found.converged), float(found.products)]
+
+
+def _read(row: Sequence[float], top: int) -> Eigenvalues:
+    return Eigenvalues(tuple(row[:top]), tuple(flag > 0 for flag in row[top : 2 * top]), int(row[-1]))
 
 
 def _start(model: nn.Module, parameters: Mapping[str, nn.Parameter], seed: int) -> tuple[Tensor, torch.Generator]:

@@ -62,10 +62,19 @@ class BinaryCrossEntropy:
 
 
 @torch.no_grad()
+def data_loss(loss: Loss, model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the loss over all images of the batches, without its l2 term."""
+    total = sum(float(loss(model, images, labels)) * len(images) for images, labels in batches)
+    return total / sum(len(images) for images, _ in batches)
+
+
+@torch.no_grad()
+def l2_term(model: nn.Module, weight_decay: float) -> float:
+    """Return ½·weight_decay·‖w‖² over all parameters."""
+    return 0.5 * weight_decay * sum(float(p.double().square().sum()) for p in model.parameters())
+
+
 def mean_loss(loss: Loss, model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Return the loss over all images of the batches, the l2 term of all parameters included."""
-    total = sum(float(loss(model, images, labels)) * len(images) for images, labels in batches)
-    mean = total / sum(len(images) for images, _ in batches)
-    if loss.weight_decay:
-        mean += 0.5 * loss.weight_decay * sum(float(p.double().square().sum()) for p in model.parameters())
-    return mean
+    extra = l2_term(model, loss.weight_decay) if loss.weight_decay else 0.0
+    return data_loss(loss, model, batches) + extra

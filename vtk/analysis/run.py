@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 from vtk import console
-from vtk.analysis.diagnostics import diagnostic
+from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json, write_json
@@ -27,7 +27,7 @@ class Analysis:
         results: of each diagnostic, by name in the report's order.
         seconds: each took, as long as it ran.
         refused: diagnostics that could not be done, and why.
-        facts: model, images, options, versions, date, command; for the report's end.
+        facts: model, images, versions, date, command, for the report's end; ``options`` of each diagnostic by its name.
         peak_memory_bytes: highest resident memory of this process while it ran.
     """
 
@@ -67,12 +67,14 @@ def analyse(
     Returns:
         What was found; what a model has not is in ``refused``, with the reason.
     """
-    found = Analysis(label, facts=dict(facts))
+    options: dict[str, Any] = {}
+    found = Analysis(label, facts={**facts, "options": options})
     (out / "results").mkdir(exist_ok=True)
     peak = 0
     for number, name in enumerate(names, start=1):
         one = diagnostic(name)
-        of = {**identity, "options": {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}}
+        options[name] = {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}
+        of = {**identity, "options": options[name]}
         file = out / "results" / f"{name}.json"
         kept = _kept(file, of)
         if "result" not in kept:
@@ -107,7 +109,7 @@ def _measured(
     def save(partial: dict[str, Any]) -> None:
         if main:
             spent = before + time.monotonic() - begun
-            write_json(file, {"identity": dict(identity), "partial": {"values": partial, "seconds": spent}})
+            write_json(file, {"identity": dict(identity), "partial": {"values": finite(partial), "seconds": spent}})
 
     result = finite(one.measure(replace(context, saved=values, save=save)))
     kept = {
@@ -131,7 +133,24 @@ def _kept(file: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict) or found.get("identity") != dict(identity):
         return {}
+    if not _whole(found):
+        console.warn(f"{file} lacks part of what was measured; it is measured again")
+        return {}
     return {k: v for k, v in found.items() if k != "identity"}
+
+
+def _whole(kept: Mapping[str, Any]) -> bool:
+    """Return whether a file has all of a result, or all of what an interrupted diagnostic kept."""
+    if "result" in kept:
+        return (
+            isinstance(kept["result"], dict) and _number(kept.get("seconds")) and _number(kept.get("peak_memory_bytes"))
+        )
+    partial = kept.get("partial")
+    return isinstance(partial, dict) and isinstance(partial.get("values"), dict) and _number(partial.get("seconds"))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _unmet(one: Diagnostic, context: Context) -> str | None:
@@ -177,11 +196,16 @@ def read_analysis(folder: Path) -> Analysis:
     fields = set(Analysis.__dataclass_fields__)
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or set(found) != {"schema", *fields}:
         raise DataError(f"{file} is no analysis of this version; analyse the model again")
+    kinds = {"label": str, "peak_memory_bytes": int}
+    if not all(isinstance(found[name], kinds.get(name, dict)) for name in fields) or not (
+        set(found["results"]) <= set(NAMES) and all(isinstance(result, dict) for result in found["results"].values())
+    ):
+        raise DataError(f"{file} is no analysis; was it edited? Analyse the model again")
     return Analysis(**{name: found[name] for name in fields})
 
 
 def draw(analyses: Sequence[Analysis], out: Path) -> dict[str, list[tuple[str, str, bytes]]]:
-    """Draw the diagnostics that all analyses have, as ``out/figures/NAME.png`` and ``.svg``.
+    """Draw every diagnostic with the analyses that have it, as ``out/figures/NAME.png`` and ``.svg``.
 
     Returns:
         By diagnostic: name, caption and PNG of each picture.
@@ -190,11 +214,10 @@ def draw(analyses: Sequence[Analysis], out: Path) -> dict[str, list[tuple[str, s
 
     (out / "figures").mkdir(exist_ok=True)
     drawn: dict[str, list[tuple[str, str, bytes]]] = {}
-    for name in analyses[0].results:
-        if not all(name in one.results for one in analyses):
+    for name in NAMES:
+        runs = [Run(one.label, one.results[name]) for one in analyses if name in one.results]
+        if not runs:
             continue
-        pictures = diagnostic(name).draw([Run(one.label, one.results[name]) for one in analyses])
-        for picture in pictures:
-            figures.save(picture.figure, out / "figures" / picture.name)
-        drawn[name] = [(p.name, p.caption, figures.png(p.figure)) for p in pictures]
+        pictures = diagnostic(name).draw(runs)
+        drawn[name] = [(p.name, p.caption, figures.save(p.figure, out / "figures" / p.name)) for p in pictures]
     return drawn

@@ -1,5 +1,6 @@
 """``vtk analyze``: why a model behaves as it does, as JSON, plots and one report."""
 
+import dataclasses
 import datetime
 import re
 import shlex
@@ -85,7 +86,16 @@ def _pair(config: AnalyzeConfig, command: str, ranks: "Ranks") -> list["Analysis
         folder.mkdir(exist_ok=True)
         console.say(f"{label}:")
         found.append(_analyse(sources[text], images, config, command, ranks, folder, label))
-    return found
+    return _told_apart(found, [Path(text).name for text in config.compare])
+
+
+def _told_apart(found: list["Analysis"], names: Sequence[str]) -> list["Analysis"]:
+    """Give two analyses of one name, such as two packs called task, those of their folders."""
+    first, second = found
+    if first.label != second.label:
+        return found
+    labels = names if names[0] != names[1] and all(names) else (first.label, f"{second.label} (2)")
+    return [dataclasses.replace(one, label=label) for one, label in zip(found, labels, strict=True)]
 
 
 def _is_analysis(text: str) -> bool:

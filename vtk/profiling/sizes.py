@@ -10,8 +10,8 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
+from vtk.html import document, table
 from vtk.profiling.config import ProfileConfig
-from vtk.profiling.html import document, table
 from vtk.profiling.plot import COLOURS, MARKERS
 from vtk.profiling.profile import profile
 from vtk.profiling.report import DASH, ms, rate

@@ -6,6 +6,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
@@ -41,6 +42,8 @@ MODELS = {
     "qk-norm": ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 48, "qk_norm": True}),
     "parallel": ("vit_small_patch16_18x2_224", {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}),
     "relative": ("test_vit_relpos", {}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 1, "embed_dim": 48}),
+    "pit": ("pit_ti_224", {"img_size": 48, "base_dims": (8, 8, 8), "depth": (1, 1, 1), "heads": (1, 2, 2)}),
     "beit": ("beit_base_patch16_224", {"img_size": 32, "depth": 2, "embed_dim": 48, "num_heads": 3}),
 }
 
@@ -125,13 +128,22 @@ def test_windows_of_an_alternet_have_the_entropy_of_their_unfused_softmax():
         assert one.name == two.name and one.mean == pytest.approx(two.mean, abs=1e-5) and 0 < one.mean < one.maximum
 
 
-def test_context_broadcasting_models_are_seen():
+@pytest.mark.parametrize("transforms", [
+    [Transform("add_context_broadcast", {"on": "both", "layers": "all"})],
+    [Transform("uniform_heads", {"variant": "a"}), Transform("add_context_broadcast", {"scale": True})],
+], ids=["both", "uniform heads"])  # fmt: skip
+def test_context_broadcasting_models_have_the_entropy_of_their_unfused_attention(transforms):
     made = create_model(
-        "test_vit", num_classes=3, img_size=32, pretrained=False, kwargs={"patch_size": 16},
-        transforms=[Transform("add_context_broadcast", {"on": "both", "layers": "all"})],
-    )  # fmt: skip
-    found = attention_entropy(made.model, [(x.float(), y) for x, y in images(2, side=32)])
+        "test_vit", num_classes=3, img_size=32, pretrained=False, kwargs={"patch_size": 16}, transforms=transforms
+    )
+    batches = [(x.float(), y) for x, y in images(2, side=32)]
+    expected = unfused_entropies(made.model, batches[0][0])
+    found = attention_entropy(made.model, batches)
     assert len(found.layers) == len(made.model.blocks)
+    for layer in found.layers:
+        values = expected[layer.name]
+        assert layer.mean == pytest.approx(float(values.mean()), abs=1e-5) and layer.heads == values.shape[1]
+        assert layer.cls == pytest.approx(float(values[:, :, 0].mean()), abs=1e-5)
 
 
 def test_training_mode_and_random_numbers_are_left_alone():
@@ -144,8 +156,9 @@ def test_training_mode_and_random_numbers_are_left_alone():
 
 
 def test_a_model_without_visible_attention_is_refused_never_empty():
-    with pytest.raises(UsageError, match="it has no attention"):
-        attention_entropy(timm_model("test_resnet"), images(1, side=32))
+    for model in (timm_model("test_resnet"), MlpMixer(img_size=32, patch_size=16, num_blocks=1, embed_dim=8)):
+        with pytest.raises(UsageError, match="it has no attention"):
+            attention_entropy(model, [(torch.zeros(1, 3, 32, 32), torch.zeros(1))])
 
     class Linear(nn.Module):
         def __init__(self):

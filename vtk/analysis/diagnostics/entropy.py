@@ -19,14 +19,15 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         layers = run.result["layers"]
         x = range(1, len(layers) + 1)
-        axes.plot(x, [layer["mean"] for layer in layers], "o-", color=colour, markersize=4, label=f"{run.label}: mean")
-        axes.plot(x, [layer["percentile15"] for layer in layers], ":", color=colour, label=f"{run.label}: 15 % below")
+        name = figures.label(run.label)
+        axes.plot(x, [layer["mean"] for layer in layers], "o-", color=colour, markersize=4, label=f"{name}: mean")
+        axes.plot(x, [layer["percentile15"] for layer in layers], ":", color=colour, label=f"{name}: 15 % below")
         if all(layer["cls"] is not None for layer in layers):
-            axes.plot(x, [layer["cls"] for layer in layers], "--", color=colour, label=f"{run.label}: class token")
+            axes.plot(x, [layer["cls"] for layer in layers], "--", color=colour, label=f"{name}: class token")
         axes.step(x, [layer["maximum"] for layer in layers], where="mid", color="#999999", linewidth=1,
                   label="uniform attention" if run is runs[-1] else None)  # fmt: skip
     figures.finish(axes, x="attention layer", y="entropy, nats", legend=True)
-    axes.set_ylim(bottom=0)
+    figures.from_zero(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
     caption = (
         "Entropy of the attention weights by layer, over images, heads and queries; dotted, the value below which 15 % "
@@ -48,7 +49,9 @@ def _read(result: Result) -> list[str]:
             "as their mean would."
         )
         if len(upper) >= len(layers) / 4:
-            told.append("Context Broadcasting gives that mean for nothing: try `vtk finetune … --cb upper`.")
+            told.append(
+                "Context Broadcasting gives that mean for nothing: try `vtk finetune … --cb --cb-layers upper`."
+            )
     else:
         told.append(f"No layer is near uniform (over {100 * _NEAR_UNIFORM:.0f} %).")
     if result["unseen"]:

@@ -10,7 +10,7 @@ from typing import Any
 from vtk import console
 from vtk.files import write_text
 from vtk.formats import write_json
-from vtk.profiling.html import document, table
+from vtk.html import document, table
 from vtk.profiling.plot import COLOURS, MARKERS, between
 from vtk.profiling.report import DASH, UNSTABLE, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult

@@ -1,0 +1,54 @@
+"""Options of ``vtk analyze``: what they allow, and that every name has its diagnostic."""
+
+from pathlib import Path
+
+import pytest
+
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
+from vtk.errors import UsageError
+
+
+def test_names_are_chosen_once_in_the_reports_order() -> None:
+    chosen = AnalyzeConfig("m", what=("hessian", "attention", "entropy", "tokens")).chosen()
+    assert chosen == (*GROUPS["attention"], *GROUPS["tokens"], "hessian")
+    assert AnalyzeConfig("m").chosen() == NAMES and len(set(NAMES)) == len(NAMES)
+    config = AnalyzeConfig("m", what=("hessian", "attention"))
+    assert config.named == {"hessian"}  # a group's members may be refused without an error code
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": ""}, "no model; give a pack"),
+        ({"compare": ("a", "b")}, "names both models; leave out m"),
+        ({"what": ("entropie",)}, "--what` entropie is not known; choose all, attention"),
+        ({"what": ()}, "names nothing"),
+        ({"max_images": 0}, "--max-images` is 0"),
+        ({"grid": 4}, "--grid` is 4; give an odd number"),
+        ({"draws": 3}, "--draws` is 3"),
+        ({"sigma": float("nan")}, "--sigma` is nan"),
+        ({"span": 0.0}, "--span` is 0.0"),
+        ({"weight_decay": -1.0}, "--weight-decay` is -1.0"),
+        ({"severities": (0,)}, "--severities` 0: give numbers from 1 to 5"),
+        ({"epsilons": ()}, "--epsilons` names nothing: give numbers"),
+        ({"resume": True, "overwrite": True}, "give one of them"),
+        ({"threads": 0}, "--threads` is 0"),
+        ({"workers": -1}, "--workers` is -1"),
+        ({"seed": -1}, "--seed` is -1"),
+        ({"num_classes": 0}, "--num-classes` is 0"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_values_out_of_range_are_refused(changes: dict, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        AnalyzeConfig(**{"model": "m", "data": Path("d"), **changes})
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_its_diagnostic(name: str) -> None:
+    found = diagnostic(name)
+    assert found.name == name
+    assert all(text.strip() == text and text for text in (found.title, found.explains))
+    assert set(found.options) <= set(AnalyzeConfig.__dataclass_fields__)

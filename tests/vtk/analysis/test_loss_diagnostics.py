@@ -1,0 +1,128 @@
+"""The diagnostics of the loss as `vtk analyze` uses them: options, JSON values, sentences, plots."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from tests.vtk.analysis._models import images, timm_model, tiny_vit
+from vtk.analysis import CrossEntropy, hessian_max, loss_landscape
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.diagnostics import GROUPS, diagnostic
+from vtk.analysis.diagnostics.base import Context, Run
+from vtk.analysis.run import finite
+from vtk.card import InputSpec
+
+OPTIONS = {"batch_size": 4, "hessian_images": 8, "hessian_batch": 4, "top": 2, "grid": 3, "draws": 4}
+
+
+def context(model=None, count=10, **options):
+    whole = images(count, side=32 if model is not None else 8)[0]
+
+    def loader(size):
+        return list(zip(*(t.split(size) for t in whole), strict=True))
+
+    config = AnalyzeConfig(model="m", **{**OPTIONS, **options})
+    spec = InputSpec(8, 8)
+    model = tiny_vit() if model is None else model.double()
+    return Context(model, spec, ("a", "b", "c"), False, torch.device("cpu"), config, loader, loader, count)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return {name: finite(diagnostic(name).measure(context())) for name in GROUPS["loss"]}
+
+
+@pytest.mark.parametrize("name", GROUPS["loss"])
+def test_a_result_is_json_and_is_told_and_drawn_beside_another(results, name):
+    one, result = diagnostic(name), results[name]
+    assert one.name == name and json.loads(json.dumps(result, allow_nan=False)) == result
+    numbers = one.numbers(result)
+    assert numbers and all(isinstance(value, float) for value in numbers.values())
+    told = one.read(result)
+    assert told and all(text.endswith((".", "?")) and "None" not in text and "nan" not in text for text in told)
+    assert set(one.options) <= {f.name for f in dataclasses.fields(AnalyzeConfig)}
+    assert all(picture.name.startswith(name) and picture.caption for picture in one.draw([Run("vit", result)]))
+    for picture in one.draw([Run("vit", result), Run("_$b", result)]):
+        picture.figure.canvas.draw()
+
+
+def test_options_reach_the_measurement(results):
+    assert (results["hessian"]["images"], len(results["hessian"]["values"])) == (8, 2)
+    assert results["hessian-blocks"]["images"] == results["ntk"]["images"] == 8
+    assert results["landscape"]["images"] == results["flatness"]["images"] == results["miss-rate"]["pairs"] == 10
+    decayed = diagnostic("hessian").measure(context(weight_decay=0.5, hessian_images=4))["values"][0]
+    assert decayed[0] == pytest.approx(results["hessian"]["values"][0][0] + 0.5, rel=1e-2)
+    landscape = diagnostic("landscape").measure(context(weight_decay=0.1, directions="reference", perturb_vectors=True))
+    expected = loss_landscape(
+        tiny_vit(), images(10, sizes=(4, 4, 2)), grid=3, directions="reference", vectors=True,
+        loss=CrossEntropy(weight_decay=0.1),
+    )  # fmt: skip
+    assert landscape == expected.to_dict()
+
+
+def test_the_whole_is_over_all_images_at_once(results):
+    batch = [tuple(t[:8] for t in images(10)[0])]
+    expected = hessian_max(tiny_vit(), batch, tol=1e-4).value
+    assert results["hessian-blocks"]["values"]["whole"][0] == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", ["hessian", "hessian-blocks"])
+def test_what_was_kept_is_not_measured_again(results, name):
+    kept = []
+    measured = diagnostic(name).measure(dataclasses.replace(context(), save=kept.append))
+    assert finite(measured) == results[name] and kept[0]["rows"]
+
+    def broken(size):
+        first, *others = context().loader(size)
+        return [(first[0] * torch.nan, first[1]), *others]
+
+    # the first mini-batch has no numbers in it now; all groups need it
+    saved = kept[0] if name == "hessian" else kept[-1]
+    found = diagnostic(name).measure(dataclasses.replace(context(), loader=broken, saved=saved))
+    assert finite(found) == results[name]
+
+
+def test_a_resnet_has_parts_without_attention():
+    resnet = timm_model("resnet18", layers=(1, 1, 1, 1), channels=(4, 4, 8, 8), num_classes=3)
+    result = finite(diagnostic("hessian-blocks").measure(context(resnet, count=4, hessian_images=4)))
+    assert list(result["values"]) == ["whole", "embedding", *(f"block {i}" for i in range(1, 5))]
+    assert diagnostic("hessian-blocks").read(result)
+
+
+def test_losses_without_a_value_are_told_and_drawn(results):
+    broken = json.loads(json.dumps(results["landscape"]))
+    broken["losses"][0][0] = None
+    one = diagnostic("landscape")
+    assert any("At 1 of 9 points the loss has no value" in text for text in one.read(broken))
+    lost = {**broken, "losses": [[None] * 3] * 3, "centre": None}
+    assert one.read(lost) == ["The loss has no value at the model's own weights."] and one.numbers(lost) == {}
+    for picture in one.draw([Run("a", lost), Run("b", broken)]):
+        picture.figure.canvas.draw()
+
+
+def test_readings_follow_the_numbers():
+    hessian, blocks = diagnostic("hessian"), diagnostic("hessian-blocks")
+    spectrum = {"values": [[3.0, 2.0]], "converged": 1.0, "images": 4, "negative_share": 0.0, "positive_mean": 2.5}
+    assert any("close to convex" in text for text in hessian.read(spectrum))
+    bent = {**spectrum, "negative_share": 1.0, "positive_mean": None, "converged": 0.5}
+    assert any("not convex" in text for text in hessian.read(bent)) and "APE" not in str(hessian.numbers(bent))
+    assert any("50 % of the values did not settle" in text for text in hessian.read(bent))
+    values = {"whole": [9.0], "embedding": [7.0], **{f"block {i}": [6.0 / i] for i in range(1, 5)}}
+    result = {"values": values, "converged": dict.fromkeys(values, True), "products": 9, "images": 4}
+    assert any("Shallow blocks are sharper" in text for text in blocks.read(result))
+    values["block 4"] = [-90.0]
+    told = " ".join(blocks.read(result))
+    assert (
+        "Deep blocks are sharper" in told and "block 4 is the sharpest" in told and "not convex there: block 4" in told
+    )
+    flat = diagnostic("flatness")
+    quiet = {"loss": 1.0, "noisy_loss": 1.01, "standard_error": 0.01, "sigma": 0.01, "draws": 4, "images": 4}
+    assert any("within what the draws differ by" in text for text in flat.read(quiet))
+    assert any("valley is sharp" in text for text in flat.read({**quiet, "noisy_loss": 3.0}))
+    assert flat.read({**quiet, "noisy_loss": None})[0].startswith("With noise") and flat.numbers(quiet)["loss"] == 1.0
+    ntk = diagnostic("ntk")
+    singular = {"condition": None, "conditions": [None], "eigenvalues": [[2.0, 0.0]], "block_images": 2}
+    assert "singular" in ntk.read(singular)[0] and ntk.numbers(singular) == {}
+    ntk.draw([Run("a", singular)])[0].figure.canvas.draw()

@@ -1,0 +1,112 @@
+"""``calibration``: whether the model's probabilities are true (paper C, Figure F.1a)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.calibration import model_calibration
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+
+_ERRORS = 2.0  # standard errors of the accuracy: a smaller gap may be chance
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return model_calibration(
+        context.model, context.batches, max_images=context.count, seed=context.config.seed
+    ).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (top, bottom) = figures.new(rows=2, height=2.7)
+    top.plot([0, 100], [0, 100], "--", color="#777777", linewidth=1, label="calibrated")
+    for number, run in enumerate(runs):
+        colour, rows = figures.COLOURS[number], [row for row in run.result["bins"] if row["count"]]
+        width = 100 / len(run.result["bins"]) / len(runs)
+        left = [100 * row["low"] + number * width for row in rows]
+        style: dict[str, Any] = {"width": 0.92 * width, "align": "edge", "color": colour}
+        label = figures.label(run.label) if len(runs) > 1 else None
+        top.bar(left, [100 * row["accuracy"] for row in rows], alpha=0.75, label=label, **style)
+        sure = [100 * row["confidence"] for row in rows]
+        top.plot(sure, sure, "o", color=colour, markersize=5, markeredgecolor="white", markeredgewidth=0.7)
+        bars = bottom.bar(left, [row["count"] for row in rows], alpha=0.75, **style)
+        if len(runs) == 1:
+            for text in bottom.bar_label(bars, fontsize=8, padding=2):
+                text.set_bbox({"color": "white", "alpha": 0.8, "pad": 0.5})
+        mean, share = 100 * run.result["confidence"], 100 * run.result["accuracy"]
+        told = [f"sure {mean:.1f} %", f"right {share:.1f} %"] if len(runs) == 1 else [None, None]
+        bottom.axvline(mean, color=colour, linewidth=1.3, label=told[0])
+        bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=told[1])
+    figures.finish(top, x="", y="right, % of the bin", legend=True)
+    figures.finish(bottom, x="confidence, %", y="images", legend=len(runs) == 1)
+    top.set(xlim=(0, 100), ylim=(0, 104))
+    bottom.set(xlim=(0, 100))
+    bottom.margins(y=0.15)
+    caption = (
+        "Reliability diagram. Above, the share of images that are right, by the probability of the most likely class, "
+        "and points at the mean of that probability: a bar that ends below its point is over-confident. Below, images "
+        "of each bin; lines are the mean probability and, dotted, the accuracy."
+    )
+    return [Picture("calibration", figure, caption)]
+
+
+def _read(result: Result) -> list[str]:
+    n, accuracy = result["images"], result["accuracy"]
+    gap = result["confidence"] - accuracy
+    error = math.sqrt(accuracy * (1 - accuracy) / n)
+    told = [
+        f"On these {n} images the model is sure to {100 * result['confidence']:.1f} % on average and right in "
+        f"{100 * accuracy:.1f} %; the calibration error (ECE) is {100 * result['ece']:.1f} points."
+    ]
+    if abs(gap) > _ERRORS * error:
+        told.append(
+            f"It is over-confident by {100 * gap:.1f} points; label smoothing and mixed images lower its confidence: "
+            "`vtk finetune … --smoothing 0.1 --mixup 0.8`."
+            if gap > 0
+            else f"It is under-confident by {-100 * gap:.1f} points; longer training, less label smoothing and no mixed "
+            "images raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
+        )
+    elif result["ece"] > result["ece_by_chance"]:
+        told.append("On the whole it is neither over- nor under-confident, but by bins it is: see the diagram.")
+    if result["ece"] <= result["ece_by_chance"]:
+        told.append(
+            f"A perfectly calibrated model would have up to {100 * result['ece_by_chance']:.1f} points on so few "
+            "images, by chance: this is no evidence of a fault."
+        )
+    if result["temperature"] is None:
+        told.append("No temperature has the lowest NLL: every image is right, or the logits say nothing of the labels.")
+    else:
+        told.append(
+            f"Logits divided by {result['temperature']:.2f} would have an ECE of {100 * result['fitted_ece']:.1f} "
+            f"points and an NLL of {result['fitted_nll']:.3f} in place of {result['nll']:.3f}; that temperature was "
+            "fitted on these same images, which flatters it."
+        )
+    return told
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    found = {
+        "ECE, points": 100 * result["ece"],
+        "NLL, nats": result["nll"],
+        "accuracy, %": 100 * result["accuracy"],
+        "mean confidence, %": 100 * result["confidence"],
+    }
+    if result["temperature"] is not None:
+        found["temperature, fitted on these images"] = result["temperature"]
+        found["ECE with it, points"] = 100 * result["fitted_ece"]
+    return found
+
+
+DIAGNOSTIC = Diagnostic(
+    name="calibration",
+    title="Calibration",
+    source="paper C (How do ViTs work), Figure F.1a; Guo et al., 2017",
+    explains="A calibrated model that says 80 % is right in 80 % of such cases. The ECE is how far off it is on "
+    "average, in points of a hundred. Strong augmentation tends to make models under-confident, long training without "
+    "it over-confident.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+    needs=frozenset({"labels", "one-label"}),
+)

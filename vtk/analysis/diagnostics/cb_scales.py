@@ -1,0 +1,105 @@
+"""``cb-scales``: Λ of scaled Context Broadcasting by layer (paper B, Figure 8)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.cb_scales import context_scales
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+
+_UNTRAINED = 1e-12  # Λ starts at 0 exactly
+_FLAT = 0.1  # of the largest mean: a smaller difference between halves of the depth is called none
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return context_scales(context.model).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (axes,) = figures.new()
+    other, (shares,) = figures.new()
+    for colour, run in zip(figures.COLOURS, runs, strict=False):
+        for where, marker in (("mlp", "o"), ("msa", "s")):
+            layers = [layer for layer in run.result["layers"] if layer["where"] == where]
+            if not layers:
+                continue
+            x = [layer["block"] for layer in layers]
+            name = f"{figures.label(run.label)}, {where.upper()}"
+            means = [layer["mean"] for layer in layers]
+            axes.plot(x, means, f"{marker}-", color=colour, markersize=4, label=f"{name}: mean")
+            low = [layer["mean"] - layer["deviation"] for layer in layers]
+            high = [layer["mean"] + layer["deviation"] for layer in layers]
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, label=f"{name}: ± deviation")
+            ratios = [float("nan") if layer["ratio"] is None else layer["ratio"] for layer in layers]
+            shares.plot(x, ratios, f"{marker}-", color=colour, markersize=4, label=f"{name}: |λ|₀.₁ / |λ|₀.₉")
+            negative = [layer["negative"] for layer in layers]
+            shares.plot(x, negative, f"{marker}--", color=colour, markersize=4, label=f"{name}: share of λ < 0")
+    axes.axhline(0, color="#999999", linewidth=0.8)
+    figures.finish(axes, x="block", y="λ", legend=True)
+    figures.finish(shares, x="block", y="ratio; share of channels", legend=True)
+    shares.set_ylim(0, 1)
+    for one in (axes, shares):
+        one.xaxis.get_major_locator().set_params(integer=True)
+    return [
+        Picture(
+            "cb-scales", figure, "Λ by block: mean over channels, with its standard deviation. 0 broadcasts nothing."
+        ),
+        Picture(
+            "cb-scales-ratio",
+            other,
+            "How alike the magnitudes of a block's λ are (10 % quantile over 90 % one; 1 is all alike), and the share "
+            "of channels whose λ is negative.",
+        ),
+    ]
+
+
+def _read(result: Result) -> list[str]:
+    layers = result["layers"]
+    if all(abs(layer["mean"]) < _UNTRAINED and layer["deviation"] < _UNTRAINED for layer in layers):
+        return ["Λ is 0 everywhere, as it starts: the model broadcasts nothing; fine-tune it."]
+    told = []
+    for where, words in (("mlp", "FFN"), ("msa", "attention")):
+        own = [layer for layer in layers if layer["where"] == where]
+        if not own:
+            continue
+        mean = sum(layer["mean"] for layer in own) / len(own)
+        negative = sum(layer["negative"] for layer in own) / len(own)
+        told.append(
+            f"After the {words} λ is {mean:.3g} on average over {len(own)} layers, and negative in "
+            f"{100 * negative:.0f} % of the channels."
+        )
+        half = len(own) // 2
+        if not half:
+            continue
+        lower, upper = (sum(layer["mean"] for layer in part) / half for part in (own[:half], own[-half:]))
+        if abs(upper - lower) <= _FLAT * max(abs(layer["mean"]) for layer in own):
+            told.append("Lower and upper layers take about the same.")
+        elif upper > lower:
+            told.append(
+                "Upper layers take more of the mean than lower ones, as in the paper: `--cb --cb-layers upper` "
+                "broadcasts there without a trained factor."
+            )
+        else:
+            told.append("Lower layers take more of the mean than upper ones, other than in the paper.")
+    return told
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    layers = result["layers"]
+    return {
+        "mean of λ": sum(layer["mean"] for layer in layers) / len(layers),
+        "negative λ, share": sum(layer["negative"] for layer in layers) / len(layers),
+    }
+
+
+DIAGNOSTIC = Diagnostic(
+    name="cb-scales",
+    title="Scales of Context Broadcasting",
+    source="paper B (Context Broadcasting), Figure 8",
+    explains="Scaled Context Broadcasting adds λ times the mean of all tokens to each, with one λ for each channel and "
+    "layer. The paper reads high means and alike magnitudes as a wish for dense interactions.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

@@ -1,0 +1,88 @@
+"""``flatness``: the loss under Gaussian noise on the weights (paper D, Table 1)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.flatness import average_flatness
+
+_FAR = 2.0  # standard errors; a rise that is smaller may be the noise's
+_SHARP = 1.0  # nats: the right class becomes e times less likely
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    config = context.config
+    return average_flatness(
+        context.model,
+        context.batches,
+        sigma=config.sigma,
+        draws=config.draws,
+        loss=context.loss,
+        max_images=context.count,
+        seed=config.seed,
+        show_progress=context.show_progress,
+    ).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (axes,) = figures.new(height=1.2 + 0.8 * len(runs))
+    labels = []
+    for number, (colour, run) in enumerate(zip(figures.COLOURS, runs, strict=False)):
+        result = run.result
+        axes.barh(number - 0.19, result["loss"] or 0.0, 0.36, color=colour)
+        error = result["standard_error"]
+        axes.barh(number + 0.19, result["noisy_loss"] or 0.0, 0.36, color=colour, alpha=0.5, xerr=error, capsize=3)
+        labels.append(figures.label(run.label))
+    axes.set_yticks(range(len(runs)), labels)
+    axes.invert_yaxis()
+    figures.finish(axes, x="loss", y="")
+    sigmas = " and ".join(dict.fromkeys(f"{run.result['sigma']:g}" for run in runs))
+    caption = (
+        f"Full: the loss. Light: its mean under Gaussian noise of deviation {sigmas} on all weights, with its standard "
+        "error. The longer the light bar is beside the full one, the sharper is the valley on average."
+    )
+    return [Picture("flatness", figure, caption)]
+
+
+def _read(result: Result) -> list[str]:
+    loss, noisy, error, sigma = (result[name] for name in ("loss", "noisy_loss", "standard_error", "sigma"))
+    if loss is None or noisy is None:
+        return [f"With noise of deviation {sigma:g} on the weights the loss is not finite; try a smaller --sigma."]
+    rise = noisy - loss
+    told = [
+        f"Noise of deviation {sigma:g} on all weights changes the loss from {loss:.3g} to {noisy:.3g}"
+        + ("." if error is None else f" (± {error:.2g}, {result['draws']} draws).")
+    ]
+    if error is not None and abs(rise) <= _FAR * error:
+        told.append("That is within what the draws differ by: take a larger --sigma, or more --draws.")
+    elif rise >= _SHARP:
+        told.append(
+            "The valley is sharp for noise of this size. Sharpness-aware training (`vtk finetune … --sam 0.1`) and "
+            "strong augmentation both flatten the loss on average, as paper D finds."
+        )
+    elif rise < 0:
+        told.append("The loss falls under noise: the model is not at a minimum of it.")
+    told.append("Only numbers of the same --sigma can be compared.")
+    return told
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    found = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+DIAGNOSTIC = Diagnostic(
+    name="flatness",
+    title="Average flatness",
+    source="paper D (When ViTs outperform ResNets), Table 1",
+    explains="The loss when random noise is added to all weights. In a flat valley it hardly rises; curvature in many "
+    "directions makes it rise, where the Hessian's largest eigenvalue speaks of the worst direction only.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+    options=("sigma", "draws", "weight_decay"),
+    needs=frozenset({"labels"}),
+)

@@ -1,0 +1,133 @@
+"""``fourier``: low and high frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
+from vtk.analysis.fourier import feature_spectra
+
+_MOST = 0.75  # of the units of a kind: "mostly"
+_EARLY = 1 / 3  # of the depth, where paper C saw attention raise high frequencies
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return feature_spectra(context.model, context.batches, max_images=context.count).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    high = draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
+    caption = (
+        "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
+        "ln(|FFT| + 10⁻⁶) there, minus that at frequency 0. It is bin h/2 − 1 of a map of even height h, just below "
+        f"π, which paper C's code plots as 1.0 π. {SHADES}"
+    )
+    return [Picture("fourier", high, caption), _curves(runs)]
+
+
+def _curves(runs: Sequence[Run]) -> Picture:
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+
+    figure, places = figures.new(rows=len(runs), height=figures.HEIGHT if len(runs) == 1 else 2.7)
+    colours = colormaps["viridis"]
+    for axes, run in zip(places, runs, strict=True):
+        units = run.result["units"]
+        for at, unit in zip(figures.depth(len(units)), units, strict=True):
+            axes.plot(unit["frequencies"], unit["amplitudes"], color=colours(at), linewidth=1,
+                      marker="o" if len(unit["frequencies"]) < 3 else None, markersize=3)  # fmt: skip
+        title = figures.label(run.label) if len(runs) > 1 else ""
+        figures.finish(axes, x="frequency, π per position" if axes is places[-1] else "", y="Δ log amplitude, nats",
+                       title=title)  # fmt: skip
+        axes.set_xlim(0, 1)
+    figure.colorbar(ScalarMappable(cmap=colours), ax=places, label="normalised depth")
+    caption = (
+        "Δ log amplitude over frequency, a line for the features behind every unit, dark for the first and light for "
+        "the last. The frequency is that of both axes, the half diagonal of the transform."
+    )
+    return Picture("fourier-curves", figure, caption)
+
+
+def _read(result: Result) -> list[str]:
+    told = []
+    found = steps(result, "high")
+    for kind, (one, several) in WORDS.items():
+        pairs = found.get(kind, [])
+        if pairs:
+            falls = sum(1 for before, behind in pairs if behind < before)
+            told.append(
+                f"{one[0].upper()}{one[1:]} changes the amplitude of high frequencies by {number(_mean(pairs))} nats "
+                f"on average; {falls} of {len(pairs)} {several} lower it."
+            )
+    told += _against_the_paper(found)
+    told += _early(result)
+    known = [unit for unit in result["units"] if unit["high"] is not None]
+    if known:
+        last = known[-1]
+        told.append(
+            f"Behind {last['name']} the highest frequency has {number(last['high'])} nats beside the mean of the map."
+        )
+    else:
+        told.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
+    if result["without_map"]:
+        told.append(f"No maps, so left out: {', '.join(result['without_map'])}.")
+    return told
+
+
+def _against_the_paper(found: dict[str, list[tuple[float, float]]]) -> list[str]:
+    msa, mlp = found.get("msa", []), found.get("mlp", [])
+    if not msa or not mlp:
+        return []
+    low, high = _share_lowered(msa) >= _MOST, 1 - _share_lowered(mlp) >= _MOST
+    if low and high:
+        return [
+            "So its attention is a low-pass filter and its MLPs amplify high frequencies, as paper C finds of ViTs."
+        ]
+    which = {(True, False): "its MLPs do not", (False, True): "its attention does not"}.get((low, high), "both do not")
+    return [f"Paper C finds that most MSAs lower and most MLPs raise it; here {which}."]
+
+
+def _early(result: Result) -> list[str]:
+    units = result["units"]
+    first = units[: max(2, round(len(units) * _EARLY))]
+    pairs = steps({"units": first}, "high").get("msa", [])
+    if len(pairs) < 2 or _share_lowered(pairs) > 1 - _MOST:
+        return []
+    return [
+        "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
+        "convolutions there. If you train it from the start, try `vtk train … --stem conv`."
+    ]
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(behind - before for before, behind in pairs) / len(pairs)
+
+
+def _share_lowered(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(behind < before for before, behind in pairs) / len(pairs)
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    found = steps(result, "high")
+    told = {
+        f"high-frequency change by {one}, nats": _mean(found[kind]) for kind, (one, _) in WORDS.items() if kind in found
+    }
+    known = [unit["high"] for unit in result["units"] if unit["high"] is not None]
+    if known:
+        told["high-frequency Δ log amplitude at the end, nats"] = known[-1]
+    return told
+
+
+DIAGNOSTIC = Diagnostic(
+    name="fourier",
+    title="Frequencies of feature maps",
+    source="paper C (How do ViTs work), Figures 2a, 8 and D.2",
+    explains="How strong fine detail is in the feature maps, beside their mean: higher (nearer to 0) is more detail. A "
+    "line that falls over a unit shows a low-pass filter, which smooths, as attention does; one that rises a unit that "
+    "sharpens, as convolutions and MLPs do.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

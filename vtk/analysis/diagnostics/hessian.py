@@ -1,0 +1,120 @@
+"""``hessian``: the largest eigenvalues of each mini-batch's Hessian (paper C, Figures 1b and 4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.hessian import hessian_spectrum
+from vtk.analysis.share import Share
+
+_MANY_NEGATIVE = 0.1  # paper C calls a model's loss convex whose spectrum has "a few" negative values
+_CURVES = 400
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    config = context.config
+    return hessian_spectrum(
+        context.model,
+        context.loss_batches(config.hessian_batch),
+        loss=context.loss,
+        top=config.top,
+        max_images=config.hessian_images,
+        seed=config.seed,
+        known=context.saved.get("rows", ()),
+        save=lambda rows: context.save({"rows": rows}),
+        share=Share(context.rank, context.world, context.total),
+        show_progress=context.show_progress,
+    ).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    import numpy as np
+
+    spectra = [np.array([v for batch in run.result["values"] for v in batch]) for run in runs]
+    everything = np.concatenate([*spectra, [0.0]])
+    width = float(everything.max() - everything.min()) or 1.0
+    x = np.linspace(everything.min() - 0.15 * width, everything.max() + 0.15 * width, _CURVES)
+    figure, (axes,) = figures.new()
+    for number, (colour, run, values) in enumerate(zip(figures.COLOURS, runs, spectra, strict=False)):
+        density = _density(x, values, width)
+        axes.plot(x, density, color=colour, label=f"{figures.label(run.label)}: {_facts(run.result)}")
+        axes.fill_between(x, density, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(values, np.zeros_like(values), "|", color=colour, markersize=10 - 4 * number, alpha=0.8)
+    axes.axvline(0, color="#999999", linewidth=1)
+    figures.finish(axes, x="eigenvalue λ of the Hessian", y="density", legend=True)
+    axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
+    if axes.get_legend():
+        axes.get_legend().set_loc("upper left")  # not over the ticks
+    caption = (
+        "Density of the eigenvalues of largest magnitude, gathered over mini-batches; every tick at the bottom is one. "
+        "Left of 0 the loss curves downwards; far right it is sharp."
+    )
+    return [Picture("hessian", figure, caption)]
+
+
+def _density(x: Any, values: Any, width: float) -> Any:
+    """Return a density estimate by a Gaussian kernel.
+
+    Its bandwidth is Silverman's, of the magnitudes: positive and negative values are two heaps, whose distance is not
+    their spread. It is at least a percent of the axis, so that it can be seen, and at most five.
+    """
+    import numpy as np
+
+    sizes = np.abs(values)
+    spread = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
+    low, high = np.percentile(sizes, [25, 75])
+    scale = min(spread, (high - low) / 1.34) or spread
+    bandwidth = min(max(0.9 * scale * len(sizes) ** -0.2, 0.01 * width), 0.05 * width)
+    kernels = np.exp(-0.5 * ((x[:, None] - values[None]) / bandwidth) ** 2)
+    return kernels.mean(axis=1) / (bandwidth * np.sqrt(2 * np.pi))
+
+
+def _facts(result: Result) -> str:
+    positive = result["positive_mean"]
+    ape = "–" if positive is None else f"{positive:.3g}"
+    return f"NEP {100 * result['negative_share']:.0f} %, APE {ape}"
+
+
+def _read(result: Result) -> list[str]:
+    batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
+    top = len(batches[0])
+    told = [
+        f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches, {100 * negative:.0f} % "
+        "are negative (NEP); "
+        + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
+    ]
+    if negative >= _MANY_NEGATIVE:
+        told.append(
+            "So the loss curves downwards in some of its steepest directions: it is not convex here, and the model is "
+            "not at a minimum of this loss. Paper C finds that in ViTs early in training and on few images; more "
+            "epochs, more images, or the mean of the tokens in place of the class token help against it."
+        )
+    else:
+        told.append("So the loss is close to convex in its steepest directions.")
+    told.append("Against large positive values try sharpness-aware training: `vtk finetune … --sam 0.1`.")
+    if result["converged"] < 1:
+        told.append(f"{100 * (1 - result['converged']):.0f} % of the values did not settle; they are estimates.")
+    return told
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    found = {"NEP, share": result["negative_share"]}
+    if result["positive_mean"] is not None:
+        found["APE, loss / weight²"] = result["positive_mean"]
+    return found
+
+
+DIAGNOSTIC = Diagnostic(
+    name="hessian",
+    title="Hessian spectrum",
+    source="paper C (How do ViTs work), Figures 1b and 4, §2 and Appendix A.2",
+    explains="The Hessian's eigenvalues say how the loss curves around the weights: large positive ones mean a sharp "
+    "valley, in which a small change of the weights costs much; negative ones mean that the loss is not convex.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+    options=("hessian_images", "hessian_batch", "top", "loss_images", "weight_decay"),
+    needs=frozenset({"labels"}),
+)

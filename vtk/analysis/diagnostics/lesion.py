@@ -1,0 +1,107 @@
+"""``lesion``: accuracy without each unit (paper C, Figures 10b and D.4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth
+from vtk.analysis.lesion import lesion_study
+from vtk.analysis.share import Share
+
+_SURE = 2.0  # standard errors: by less, a change may be that of the choice of images
+_WORST = 3  # units that are named
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return lesion_study(
+        context.model,
+        context.batches,
+        max_images=context.count,
+        share=Share(context.rank, context.world, context.total),
+        kept=context.saved.get("rows", ()),
+        save=lambda rows: context.save({"rows": rows}),
+        title="lesion" if context.show_progress else "",
+    ).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    def points(unit: Result) -> float | None:
+        return None if unit["delta"] is None else 100 * unit["delta"]
+
+    def doubt(unit: Result) -> float | None:
+        return None if unit["error"] is None else 100 * _SURE * unit["error"]
+
+    figure = draw_by_depth(runs, points, "Δ accuracy, points", error=doubt)
+    for axes in figure.axes:
+        axes.axhline(0, color="#999999", linewidth=1)
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, -1.0), max(high, 1.0))
+    whole = "; ".join(f"{run.label} {100 * run.result['accuracy']:.1f} %" for run in runs)
+    caption = (
+        "Accuracy without one unit minus that of the whole model, by the depth of the unit: its branch gives 0 and its "
+        f"skip passes on what came. Whole: {whole}. {SHADES} Gaps: what cannot be removed. Upright lines: two "
+        "standard errors of the choice of images."
+    )
+    return [Picture("lesion", figure, caption)]
+
+
+def _read(result: Result) -> list[str]:
+    accuracy, guess = result["accuracy"], 1 / max(result["classes"], 1)
+    spread = (accuracy * (1 - accuracy) / result["images"]) ** 0.5
+    if accuracy - guess <= _SURE * spread:
+        return [
+            f"{100 * accuracy:.1f} % are right, where guessing gives {100 * guess:.1f} %: there is nothing to lose, "
+            "and the curve says nothing. Train the model first."
+        ]
+    units = [unit for unit in result["units"] if unit["delta"] is not None]
+    hurt = sorted((u for u in units if u["delta"] < -_SURE * u["error"]), key=lambda unit: unit["delta"])
+    told = [f"The whole model has {100 * accuracy:.1f} % over {result['images']} images."]
+    if hurt:
+        worst = ", ".join(f"{u['name']} ({_points(u['delta'])} points)" for u in hurt[:_WORST])
+        told.append(f"It needs most: {worst}.")
+    for kind, (one, _) in WORDS.items():
+        own = [unit["delta"] for unit in units if unit["kind"] == kind]
+        if own:
+            told.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
+    idle = [u["name"] for u in units if abs(u["delta"]) <= _SURE * u["error"] or u["delta"] == 0]
+    if idle:
+        shown = ", ".join(idle[:_WORST]) + (" …" if len(idle) > _WORST else "")
+        told.append(
+            f"{len(idle)} of {len(units)} units can be removed, one at a time, without a change that "
+            f"{result['images']} images could show: {shown}. That does not hold for several at once."
+        )
+    better = [u for u in units if u["delta"] > _SURE * u["error"]]
+    if better:
+        best = max(better, key=lambda unit: unit["delta"])
+        told.append(f"It is better without {best['name']} ({_points(best['delta'])} points).")
+    return told
+
+
+def _points(delta: float) -> str:
+    return f"{100 * delta:+.1f}".replace("-", "−")
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    units = [unit for unit in result["units"] if unit["delta"] is not None]
+    told = {"accuracy of the whole model": result["accuracy"]}
+    for kind, (one, _) in WORDS.items():
+        own = [unit["delta"] for unit in units if unit["kind"] == kind]
+        if own:
+            told[f"change of accuracy without {one}"] = sum(own) / len(own)
+    told["change of accuracy without the unit it needs most"] = min(unit["delta"] for unit in units)
+    return told
+
+
+DIAGNOSTIC = Diagnostic(
+    name="lesion",
+    title="Lesion study",
+    source="paper C (How do ViTs work), Figures 10b and D.4; Bhojanapalli et al. 2021",
+    explains="What the model loses when one unit is taken out: far below 0, it cannot do without; near 0, other units "
+    "do the same work. In models of stages paper C finds that convolutions at the beginning of a stage and attention "
+    "at its end matter most.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+    needs=frozenset({"labels", "one-label"}),
+)

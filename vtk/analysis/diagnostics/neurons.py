@@ -1,0 +1,147 @@
+"""``neurons``: how many hidden neurons are active, and how many never (paper D, section 4.4 and Figure 2, right)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.entropy import ranges
+from vtk.analysis.neurons import active_neurons
+
+_LINES = {"MLP": "-", "token MLP": "--", "conv": "-."}
+_HALF = 0.05  # within so much of one half, neurons are as with random weights: half of a symmetric input is above 0
+_DEAD = 0.01  # share of a block's neurons that is worth naming it
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return active_neurons(context.model, context.batches, max_images=context.count).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (top, bottom) = figures.new(rows=2, height=2.5)
+    for colour, run in zip(figures.COLOURS, runs, strict=False):
+        several = len({layer["kind"] for layer in run.result["layers"]}) > 1
+        for kind, line in _LINES.items():
+            active = by_block(run.result, kind, "active")
+            never = by_block(run.result, kind, "never")
+            if not active:
+                continue
+            name = figures.label(run.label) if len(runs) > 1 else ""
+            label = ": ".join(part for part in (name, kind if several else "") if part)
+            style: dict[str, Any] = {"color": colour, "linestyle": line, "markersize": 4, "label": label}
+            top.plot(list(active), [100 * v for v in active.values()], marker="o", **style)
+            bottom.plot(list(never), [100 * v for v in never.values()], marker="s", **style)
+    legend = bool(top.get_legend_handles_labels()[1])
+    figures.finish(top, x="", y="active, %", legend=legend)
+    figures.finish(bottom, x="block", y="never active, %")
+    highest = max([100 * layer["active"] for run in runs for layer in run.result["layers"]])
+    top.set_ylim(0, max(1.15 * highest, 5))
+    bottom.set_ylim(0, max(5.0, 1.15 * bottom.get_ylim()[1]))
+    for axes in (top, bottom):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    caption = (
+        "Above, share of the hidden neurons that are over 0 behind their activation, by block, mean over images and "
+        "positions. Below, share of those that are over 0 at no position of any image."
+    )
+    return [Picture("neurons", figure, caption)]
+
+
+def by_block(result: Result, kind: str | None, what: str) -> dict[int, float]:
+    """Return a share by block, over the neurons of its layers of a kind; None means of all kinds.
+
+    Args:
+        result: of `active_neurons`.
+        kind: ``MLP``, ``token MLP``, ``conv`` or None.
+        what: ``active``, a share already, or ``never``, a number of neurons.
+    """
+    sums: dict[int, list[float]] = {}
+    for layer in result["layers"]:
+        if kind in (None, layer["kind"]):
+            value = layer[what] * layer["neurons"] if what == "active" else layer[what]
+            total = sums.setdefault(layer["block"], [0.0, 0])
+            total[0] += value
+            total[1] += layer["neurons"]
+    return {block: value / neurons for block, (value, neurons) in sums.items()}
+
+
+def _read(result: Result) -> list[str]:
+    layers = result["layers"]
+    active = by_block(result, None, "active")
+    low, high = min(active, key=lambda b: active[b]), max(active, key=lambda b: active[b])
+    told = [
+        f"On average {100 * _mean(layers):.0f} % of the hidden neurons are active at a position: fewest in block {low} "
+        f"({100 * active[low]:.0f} %), most in block {high} ({100 * active[high]:.0f} %)."
+    ]
+    if all(abs(layer["active"] - 0.5) < _HALF for layer in layers):
+        told.append("About half everywhere is what random weights give: nothing sparse has been learned here.")
+    first = max(1, len(active) // 4)
+    early = [share for block, share in active.items() if block <= first]
+    later = [share for block, share in active.items() if block > first]
+    if early and later and _average(early) > _average(later) + _HALF:
+        where = f"the first {first} blocks" if first > 1 else "the first block"
+        told.append(
+            f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Paper D ties dense "
+            "first layers to a sharp loss; sharpness-aware training made them sparser: `vtk train … --sam auto`."
+        )
+    told += _dead(result)
+    if result["unseen"]:
+        told.append(f"Not counted, since no hook sees their activation: {', '.join(result['unseen'])}.")
+    return told
+
+
+def _dead(result: Result) -> list[str]:
+    layers, images = result["layers"], result["images"]
+    never = sum(layer["never"] for layer in layers)
+    always = sum(layer["always"] for layer in layers)
+    total = sum(layer["neurons"] for layer in layers)
+    told = []
+    if never:
+        blocks = sorted(block for block, share in by_block(result, None, "never").items() if share >= _DEAD)
+        where = f", mostly in block{'s' if len(blocks) > 1 else ''} {ranges(blocks)}" if blocks else ""
+        cut = all(layer["function"].startswith("ReLU") for layer in layers)
+        told.append(
+            f"{never:,} of {total:,} neurons ({_percent(never / total)}) are never active on these {images} images"
+            + where
+            + (": they pass nothing on." if cut else ": they pass on little, what GELU and SiLU let through below 0.")
+            + " On other images they may be."
+        )
+    else:
+        told.append(f"Every one of the {total:,} neurons is active somewhere on these {images} images.")
+    if always:
+        told.append(f"{always:,} ({_percent(always / total)}) are always active.")
+    return told
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _mean(layers: Sequence[Any]) -> float:
+    return float(sum(layer["active"] * layer["neurons"] for layer in layers) / sum(la["neurons"] for la in layers))
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    layers = result["layers"]
+    neurons = sum(layer["neurons"] for layer in layers)
+    return {
+        "active neurons, %": 100 * _mean(layers),
+        "active in the first block, %": 100 * by_block(result, None, "active")[layers[0]["block"]],
+        "never active, %": 100 * sum(layer["never"] for layer in layers) / neurons,
+    }
+
+
+DIAGNOSTIC = Diagnostic(
+    name="neurons",
+    title="Active neurons",
+    source="paper D (SAM), section 4.4 and Figure 2, right",
+    explains="Share of the hidden neurons of MLPs and convolutions that are over 0 behind their activation. Trained "
+    "ViTs are sparse: in paper D less than 10 % are active in most layers. Neurons that never are could be left out.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

@@ -1,0 +1,167 @@
+"""``norms``: how large weights and activations are (paper D, Table 4 and section 4.4)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.entropy import ranges
+from vtk.analysis.diagnostics.similarity import place_points
+from vtk.analysis.norms import OUTLIER, model_norms
+
+_LINES = {"msa": "-", "token mlp": "-", "mlp": "--"}
+_WIDE = 20.0  # from so large a ratio on, a logarithmic axis shows more
+_RARE = 0.001  # share of outliers that is worth a sentence: one token in a thousand
+_GROWN = 2.0
+_HALF_OF_SQUARES = math.sqrt(0.5)
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return model_norms(context.model, context.batches, max_images=context.count).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    return [_tokens(runs), _weights(runs)]
+
+
+def _tokens(runs: Sequence[Run]) -> Picture:
+    hidden = any(run.result["hidden"] for run in runs)
+    figure, panels = figures.new(rows=2 if hidden else 1, height=2.9 if hidden else figures.HEIGHT)
+    axes = panels[0]
+    places = place_points(axes, [[token["name"] for token in run.result["tokens"]] for run in runs])
+    shown: list[float] = []
+    for colour, run, at in zip(figures.COLOURS, runs, places, strict=False):
+        name = f"{figures.label(run.label)}: " if len(runs) > 1 else ""
+        for what, line, label in (("mean", "o-", "mean"), ("cls", "--", "class token"), ("maximum", ":", "largest")):
+            values = [math.nan if token[what] is None else token[what] for token in run.result["tokens"]]
+            if not all(math.isnan(value) for value in values):
+                axes.plot(at, values, line, color=colour, markersize=4, label=name + label)
+                shown += [value for value in values if value > 0]
+    if max(shown) > _WIDE * min(shown):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        figures.from_zero(axes)
+    figures.finish(axes, x="" if hidden else "block", y="L2 norm of tokens", legend=True)
+    if hidden:
+        _hidden(panels[1], runs)
+        panels[1].set_xlim(axes.get_xlim())
+        panels[1].set_xticks([tick for tick in axes.get_xticks() if tick > 0])
+    caption = (
+        "L2 norm of the tokens behind the stem, the position table (pos) and every block: mean over images and "
+        "positions, the class token apart, and the largest of all."
+    )
+    if hidden:
+        caption += " Below, norm of all hidden neurons of an image in each block, ‖a‖ of paper D."
+    return Picture("norms", figure, caption)
+
+
+def _hidden(axes: Any, runs: Sequence[Run]) -> None:
+    for colour, run in zip(figures.COLOURS, runs, strict=False):
+        kinds = list(dict.fromkeys(layer["kind"] for layer in run.result["hidden"]))
+        for kind, line in zip(kinds, ("-", "--", "-."), strict=False):
+            values = hidden_by_block(run.result, kind)
+            label = kind if len(kinds) > 1 else None
+            axes.plot(list(values), list(values.values()), f"s{line}", color=colour, markersize=4, label=label)
+    figures.finish(axes, x="block", y="‖a‖ of an image", legend=bool(axes.get_legend_handles_labels()[1]))
+    figures.from_zero(axes)
+
+
+def hidden_by_block(result: Result, kind: str) -> dict[int, float]:
+    """Return by block the norm of all its hidden layers of a kind: the root of the sum of their squares."""
+    squares: dict[int, float] = {}
+    for layer in result["hidden"]:
+        if layer["kind"] == kind:
+            squares[layer["block"]] = squares.get(layer["block"], 0.0) + layer["norm"] ** 2
+    return {block: math.sqrt(value) for block, value in squares.items()}
+
+
+def _weights(runs: Sequence[Run]) -> Picture:
+    figure, (axes,) = figures.new()
+    for colour, run in zip(figures.COLOURS, runs, strict=False):
+        weights = run.result["weights"]
+        name = f"{figures.label(run.label)}: " if len(runs) > 1 else ""
+        count = sum(1 for group in weights if group.startswith("block ") and ":" not in group)
+        parts = [part for part in _LINES if any(f"block {k}: {part}" in weights for k in range(1, count + 1))]
+        lines = [(part, _LINES[part], f": {part}") for part in parts] or [("all weights", "-", "")]
+        for part, line, suffix in lines:
+            rows = [weights.get(f"block {k}{suffix}") for k in range(1, count + 1)]
+            values = [row["matrices"] if row else math.nan for row in rows]
+            shown = part.upper() if part in ("msa", "mlp") else part.replace("mlp", "MLP")
+            axes.plot(range(1, count + 1), values, f"o{line}", color=colour, markersize=4, label=name + shown)
+    figures.finish(axes, x="block", y="norm of the matrices", legend=True)
+    figures.from_zero(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    caption = (
+        "Norm (root of the sum of squares) of the weight matrices and filters by block and part; biases, norms and "
+        "scales are not in it."
+    )
+    return Picture("norms-weights", figure, caption)
+
+
+def _read(result: Result) -> list[str]:
+    whole = result["weights"]["whole"]
+    told = [
+        f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices alone. "
+        "Compare it with that of the same architecture only; paper D finds it larger after sharpness-aware training."
+    ]
+    if whole["matrices"] < whole["norm"] * _HALF_OF_SQUARES:
+        told.append("Most of it is in biases, norms and scales.")
+    tokens = result["tokens"]
+    first, last = tokens[0], tokens[-1]
+    if first["mean"] > 0:
+        ratio = last["mean"] / first["mean"]
+        verb = "grow" if ratio >= _GROWN else "shrink" if ratio <= 1 / _GROWN else "keep about their size"
+        told.append(
+            f"Tokens {verb} with depth: their mean norm is {first['mean']:.3g} behind the stem and {last['mean']:.3g} "
+            "behind the last block."
+        )
+    if last["cls"] is not None:
+        told.append(f"The class token has {last['cls']:.3g} there.")
+    return told + _outliers(result)
+
+
+def _outliers(result: Result) -> list[str]:
+    blocks = [token for token in result["tokens"] if token["name"] not in ("stem", "pos_embed")]
+    where = [i for i, token in enumerate(blocks, start=1) if token["outliers"] >= _RARE]
+    if not where:
+        return [
+            f"Fewer than one token in a thousand has over {OUTLIER:g} times the median norm of its image, anywhere."
+        ]
+    worst = max(blocks, key=lambda token: token["outliers"])
+    told = (
+        f"Behind block{'s' if len(where) > 1 else ''} {ranges(where)} up to {100 * worst['outliers']:.2g} % of the "
+        f"tokens have over {OUTLIER:g} times the median norm of their image (largest: {worst['maximum']:.3g})"
+    )
+    if not result["prefix"]:
+        return [f"{told}: a few positions outweigh the others in any mean."]
+    return [
+        f"{told}: a known artefact of ViTs, which store what is global in patches of little content.",
+        "It disturbs segmentation, maps and means of patches; models with register tokens have less of it, such as "
+        "`vtk finetune … --model vit_small_patch14_reg4_dinov2`.",
+    ]
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    last = result["tokens"][-1]
+    return {
+        "norm of all weights": result["weights"]["whole"]["norm"],
+        "norm of all matrices": result["weights"]["whole"]["matrices"],
+        "mean norm of the last block's tokens": last["mean"],
+        "largest norm of a token": max(token["maximum"] for token in result["tokens"]),
+    }
+
+
+DIAGNOSTIC = Diagnostic(
+    name="norms",
+    title="Norms of weights and activations",
+    source="paper D (SAM), Table 4 and section 4.4",
+    explains="How large weights and activations are, block by block. Between two runs of one architecture they show "
+    "what training changed: paper D finds larger norms at its flatter minima. Single tokens far above the rest "
+    "outweigh them in every mean.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

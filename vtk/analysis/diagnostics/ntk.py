@@ -1,0 +1,80 @@
+"""``ntk``: the condition number of the neural tangent kernel (paper D, Table 1 and Appendix G)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.ntk import ntk_condition
+from vtk.analysis.share import Share
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    config = context.config
+    return ntk_condition(
+        context.model,
+        context.loader(config.batch_size),
+        max_images=config.hessian_images,
+        share=Share(context.rank, context.world, context.total),
+        show_progress=context.show_progress,
+    ).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (axes,) = figures.new()
+    for colour, run in zip(figures.COLOURS, runs, strict=False):
+        for number, values in enumerate(run.result["eigenvalues"]):
+            shares = [max(value / values[0], 0.0) or None for value in values] if values[0] else []
+            x = range(1, len(shares) + 1)
+            label = None if number else f"{figures.label(run.label)}: κ {_kappa(run.result)}"
+            axes.plot(x, shares, ".-", color=colour, alpha=0.7, label=label)
+    axes.set_yscale("log")
+    figures.finish(axes, x="eigenvalue, from the largest", y="share of the largest", legend=True)
+    caption = (
+        f"Eigenvalues of the neural tangent kernel of {runs[0].result['block_images']} images, a line for each block. "
+        "κ is the largest over the smallest; a direction whose value is small is learnt slowly."
+    )
+    return [Picture("ntk", figure, caption)]
+
+
+def _kappa(result: Result) -> str:
+    if result["condition"] is None:
+        return "not finite"
+    return f"{result['condition']:,.0f}" if result["condition"] >= 100 else f"{result['condition']:.3g}"
+
+
+def _read(result: Result) -> list[str]:
+    size, blocks = result["block_images"], len(result["conditions"])
+    of = f"{blocks} block{'s' if blocks > 1 else ''} of {size} images"
+    told = []
+    if result["condition"] is None:
+        told.append(
+            f"The kernel of {of} is singular as far as can be told: some images are the same, or look the same to the "
+            "model, so that their outputs cannot be learnt apart."
+        )
+    else:
+        told.append(f"κ is {_kappa(result)}, over {of}: so much slower than the quickest is the slowest thing learnt.")
+    told.append(
+        "Paper D takes it at initialisation and with ReLU in place of GELU, for blocks of 48 images (ResNet-152 2,802, "
+        "ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is of the weights that were given; for fresh ones "
+        "give a timm name with --no-pretrained."
+    )
+    return told
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    return {} if result["condition"] is None else {"κ of the tangent kernel": result["condition"]}
+
+
+DIAGNOSTIC = Diagnostic(
+    name="ntk",
+    title="Trainability",
+    source="paper D (When ViTs outperform ResNets), Table 1, §3 and Appendix G",
+    explains="The neural tangent kernel says how a step on one image changes the output of another. Its condition "
+    "number κ compares the quickest with the slowest direction of learning: the lower, the more evenly a model learns.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+    options=("hessian_images",),
+)

@@ -1,0 +1,118 @@
+"""``similarity``: how alike the tokens of an image are, by depth (paper E, eq. 5 and Figure 1)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis import figures
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.entropy import ranges
+from vtk.analysis.tokens import token_similarity
+
+_ALIKE = 0.9  # an angle of 26°: most of a token is what all tokens share
+_FALL = 0.02  # by which the position table has to lower the cosine to be worth a sentence
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return token_similarity(context.model, context.batches, max_images=context.count).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure, (axes,) = figures.new()
+    places = place_points(axes, [list(run.result["values"]) for run in runs])
+    for colour, run, at in zip(figures.COLOURS, runs, places, strict=False):
+        values = [math.nan if value is None else value for value in run.result["values"].values()]
+        axes.plot(at, values, "o-", color=colour, markersize=4, label=figures.label(run.label))
+    figures.finish(axes, x="block", y="mean cosine of two tokens", legend=len(runs) > 1)
+    low = min((v for run in runs for v in run.result["values"].values() if v is not None), default=0.0)
+    axes.set_ylim(min(low - 0.05, 0.0), 1.02)
+    caption = (
+        "Mean cosine of all pairs of tokens of an image, behind the stem, behind the position table (pos) and behind "
+        "every block: 1 means that all tokens point the same way, 0 that they have nothing in common."
+    )
+    return [Picture("similarity", figure, caption)]
+
+
+def place_points(axes: Any, names: Sequence[Sequence[str]]) -> list[list[int]]:
+    """Return where the points of each model go on the x axis, block k at k for all, and label the axis.
+
+    Args:
+        axes: whose x axis it is.
+        names: of each model's points, as `vtk.analysis.points.depth_points` gives them.
+    """
+    table = any("pos_embed" in one for one in names)
+    special = {"stem": -1 if table else 0, "pos_embed": 0}
+    places = []
+    for one in names:
+        blocks = iter(range(1, len(one) + 1))
+        places.append([special[name] if name in special else next(blocks) for name in one])
+    last = max((place[-1] for place in places if place), default=1)
+    step = max(1, -(-last // 12))
+    words = {
+        special[name]: {"stem": "stem", "pos_embed": "pos"}[name] for one in names for name in one if name in special
+    }
+    ticks = [*sorted(words), *range(step, last + 1, step)]
+    axes.set_xticks(ticks, [words.get(tick, str(tick)) for tick in ticks])
+    for tick, text in zip(ticks, axes.get_xticklabels(), strict=True):
+        text.set_rotation(90 if tick in words else 0)
+    return places
+
+
+def _read(result: Result) -> list[str]:
+    values: dict[str, float | None] = result["values"]
+    blocks = [value for name, value in values.items() if name not in ("stem", "pos_embed")]
+    stem, table = values.get("stem"), values.get("pos_embed")
+    known = [(i, value) for i, value in enumerate(blocks, start=1) if value is not None]
+    told = []
+    if known:
+        before = f"{stem:.2f} behind the stem and " if stem is not None else ""
+        told.append(
+            f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} behind block {known[-1][0]}."
+        )
+    if stem is not None and table is not None and stem - table >= _FALL:
+        told.append(f"The position table sets tokens apart, as paper E saw: from {stem:.2f} to {table:.2f}.")
+    alike = [i for i, value in known if value >= _ALIKE]
+    if alike:
+        told.append(
+            f"Behind {_blocks(alike)} it is over {_ALIKE}: tokens differ little there, so that single positions say "
+            "little of their own. One label an image does not need them to; segmentation and search by patch do."
+        )
+    elif known:
+        highest = max(known, key=lambda pair: pair[1])
+        told.append(f"Nowhere is it over {_ALIKE}; tokens are most alike behind block {highest[0]} ({highest[1]:.2f}).")
+    early = [i for i in alike if i <= max(1, len(blocks) // 4)]
+    if early and table is not None:
+        told.append(
+            "They are alike from the first blocks on: paper E's convolutional stem sets them apart, try "
+            "`vtk train … --stem conv`."
+        )
+    lone = [i for i, value in enumerate(blocks, start=1) if value is None]
+    if lone:
+        told.append(f"Behind {_blocks(lone)} an image is a single position, which has no pairs.")
+    return told
+
+
+def _blocks(numbers: Sequence[int]) -> str:
+    return f"block{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    values = [value for value in result["values"].values() if value is not None]
+    found = {}
+    if values:
+        found = {"highest cosine of tokens": max(values), "cosine of the last block's tokens": values[-1]}
+    return found
+
+
+DIAGNOSTIC = Diagnostic(
+    name="similarity",
+    title="Token similarity",
+    source="paper E (Scaled ReLU), equation 5 and Figure 1",
+    explains="How alike the tokens of one image are at each depth. At 1 all of them point the same way and positions "
+    "are lost; low values mean that each says something of its own. Paper E finds that convolutional stems and "
+    "position tables set tokens apart.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

@@ -1,0 +1,109 @@
+"""``variance``: how much feature maps vary over positions, by depth (paper C, Figures 9 and D.1)."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
+from vtk.analysis.variance import feature_variance
+
+_STAGES = 3  # from so many on, a peak at the ends of stages is a pattern
+
+
+def _measure(context: Context) -> dict[str, Any]:
+    return feature_variance(context.model, context.batches, max_images=context.count).to_dict()
+
+
+def _draw(runs: Sequence[Run]) -> list[Picture]:
+    figure = draw_by_depth(runs, lambda unit: unit["variance"], "variance over positions", log=True)
+    caption = (
+        "Variance of feature maps over their positions, mean over images and channels, behind every unit; the axis is "
+        f"logarithmic, so that equal steps are equal factors. {SHADES}"
+    )
+    return [Picture("variance", figure, caption)]
+
+
+def _read(result: Result) -> list[str]:
+    known = [unit for unit in result["units"] if unit["variance"] is not None]
+    if not known:
+        return ["Its maps are of one position, which have no variance; give larger images."]
+    told = []
+    found = _positive(result)
+    for kind, (one, several) in WORDS.items():
+        pairs = found.get(kind, [])
+        if pairs:
+            falls = sum(1 for before, behind in pairs if behind < before)
+            told.append(
+                f"{one[0].upper()}{one[1:]} multiplies the variance by {number(_factor(pairs))} (geometric mean); "
+                f"{falls} of {len(pairs)} {several} reduce it."
+            )
+    msa = found.get("msa", [])
+    if msa:
+        falls = sum(behind < before for before, behind in msa)
+        told.append(
+            "That is what paper C expects of attention, which averages positions."
+            if falls > len(msa) / 2
+            else "Paper C expects of attention that it reduces the variance, since it averages positions; most here do "
+            "not."
+        )
+    told.append(
+        f"From {known[0]['name']} to {known[-1]['name']} it goes from {number(known[0]['variance'])} to "
+        f"{number(known[-1]['variance'])}."
+    )
+    told += _stage_ends(result)
+    if result["without_map"]:
+        told.append(f"No maps, so left out: {', '.join(result['without_map'])}.")
+    return told
+
+
+def _stage_ends(result: Result) -> list[str]:
+    """Say where a convolution network's variance peaks at the ends of its stages: where paper C puts attention."""
+    units = [unit for unit in result["units"] if unit["name"] != "stem"]
+    stages: list[list[Any]] = []
+    for unit in units:
+        if not stages or (unit["height"], unit["width"]) != (stages[-1][-1]["height"], stages[-1][-1]["width"]):
+            stages.append([])
+        stages[-1].append(unit)
+    values = [[unit["variance"] for unit in stage] for stage in stages if len(stage) > 1]
+    values = [stage for stage in values if None not in stage]
+    peaks = sum(stage[-1] > max(stage[:-1]) for stage in values)
+    convolutions = all(unit["kind"] in ("conv", "subsampling") for unit in units)
+    if not convolutions or len(values) < _STAGES or peaks < len(values) - 1:
+        return []
+    return [
+        f"It peaks at the end of {peaks} of {len(values)} stages, which is where paper C puts attention: try "
+        "`vtk train … --model alternet_50`."
+    ]
+
+
+def _positive(result: Result) -> dict[str, list[tuple[float, float]]]:
+    found = steps(result, "variance")
+    positive = {kind: [pair for pair in pairs if min(pair) > 0] for kind, pairs in found.items()}
+    return {kind: pairs for kind, pairs in positive.items() if pairs}
+
+
+def _factor(pairs: Sequence[tuple[float, float]]) -> float:
+    return math.exp(sum(math.log(behind / before) for before, behind in pairs) / len(pairs))
+
+
+def _numbers(result: Result) -> dict[str, float]:
+    found = _positive(result)
+    told = {f"factor of the variance by {one}": _factor(found[k]) for k, (one, _) in WORDS.items() if k in found}
+    known = [unit["variance"] for unit in result["units"] if unit["variance"] is not None]
+    if known:
+        told["variance over positions at the end"] = known[-1]
+    return told
+
+
+DIAGNOSTIC = Diagnostic(
+    name="variance",
+    title="Variance of feature maps",
+    source="paper C (How do ViTs work), Figures 9 and D.1",
+    explains="How much the features of an image's positions differ. A unit that lowers it averages positions, as "
+    "attention does, and so makes its maps surer; one that raises it sets them apart, as convolutions and MLPs do.",
+    measure=_measure,
+    draw=_draw,
+    read=_read,
+    numbers=_numbers,
+)

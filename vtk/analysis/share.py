@@ -1,0 +1,61 @@
+"""How several processes divide a measurement: each does its part, sums join them, and all go on with the same."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Rows = Sequence[Sequence[float]]
+"""Numbers of steps that are done, all of one length: what is kept for a run that goes on later."""
+
+Save = Callable[[list[list[float]]], None]
+"""Keeps the rows so far."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A process's part of a measurement.
+
+    Attributes:
+        rank: number of this process.
+        world: number of processes, each of which calls the same functions with the same arguments.
+        total: sum of a tensor over all processes.
+    """
+
+    rank: int = 0
+    world: int = 1
+    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def of(self, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Return this process's batches; where there are fewer than processes, its images of each."""
+        if len(batches) >= self.world:
+            return list(batches[self.rank :: self.world])
+        parts = [(images[self.rank :: self.world], labels[self.rank :: self.world]) for images, labels in batches]
+        return [part for part in parts if len(part[0])]
+
+    def agree(self, rows: Rows, width: int, device: torch.device) -> list[list[float]]:
+        """Return the main process's rows of ``width`` numbers: another may have read a file that was not yet there."""
+        own = rows if self.rank == 0 else ()
+        count = int(self.total(torch.tensor([len(own)], device=device)))
+        kept = torch.zeros(count, width, dtype=torch.float64, device=device)
+        if own:
+            # what is no number was kept as None
+            plain = [[math.nan if value is None else value for value in row] for row in own]
+            kept += torch.tensor(plain, dtype=torch.float64, device=device)
+        return self._join(kept)
+
+    def gather(self, row: Sequence[float] | None, width: int, device: torch.device) -> list[list[float]]:
+        """Return every process's row of ``width`` numbers in order; zeros of those that have none."""
+        kept = torch.zeros(self.world, width, dtype=torch.float64, device=device)
+        if row is not None:
+            kept[self.rank] = torch.tensor(list(row), dtype=torch.float64, device=device)
+        return self._join(kept)
+
+    def _join(self, rows: Tensor) -> list[list[float]]:
+        joined: list[list[float]] = (self.total(rows) if rows.numel() else rows).tolist()
+        return joined
+
+
+ALONE = Share()

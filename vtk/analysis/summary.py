@@ -1,0 +1,126 @@
+"""What the report and the terminal say of one analysis or two: headline numbers, what to change, cautions."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.diagnostics import NAMES, diagnostic
+from vtk.analysis.run import Analysis
+
+LETTERS = ("A", "B")
+"""What two models are called in tables."""
+
+DASH = "–"
+_OWN = {field.name.replace("_", "-") for field in fields(AnalyzeConfig)} - {"model"}
+_CODE = re.compile(r"`([^`]*)`")
+
+
+def found(analyses: Sequence[Analysis]) -> list[str]:
+    """Return the diagnostics that at least one analysis has, in the report's order."""
+    return [name for name in NAMES if any(name in one.results for one in analyses)]
+
+
+def refused(analyses: Sequence[Analysis]) -> list[str]:
+    """Return the diagnostics that at least one analysis could not do, in the report's order."""
+    known = {name for one in analyses for name in one.refused}
+    return [name for name in NAMES if name in known] + sorted(known - set(NAMES))
+
+
+def headline(analyses: Sequence[Analysis]) -> dict[str, dict[str, list[float | None]]]:
+    """Return by diagnostic and number the value of each analysis, None where it has none."""
+    told: dict[str, dict[str, list[float | None]]] = {}
+    for name in found(analyses):
+        own = [diagnostic(name).numbers(one.results[name]) if name in one.results else {} for one in analyses]
+        keys = dict.fromkeys(key for numbers in own for key in numbers)
+        told[name] = {key: [_known(numbers.get(key)) for numbers in own] for key in keys}
+    return told
+
+
+def shown(value: float | None, *, sign: bool = False) -> str:
+    """Return a number with four digits, a dash for None; ``sign`` puts a plus before what is above 0."""
+    if value is None:
+        return DASH
+    plain = f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
+    digits, _, exponent = plain.partition("e")
+    text = (f"{digits}e{int(exponent)}" if exponent else digits).replace("-", "−")
+    return f"+{text}" if sign and value > 0 else text
+
+
+def difference(values: Sequence[float | None]) -> float | None:
+    """Return by how much the second of two values is above the first; None where one is not known."""
+    first, second = values
+    return None if first is None or second is None else second - first
+
+
+def advice(analysis: Analysis) -> dict[str, str]:
+    """Return what readings suggest to change, by diagnostic.
+
+    A reading suggests something where it names a command other than ``vtk analyze``, or an option that is not its own.
+    The sentence before it comes along: it says why.
+    """
+    told = {}
+    for name in found([analysis]):
+        sentences = diagnostic(name).read(analysis.results[name])
+        acting = {i for i, sentence in enumerate(sentences) if suggests(sentence)}
+        kept = sorted(acting | {i - 1 for i in acting if i > 0})
+        if acting:
+            told[name] = " ".join(sentences[i] for i in kept)
+    return told
+
+
+def suggests(sentence: str) -> bool:
+    """Return whether a sentence of a reading names something to change, in backticks."""
+    return any(_acts(code.split()) for code in _CODE.findall(sentence))
+
+
+def _acts(words: list[str]) -> bool:
+    if not words:
+        return False
+    if words[0] == "vtk":
+        return words[1:2] != ["analyze"]
+    return words[0].startswith("--") and words[0].removeprefix("--").partition("=")[0] not in _OWN
+
+
+def cautions(analyses: Sequence[Analysis]) -> list[str]:
+    """Return why two analyses cannot be compared number by number; nothing where they can."""
+    if len(analyses) < 2:
+        return []
+    first, second = (one.facts for one in analyses)
+    told = []
+    if first.get("images digest") != second.get("images digest"):
+        told.append(
+            f"The two models were analysed on different images: A on {first.get('images', 'unknown ones')}; B on "
+            f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both anew with "
+            "`vtk analyze --compare` on one folder."
+        )
+    others: dict[str, list[str]] = {}
+    for name in found(analyses):
+        if not all(name in one.results for one in analyses):
+            continue
+        a, b = (facts.get("options", {}).get(name, {}) for facts in (first, second))
+        for option in sorted({*a, *b}):
+            if a.get(option) != b.get(option):
+                values = " and ".join(_option(own.get(option)) for own in (a, b))
+                others.setdefault(f"`--{option.replace('_', '-')}` {values}", []).append(name)
+    for option, names in others.items():
+        told.append(f"Other options for A and for B: {option} (of {', '.join(names)}). Differences may come from them.")
+    return told
+
+
+def lacking(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:
+    """Return which analyses have no result of a diagnostic, by number, and why."""
+    return [
+        (i, one.refused.get(name, "it was not asked for")) for i, one in enumerate(analyses) if name not in one.results
+    ]
+
+
+def _option(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(str(item) for item in value) or "none"
+    return "unknown" if value is None else str(value)
+
+
+def _known(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
