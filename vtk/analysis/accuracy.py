@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.analysis.batches import Batches, evaluating, stream
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.data.loader import mix
 from vtk.errors import UsageError
@@ -63,19 +64,6 @@ Change = Callable[[Tensor, Draws], Tensor]
 
 
 @dataclass(frozen=True)
-class Share:
-    """This process's part of the batches: every ``world``-th from number ``rank`` on.
-
-    Attributes:
-        total: sum of a tensor over all processes.
-    """
-
-    rank: int = 0
-    world: int = 1
-    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
-
-
-@dataclass(frozen=True)
 class Accuracies:
     """Accuracy of a model by change of its images.
 
@@ -123,7 +111,7 @@ def accuracies(
     seed: int = 0,
     clamp: bool = True,
     max_images: int | None = None,
-    share: Share | None = None,
+    share: Share = ALONE,
     title: str = "",
 ) -> Accuracies:
     """Return the accuracy of a model, in eval mode, on images that are changed in every one of several ways.
@@ -146,7 +134,6 @@ def accuracies(
         UsageError: labels are not one number for each image, or channels are not those of ``spec``.
         DataError: there are no images.
     """
-    share = share or Share()
     device = next(model.parameters()).device
     right = torch.zeros(len(changes), dtype=torch.int64, device=device)
     clean, seen, classes = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))

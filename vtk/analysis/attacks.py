@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.accuracy import Curve, Draws, Share, logits_of, placed, to_input, to_pixels
+from vtk.analysis.accuracy import Curve, Draws, logits_of, placed, to_input, to_pixels
 from vtk.analysis.batches import Batches, evaluating
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
@@ -51,7 +52,7 @@ def attack_accuracy(
     steps: int = STEPS,
     seed: int = 0,
     max_images: int | None = None,
-    share: Share | None = None,
+    share: Share = ALONE,
     title: str = "",
 ) -> AttackAccuracy:
     """Return a model's accuracy under FGSM and PGD in L∞ balls around the pixels.
@@ -83,7 +84,6 @@ def attack_accuracy(
         raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 255ths of the pixel range")
     if steps < 1:
         raise UsageError(f"`steps` is {steps}; give 1 or more")
-    share = share or Share()
     radii = sorted({float(e) for e in epsilons})
     device = next(model.parameters()).device
     right = torch.zeros(2, len(radii), dtype=torch.int64, device=device)

@@ -28,10 +28,12 @@ def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
         model: on any device; parallel branches are layers of their own.
         see: gets the layer's name (of the module that attends) and its attention (B, H, queries, keys) in fp32 or
             wider, each row summing to 1. With windows, B counts windows.
+
+    A layer that folds its heads into the batch (B·H, queries, keys) has them taken apart again, image by image.
     """
     stack: list[str] = [""]
     handles = []
-    attends = {name for name, module in model.named_modules() if looks_like_attention(module)}
+    attends = {name: _heads(module) for name, module in model.named_modules() if looks_like_attention(module)}
 
     def leave(*_: object) -> None:  # what a hook returns would take the place of the output
         stack.pop()
@@ -49,8 +51,12 @@ def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
 
 def looks_like_attention(module: nn.Module) -> bool:
     """Return whether a module has heads and projections of its own."""
-    heads = getattr(module, "num_heads", getattr(module, "heads", None))
+    heads = _heads(module)
     return isinstance(heads, int) and any(isinstance(m, (nn.Linear, nn.Conv2d)) for m in module.children())
+
+
+def _heads(module: nn.Module) -> Any:
+    return getattr(module, "num_heads", getattr(module, "heads", None))
 
 
 def unseen(model: nn.Module, seen: set[str]) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ def unseen(model: nn.Module, seen: set[str]) -> tuple[str, ...]:
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, stack: list[str], attends: set[str], see: See) -> None:
+    def __init__(self, stack: list[str], attends: dict[str, int], see: See) -> None:
         super().__init__()
         self.stack, self.attends, self.see = stack, attends, see
 
@@ -72,11 +78,19 @@ class _Watch(TorchFunctionMode):
         """Look at fused attention and at softmax inside of attention; every function does what it always does."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self.see(self._layer(), rebuilt(*args, **kwargs))
+            self._seen(rebuilt(*args, **kwargs))
         result = func(*args, **kwargs)
-        if func in _SOFTMAX and result.ndim == 4 and self._dim(args, kwargs) in (-1, 3) and self._inside():
-            self.see(self._layer(), _wide(result))
+        if func in _SOFTMAX and result.ndim in (3, 4) and self._inside():
+            if self._dim(args, kwargs) in (-1, result.ndim - 1):
+                self._seen(_wide(result))
         return result
+
+    def _seen(self, attention: Tensor) -> None:
+        name = self._layer()
+        if attention.ndim == 3:
+            heads = self.attends.get(name, 1)
+            attention = attention.unflatten(0, (-1, heads if len(attention) % heads == 0 else 1))
+        self.see(name, attention)
 
     def _layer(self) -> str:
         """The module that attends: the innermost that looks like attention, else the innermost of all."""

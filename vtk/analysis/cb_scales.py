@@ -67,7 +67,9 @@ def context_scales(model: nn.Module) -> ContextScales:
     kind = type(model).__name__
     found = {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
     if not found:
-        raise UsageError(f"{kind} has no Context Broadcasting; train one with `vtk finetune … --cb-scale`")
+        raise UsageError(
+            f"{kind} has no Context Broadcasting; `vtk finetune … --cb-scale` trains it in a ViT, PiT or MLP-Mixer"
+        )
     if all(module.scale is None for module in found.values()):
         raise UsageError(
             f"{kind} has plain Context Broadcasting, which has no Λ: it takes ½ everywhere; train --cb-scale"

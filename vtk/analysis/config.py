@@ -63,7 +63,8 @@ class AnalyzeConfig:
                   "in training (paper C)"},
     )  # fmt: skip
     weight_decay: float = field(
-        default=0.0, metadata={"help": "of hessian and landscape: factor of the l2 term, which paper C insists on"}
+        default=0.0,
+        metadata={"help": "of hessian, flatness and landscape: factor of the l2 term, which paper C insists on"},
     )
     corruptions: tuple[str, ...] = field(
         default=(), metadata={"help": "of corruptions: only these kinds; by default all of them"}

@@ -2,8 +2,9 @@
 
 import contextlib
 import io
+import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ _TITLES = {"msa": "MSA", "mlp": "MLP", "conv": "Conv", "subsampling": "subsampli
 _DPI = WIDTH_PIXELS / WIDTH
 _LONGEST = 26
 _LEGEND_ROOM = 66  # letters that a legend inside of the axes may have before it hides too much
+_LEGEND_LINE = 0.19  # inches of a row of letters of size 9
 _SALT = "vtk"  # SVG names its parts by it: the same plot is the same file
 
 
@@ -138,16 +140,23 @@ def _settled(figure: Any) -> Iterator[None]:
 
 
 def _below(figure: Any, handles: dict[str, Any]) -> None:
-    """Add entries, by label, to the one legend under the figure's axes, as many columns as fit."""
+    """Add entries, by label, to the one legend under the figure's axes, which grows by it: the axes keep their size."""
+    height = figure.get_figheight()
     for old in figure.legends:
         known = dict(zip((text.get_text() for text in old.get_texts()), old.legend_handles, strict=True))
         handles = {**known, **handles}
+        height -= _rows(figure, known) * _LEGEND_LINE
     figure.legends.clear()
-    letters = max(len(text) for text in handles)
-    fitting = int(figure.get_figwidth() * 72 / (letters * 5 + 36))  # points: a letter of size 9, a handle
-    columns = min(max(fitting, 1), len(handles))
+    rows = _rows(figure, handles)
+    figure.set_figheight(height + rows * _LEGEND_LINE)
     names = list(handles)
     figure.legend(
-        list(handles.values()), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9,
-        borderpad=0.1, handlelength=1.8, columnspacing=1.2,
+        list(handles.values()), names, loc="outside lower center", ncols=math.ceil(len(names) / rows), frameon=False,
+        fontsize=9, borderpad=0.1, handlelength=1.8, columnspacing=1.2,
     )  # fmt: skip
+
+
+def _rows(figure: Any, labels: Collection[str]) -> int:
+    letters = max(len(text) for text in labels)
+    fitting = int(figure.get_figwidth() * 72 / (letters * 5 + 36))  # points: a letter of size 9, a handle
+    return math.ceil(len(labels) / max(fitting, 1))

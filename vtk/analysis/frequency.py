@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.accuracy import Change, Curve, Draws, Share, accuracies
+from vtk.analysis.accuracy import Change, Curve, Draws, accuracies
 from vtk.analysis.batches import Batches
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
@@ -58,7 +59,7 @@ def frequency_noise(
     equal_power: bool = True,
     seed: int = 0,
     max_images: int | None = None,
-    share: Share | None = None,
+    share: Share = ALONE,
     title: str = "",
 ) -> FrequencyNoise:
     """Return a model's accuracy on x + F⁻¹(F(δ) ⊙ M_f) for every centre frequency f, δ Gaussian.

@@ -125,21 +125,21 @@ def hessian_spectrum(
         bar.advance(sum(sizes[: len(rows)]))
         for first in range(len(rows), len(held), share.world):
             row, number = None, first + share.rank
-            if number < len(held):
-                start, generator = _start(model, dict(model.named_parameters()), seed)
-                with hessian_product(model, criterion, [held[number]]) as product:
-                    row = _row(
-                        top_eigenvalues(
+            with share.together(device):
+                if number < len(held):
+                    start, generator = _start(model, dict(model.named_parameters()), seed)
+                    with hessian_product(model, criterion, [held[number]]) as product:
+                        found = top_eigenvalues(
                             product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
                         )
-                    )
+                    row = _row(found)
             rows += share.gather(row, width, device)[: len(held) - first]
             bar.advance(sum(sizes[first : first + share.world]))
             if save is not None:
                 save(rows)
-    found = [_read(row, top) for row in rows]
-    flags = [flag for one in found for flag in one.converged]
-    return HessianSpectrum(tuple(one.values for one in found), sum(flags) / len(flags), sum(sizes))
+    read = [_read(row, top) for row in rows]
+    flags = [flag for one in read for flag in one.converged]
+    return HessianSpectrum(tuple(one.values for one in read), sum(flags) / len(flags), sum(sizes))
 
 
 def hessian_max(
@@ -194,13 +194,10 @@ def hessian_max(
         for name, parameters in list(chosen.items())[len(rows) :]:
             start, generator = _start(model, parameters, seed)
             with hessian_product(model, criterion, held, parameters, share=share) as product:
-                rows.append(
-                    _row(
-                        top_eigenvalues(
-                            product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
-                        )
-                    )
+                one = top_eigenvalues(
+                    product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
                 )
+            rows.append(_row(one))
             bar.advance(1, name)
             if save is not None:
                 save(rows)

@@ -110,9 +110,10 @@ def loss_landscape(
         bar.advance(len(rows))
         for first in range(len(rows), len(points), share.world):
             row, number = None, first + share.rank
-            if number < len(points):
-                plane.move(*points[number])
-                row = [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
+            with share.together(device):
+                if number < len(points):
+                    plane.move(*points[number])
+                    row = [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
             new = share.gather(row, 2, device)[: len(points) - first]
             rows += new
             bar.advance(len(new))

@@ -16,12 +16,13 @@ from vtk.analysis.diagnostics.base import Context, Picture, Run
 _SIDE = 224  # pixels of a kept picture's longer side
 _QUALITY = 90
 _A_PAGE = 8  # images in one figure
-_HEADS_OF = 4  # images whose heads are drawn
+_HEADS_OF = 4  # images whose heads are drawn, fewer where that takes more rows than
+_HEAD_ROWS = 8
 _IN_A_ROW = 6  # heads
-_OPACITY = 0.65
+_OPACITY = (0.3, 0.85)  # of a map's lowest and highest values: what is little looked at stays to be seen
 _WIDTH = 5.0  # inches of a row
 _COLOURS = "inferno"
-_UNDER = 0.6  # of the picture's brightness: a map over it has to be seen
+_UNDER = 0.75  # of the picture's brightness: a map over it has to be seen
 
 
 def chosen_images(context: Context) -> list[tuple[Tensor, Tensor]]:
@@ -82,23 +83,23 @@ def draw_maps(name: str, runs: Sequence[Run], what: str) -> list[Picture]:
             _overlay(over, background, image["map"])
             if len(runs) > 1 and i < len(runs):
                 photo.set_title(figures.label(run.label), fontsize=8, loc="left")
-        caption = f"Images as the model gets them, and {what}; bright is much, scaled to each map's highest value."
+        caption = f"Images as the model gets them, and {what}; yellow is much, scaled to each map's highest value."
         pictures.append(Picture(name if pages == 1 else f"{name}-{page + 1}", figure, caption))
     return pictures
 
 
 def draw_heads(name: str, run: Run, number: int | None) -> Picture:
-    """Draw the maps of all heads over the first four images of one result.
+    """Draw the maps of all heads over the first images of one result, at most four.
 
     Args:
         name: of the picture.
         run: whose result has ``images`` with ``picture`` and ``heads``.
         number: of the run where there are several.
     """
-    images = run.result["images"][:_HEADS_OF]
-    heads = len(images[0]["heads"])
+    heads = len(run.result["images"][0]["heads"])
     across = min(heads, _IN_A_ROW)
     down = math.ceil(heads / across)
+    images = run.result["images"][: min(_HEADS_OF, max(_HEAD_ROWS // down, 1))]
     figure, axes = _grid(1 + across, down * len(images), [image["picture"] for image in images])
     for i, image in enumerate(images):
         background = decode_picture(image["picture"])
@@ -111,8 +112,7 @@ def draw_heads(name: str, run: Run, number: int | None) -> Picture:
                 one.set_title(f"head {head + 1}", fontsize=7, pad=2)
     whose = f" of {run.label}" if number is not None else ""
     caption = (
-        f"The heads{whose}, layer {run.result['layer']}, over the first {len(images)} images; each scaled to its own "
-        "highest value."
+        f"The heads{whose}, layer {run.result['layer']}, over the first images; each scaled to its own highest value."
     )
     return Picture(f"{name}-heads" if number is None else f"{name}-heads-{number}", figure, caption)
 
@@ -133,7 +133,10 @@ def _overlay(axes: Any, picture: Any, values: Any) -> None:
     grey = (picture.mean(axis=2) * _UNDER).astype(np.uint8)
     extent = (0, width, height, 0)
     axes.imshow(grey, cmap="gray", vmin=0, vmax=255, extent=extent)
-    top = max(max(row) for row in values)
+    weights = np.asarray(values, dtype=float)
+    top = weights.max() or 1.0
+    low, high = _OPACITY
     axes.imshow(
-        values, cmap=_COLOURS, vmin=0, vmax=top or 1, alpha=_OPACITY, extent=extent, interpolation="nearest"
-    )  # a square is a patch
+        weights, cmap=_COLOURS, vmin=0, vmax=top, alpha=low + (high - low) * weights / top, extent=extent,
+        interpolation="nearest",
+    )  # fmt: skip  # a square is a patch

@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vtk.analysis.accuracy import Change, Curve, Draws, Share, accuracies
+from vtk.analysis.accuracy import Change, Curve, Draws, accuracies
 from vtk.analysis.batches import Batches
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
@@ -23,8 +24,8 @@ class NoiseAccuracy:
 
     Attributes:
         clean: accuracy without them, as a fraction.
-        curves: ``gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
-            pixel; ``gaussian blur`` by deviation in pixels of the model's input.
+        curves: ``Gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
+            pixel; ``Gaussian blur`` by deviation in pixels of the model's input.
         classes: outputs of the model.
         images: over which.
     """
@@ -48,7 +49,7 @@ def noise_accuracy(
     blurs: Sequence[float] = BLURS,
     seed: int = 0,
     max_images: int | None = None,
-    share: Share | None = None,
+    share: Share = ALONE,
     title: str = "",
 ) -> NoiseAccuracy:
     """Return a model's accuracy under Gaussian noise, shot noise and Gaussian blur.
@@ -77,14 +78,14 @@ def noise_accuracy(
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise UsageError(f"`{name}` are {list(values)}; give 0 or more")
     kinds = (
-        ("gaussian noise", "deviation, 255ths of the pixel range", gaussian_noise, [v / 255 for v in deviations]),
+        ("Gaussian noise", "deviation, 255ths of the pixel range", gaussian_noise, [v / 255 for v in deviations]),
         (
             "shot noise",
             "deviation of a white pixel, 255ths of the pixel range",
             shot_noise,
             [v / 255 for v in deviations],
         ),
-        ("gaussian blur", "deviation, pixels", gaussian_blur, list(blurs)),
+        ("Gaussian blur", "deviation, pixels", gaussian_blur, list(blurs)),
     )
     changes: dict[str, Change] = {
         f"{name} {i}": partial(change, deviation=value)

@@ -104,9 +104,10 @@ def ntk_condition(
     ):
         for first in range(0, len(blocks), share.world):
             own, number = None, first + share.rank
-            if number < len(blocks):
-                kernel = tangent_kernel(model, blocks[number], outputs=outputs)
-                own = torch.linalg.eigvalsh(kernel).flip(0).tolist()
+            with share.together(images.device):
+                if number < len(blocks):
+                    kernel = tangent_kernel(model, blocks[number], outputs=outputs)
+                    own = torch.linalg.eigvalsh(kernel).flip(0).tolist()
             spectra += share.gather(own, width, images.device)[: len(blocks) - first]
             bar.advance(block * min(share.world, len(blocks) - first))
     conditions = tuple(_condition(values, images.dtype) for values in spectra)

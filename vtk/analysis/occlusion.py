@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vtk.analysis.accuracy import Change, Curve, Draws, Share, accuracies
+from vtk.analysis.accuracy import Change, Curve, Draws, accuracies
 from vtk.analysis.batches import Batches
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
@@ -45,7 +46,7 @@ def occlusion_accuracy(
     spec: InputSpec,
     sides: Sequence[float] = SIDES,
     max_images: int | None = None,
-    share: Share | None = None,
+    share: Share = ALONE,
     title: str = "",
 ) -> OcclusionAccuracy:
     """Return a model's accuracy with a centred rectangle of every image black.

@@ -163,7 +163,7 @@ def _figure(alt: str, caption: str, png: bytes) -> str:
     address, width, height = embed(png)
     plots = width / WIDTH_PIXELS
     # a plot is 360 px wide on a phone; one of several columns is so wide for each of them
-    style = f' style="width:{math.ceil(20 * plots)}rem"' if plots > _WIDE else ""
+    style = f' style="--least:{math.ceil(20 * plots)}rem"' if plots > _WIDE else ""
     image = f'<img alt="{text(alt)}" width="{width}" height="{height}"{style} src="{address}">'
     kind = ' class="wide"' if plots > _WIDE else ""
     return f'<figure{kind}><div class="scroll">{image}</div><figcaption>{prose(caption)}</figcaption></figure>'

@@ -32,7 +32,8 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
         max_images: from the first.
 
     Raises:
-        UsageError: the model has no attention, or some that is in windows, over another number of tokens, or not seen.
+        UsageError: the model has no attention, or some that is in windows, over another number of tokens, of two kinds
+            in one layer, or not seen.
         DataError: there are no images.
     """
     parts: list[Tensor] = []
@@ -71,6 +72,8 @@ class _Rollout:
         if self.places is not None and places != self.places:
             before = self.places.prefix + self.places.grid[0] * self.places.grid[1]
             raise self._refusal(f"{name} has {attention.shape[-1]} tokens, the layers before it {before}")
+        if name in self.seen:
+            raise self._refusal(f"{name} attends more than once")
         self.places = places
         self.seen.add(name)
         mean = over_heads(self.model.get_submodule(name), attention)

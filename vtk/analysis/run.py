@@ -1,5 +1,6 @@
 """Do diagnostics one after the other, keep each result as soon as it is there, and take up those of a stopped run."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -182,7 +183,8 @@ def _peak_memory() -> int:
         import resource
     except ImportError:  # Windows
         return int(psutil.Process().memory_info().peak_wset)  # type: ignore[attr-defined]
-    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def read_analysis(folder: Path) -> Analysis:

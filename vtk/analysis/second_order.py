@@ -66,10 +66,11 @@ def hessian_product(
         parts = [part.view_as(p) for part, p in zip(vector.split(sizes), tensors, strict=True)]
         total = torch.zeros_like(vector)
         slots = total.split(sizes)
-        for graph in graphs:
-            for slot, second in zip(slots, graph.product(parts, store), strict=True):
-                if second is not None:
-                    slot.add_(second.reshape(-1), alpha=len(graph.batch[0]) / images)
+        with share.together(vector.device):
+            for graph in graphs:
+                for slot, second in zip(slots, graph.product(parts, store), strict=True):
+                    if second is not None:
+                        slot.add_(second.reshape(-1), alpha=len(graph.batch[0]) / images)
         return share.total(total).add_(vector, alpha=loss.weight_decay)
 
     try:

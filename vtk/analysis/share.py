@@ -1,11 +1,14 @@
 """How several processes divide a measurement: each does its part, sums join them, and all go on with the same."""
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from vtk.errors import UsageError
 
 Rows = Sequence[Sequence[float]]
 """Numbers of steps that are done, all of one length: what is kept for a run that goes on later."""
@@ -52,6 +55,24 @@ class Share:
         if row is not None:
             kept[self.rank] = torch.tensor(list(row), dtype=torch.float64, device=device)
         return self._join(kept)
+
+    @contextlib.contextmanager
+    def together(self, device: torch.device) -> Iterator[None]:
+        """Do something that may be refused; if one process is, all are: none waits for sums that never come.
+
+        Raises:
+            UsageError: of this process, or because another had one.
+        """
+        failure: UsageError | None = None
+        try:
+            yield
+        except UsageError as error:
+            failure = error
+        failed = failure is not None
+        if self.world > 1:
+            failed = float(self.total(torch.tensor([float(failed)], device=device))) > 0
+        if failed:
+            raise failure or UsageError("another process could not measure its part of this; its message says why")
 
     def _join(self, rows: Tensor) -> list[list[float]]:
         joined: list[list[float]] = (self.total(rows) if rows.numel() else rows).tolist()

@@ -21,6 +21,7 @@ h2 + section.one { margin-top: 0; padding-top: 0; border-top: 0 } code span { wh
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; margin: .8rem 0 }
 figure { margin: 0; flex: 1 1 26rem; min-width: 0; max-width: 36rem } figure.wide { flex-basis: 100%; max-width: none }
 figure .scroll { border-radius: 6px } figure img { display: block }
+figure.wide img { min-width: var(--least); max-width: calc(1.8 * var(--least)) }
 figcaption { color: var(--dim); font-size: .85rem; line-height: 1.4; margin-top: .3rem; overflow-wrap: anywhere }
 table.numbers th, table.numbers td { white-space: normal; vertical-align: top }
 table.numbers :is(th, td):first-child { text-align: left; width: auto; overflow-wrap: anywhere }
@@ -30,13 +31,14 @@ table.numbers tbody th { padding-top: .7rem } table.reasons td { text-align: lef
   overflow-wrap: anywhere }
 table.reasons th { text-align: left } table.numbers { max-width: 44rem }
 @media (max-width: 36rem) {
-  h2 { font-size: 1.15rem } figure { flex-basis: 100% } figure.wide img { width: auto; max-width: none; height: auto;
-    min-width: 100%; max-height: 150vw } table.numbers :is(th, td), table.reasons :is(th, td) { font-size: .84rem;
+  h2 { font-size: 1.15rem } figure { flex-basis: 100% }
+  table.numbers :is(th, td), table.reasons :is(th, td) { font-size: .84rem;
     padding: .3rem .25rem } nav a { padding: .3rem 0 }
 }
 @media (min-width: 56rem), print {
   section.one { display: flow-root } section.one > .scroll { clear: both }
   .plots:has(> figure:only-child:not(.wide)) { float: left; width: 56%; margin: .8rem 1.6rem .6rem 0 }
+  .plots:has(> figure + figure) > figure:not(.wide) { max-width: calc(50% - .5rem) }
 }
 @page { size: A4; margin: 13mm 14mm }
 @media print {
@@ -46,9 +48,11 @@ table.reasons th { text-align: left } table.numbers { max-width: 44rem }
   section.one, figure, tr, .change li, .warning, dd { break-inside: avoid }
   section.one .scroll:has(table) { display: none }
   thead { display: table-header-group }
-  h2, h3, h4, tbody th { break-after: avoid } p { orphans: 3; widows: 3 } th, td { white-space: normal }
+  h2, h3, h4, tbody th { break-after: avoid } p { orphans: 3; widows: 3 } th, td { white-space: normal;
+    padding: .12rem .4rem }
   section.one { margin: .6rem 0 1.2rem } figure { flex: 0 1 48%; max-width: 48% } nav { display: none }
-  figure.wide { flex-basis: 100%; max-width: 100% } figure img { width: auto; max-width: 100%; max-height: 90mm }
+  figure.wide { flex-basis: 100%; max-width: 100% } figure img, figure.wide img { width: auto;
+    min-width: 0; max-width: 100%; max-height: 90mm }
   .plots:has(> figure:only-child:not(.wide)) { width: 48% } figure:only-child { flex-basis: 100%; max-width: 100% }
 }
 """

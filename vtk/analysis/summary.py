@@ -13,6 +13,7 @@ LETTERS = ("A", "B")
 """What two models are called in tables."""
 
 DASH = "–"
+_SHOWN = 4  # diagnostics that a caution names
 _OWN = {field.name.replace("_", "-") for field in fields(AnalyzeConfig)} - {"model"}
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -105,7 +106,9 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
                 values = " and ".join(_option(own.get(option)) for own in (a, b))
                 others.setdefault(f"`--{option.replace('_', '-')}` {values}", []).append(name)
     for option, names in others.items():
-        told.append(f"Other options for A and for B: {option} (of {', '.join(names)}). Differences may come from them.")
+        more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
+        those = f"{', '.join(names[:_SHOWN])}{more}"
+        told.append(f"Other options for A and for B: {option} (of {those}). Differences may come from them.")
     return told
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Batches, Context
+from vtk.analysis.share import Share
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader, mix
 from vtk.data.pool import usable_cpus
@@ -136,9 +137,7 @@ def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: R
         augmented=augmented,
         count=len(images.samples),
         show_progress=ranks.main,
-        rank=ranks.rank,
-        world=ranks.world,
-        total=ranks.sum,
+        share=Share(ranks.rank, ranks.world, ranks.sum),
     )
 
 

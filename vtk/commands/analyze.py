@@ -124,6 +124,7 @@ def _analyse(
         "images": images.digest(),
         "device": ranks.device.type,
         "world": ranks.world,
+        "vtk": vtk.__version__,  # the next one may measure more, or otherwise
     }
     facts: dict[str, Any] = {
         "model": source.card.model.name,

@@ -9,6 +9,7 @@ from torch import nn
 
 from tests.vtk.analysis._models import images, tiny_vit
 from vtk.analysis.calibration import model_calibration, of_logits
+from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.calibration import DIAGNOSTIC
 from vtk.errors import DataError, UsageError
 
@@ -144,3 +145,12 @@ def test_readings_say_what_the_numbers_say(sharpen, expected):
     told = " ".join(DIAGNOSTIC.read(of_logits(*draws(2000, sharpen)).to_dict()))
     assert expected in told
     assert ("over-confident by" in told) + ("under-confident by" in told) + ("no evidence" in told) == 1
+
+
+def test_the_diagram_has_a_bar_for_each_filled_bin_of_each_model():
+    one = of_logits(*two_classes([0.55, 0.75, 0.95, 0.97], [1, 0, 1, 1]), bins=10).to_dict()
+    (picture,) = DIAGNOSTIC.draw([Run("a", one), Run("b", one)])
+    top, bottom = picture.figure.axes
+    assert [bar.get_height() for bar in top.patches] == pytest.approx([100, 0, 100] * 2)
+    assert [bar.get_height() for bar in bottom.patches] == [1, 1, 2] * 2
+    assert [bar.get_x() for bar in top.patches] == pytest.approx([50, 70, 90, 55, 75, 95])

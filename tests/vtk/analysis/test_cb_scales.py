@@ -65,7 +65,7 @@ def test_every_placement_is_found(options, expected):
 
 
 def test_models_without_scales_are_refused_in_one_line():
-    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; train one with .* --cb-scale"):
+    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` trains it in a ViT"):
         context_scales(timm_model("test_resnet"))
     plain = create_model(
         "test_vit", num_classes=3, pretrained=False, transforms=[Transform("add_context_broadcast", {})]
@@ -84,6 +84,10 @@ def test_the_diagnostic_reads_the_trend_and_draws_two_models():
     assert "Upper layers take more of the mean than lower ones, as in the paper" in told
     assert [layer["ratio"] for layer in result["layers"]] == [1.0, None, 1.0, 1.0]
     assert DIAGNOSTIC.numbers(result) == {"mean of λ": pytest.approx(0.175), "negative λ, share": 0.25}
+    for block in model.blocks:
+        block.mlp.cb.scale.data.normal_(0, 1e-4)
+    little = DIAGNOSTIC.read(DIAGNOSTIC.measure(context(model, images(1, side=32), side=32)))
+    assert "near the 0 where it starts" in little[0] and "do not differ by more" in little[-1]
     for block in model.blocks:
         block.mlp.cb.scale.data.zero_()
     start = DIAGNOSTIC.measure(context(model, images(1, side=32), side=32))

@@ -24,7 +24,8 @@ from tests.vtk.analysis._robust import (
     to_pixels,
 )
 from vtk.analysis.blurs import convolve, disc, lines
-from vtk.analysis.corruptions import KINDS, corrupt, corruption_accuracy
+from vtk.analysis.corrupt import KINDS, corrupt
+from vtk.analysis.corruptions import corruption_accuracy
 from vtk.analysis.diagnostics import diagnostic
 from vtk.errors import UsageError
 

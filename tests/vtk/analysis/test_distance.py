@@ -14,6 +14,7 @@ from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis.attention import looks_like_attention
 from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.distance import DIAGNOSTIC
+from vtk.analysis.diagnostics.entropy import DIAGNOSTIC as ENTROPY
 from vtk.analysis.distance import attention_distance
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
@@ -199,8 +200,20 @@ def test_the_diagnostic_draws_one_and_two_models_and_says_where_local_heads_are(
     assert numbers["mean distance, of uniform"] == pytest.approx(2.5 / 3)
     for runs in ([Run("one", result)], [Run("one", result), Run("t$o", result)]):
         assert [picture.name for picture in DIAGNOSTIC.draw(runs)] == ["distance", "distance-relative"]
-    none = DIAGNOSTIC.measure(context(GivenViT((4, 4), [wide] * 3), batches, side=4))
-    assert any("`--local-attention 5`" in sentence for sentence in DIAGNOSTIC.read(none))
+
+
+def test_the_diagnostic_suggests_what_the_model_can_have():
+    x = [(torch.randn(2, 3, 48, 48), torch.zeros(2))]
+    vit = timm_model("vit_tiny_patch16_224", img_size=48, depth=3, embed_dim=24)  # at random: no local heads
+    assert any(
+        "`--local-attention 5`" in told for told in DIAGNOSTIC.read(DIAGNOSTIC.measure(context(vit, x, side=48)))
+    )
+    pit = timm_model("pit_ti_224", img_size=48, base_dims=(8, 8, 8), depth=(1, 1, 1), heads=(1, 2, 2))
+    told = " ".join(DIAGNOSTIC.read(DIAGNOSTIC.measure(context(pit, x, side=48))))
+    assert "None of the 5 heads is local" in told and "--" not in told
+    for model, can in ((vit, True), (pit, True), (GivenViT((2, 2), [torch.full((1, 5, 5), 0.2)] * 2), False)):
+        result = ENTROPY.measure(context(model, x, side=48))
+        assert ("--cb-layers upper" in " ".join(ENTROPY.read(result))) == can
 
 
 def test_attention_that_hides_is_refused_by_name():

@@ -67,6 +67,36 @@ def test_fused_attention_has_the_entropy_of_timms_unfused(name):
             assert layer.cls == pytest.approx(float(values[:, :, 0].mean()), abs=1e-5)
 
 
+def test_heads_folded_into_the_batch_are_taken_apart():
+    model = timm_model(
+        "samvit_base_patch16",
+        img_size=32,
+        depth=1,
+        embed_dim=24,
+        num_heads=3,
+        global_attn_indexes=(0,),
+        use_rel_pos=False,
+    )
+    x = torch.randn(2, 3, 32, 32)
+    found = []
+    for fused in (True, False):
+        model.blocks[0].attn.fused_attn = fused
+        seen = {}
+        with torch.no_grad(), watch_attention(model, seen.__setitem__):
+            model(x)
+        attention, layer = seen["blocks.0.attn"], attention_entropy(model, [(x, torch.zeros(2))]).layers[0]
+        assert attention.shape == (2, 3, 4, 4) and layer.heads == 3
+        found.append(attention)
+    assert torch.allclose(*found, atol=1e-6)
+    tokens = model.blocks[0].norm1(model.patch_embed(x) + model.pos_embed)
+    weight, bias = model.blocks[0].attn.qkv.weight[8:16], model.blocks[0].attn.qkv.bias[8:16]  # of the second head
+    q = torch.nn.functional.linear(tokens.flatten(1, 2), weight, bias)
+    k = torch.nn.functional.linear(
+        tokens.flatten(1, 2), model.blocks[0].attn.qkv.weight[32:40], model.blocks[0].attn.qkv.bias[32:40]
+    )
+    assert torch.allclose(found[0][:, 1], (q @ k.transpose(1, 2) / 8**0.5).softmax(-1), atol=1e-5)
+
+
 def test_parallel_branches_are_layers_of_their_own():
     found = attention_entropy(
         timm_model("vit_small_patch16_18x2_224", img_size=32, depth=1, embed_dim=48, num_heads=3), images(1, side=32)

@@ -36,6 +36,7 @@ def test_a_shaded_plot_has_one_legend_that_overlaps_nothing(entries):
     below = figure.legends[0].get_window_extent()
     assert len(figure.legends) == 1 and len(legends) == (2 if entries == 1 else 1)
     assert not any(below.overlaps(box) for box in written) and not below.overlaps(axes.get_window_extent())
+    assert axes.get_window_extent().height > 0.7 * figures.HEIGHT * figure.dpi  # the legend takes nothing of the plot
     page = figure.bbox
     for box in (*legends, *written):
         assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= page.x1 + 1 and box.y1 <= page.y1 + 1
@@ -115,11 +116,12 @@ def test_plots_are_embedded_with_256_colours():
     figure, axes = line(6)
     figures.shade(axes, ["other", "msa", "mlp"])
     png = figures.png(figure)
+    whole = Image.open(io.BytesIO(png)).convert("RGB")
     address, width, height = embed(png)
     kind, image = decoded(address)
-    assert kind == "image/png" and image.mode == "P" and image.size == (width, height) == (900, 576)
+    assert kind == "image/png" and image.mode == "P" and image.size == (width, height) == whole.size and width == 900
     assert len(address) < 40_000 and len(address) < len(png)
-    whole = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=int)
+    whole = np.asarray(whole, dtype=int)
     small = np.asarray(image.convert("RGB"), dtype=int)
     for colour in figures.COLOURS[:6]:  # every line keeps its colour
         at = (whole == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]).all(axis=2)
@@ -137,3 +139,13 @@ def test_photographs_are_embedded_as_jpeg():
     assert kind == "image/jpeg" and image.size == (400, 300)
     difference = np.asarray(image, dtype=float) - np.asarray(small, dtype=float)
     assert np.sqrt((difference**2).mean()) < 4
+
+
+def test_an_axis_from_zero_ends_above_the_highest_value():
+    _, (axes,) = figures.new()
+    axes.plot([0, 1], [4.0, 4.0])  # without a margin the line would be the frame
+    figures.from_zero(axes)
+    assert axes.get_ylim() == pytest.approx((0, 4.2))
+    empty = figures.new()[1][0]
+    figures.from_zero(empty)
+    assert empty.get_ylim() == (0, 1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis.activations import watch_activations
+from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.neurons import DIAGNOSTIC, by_block
 from vtk.analysis.neurons import active_neurons
 from vtk.errors import DataError, UsageError
@@ -186,7 +187,7 @@ def test_activations_that_are_functions_are_named_and_refused_where_nothing_else
     model.blocks[1].mlp = Functional().double()
     found = active_neurons(model, images(2))
     assert found.unseen == ("blocks.1",) and [layer.block for layer in found.layers] == [1]
-    assert any("no hook sees their activation: blocks.1" in told for told in DIAGNOSTIC.read(found.to_dict()))
+    assert any("no activation of theirs can be seen: blocks.1" in told for told in DIAGNOSTIC.read(found.to_dict()))
     model.blocks[0].mlp = Functional().double()
     with pytest.raises(UsageError, match=r"VisionTransformer: `blocks\.0` calls its activation as a function"):
         active_neurons(model, images(2))
@@ -232,7 +233,7 @@ def test_readings_name_dead_blocks_and_random_weights():
     total = sum(layer.never for layer in found.layers)
     assert (
         f"{total} of 64 neurons" in told
-        and "never active on these 40 images, mostly in blocks 3, 4: they pass on little" in told
+        and "never active on these 40 images (at least 1 % of those in blocks 3, 4): they pass on" in told
     )
     fresh = timm_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48)
     told = " ".join(DIAGNOSTIC.read(active_neurons(fresh, [(x.float(), y) for x, y in images(4, side=32)]).to_dict()))
@@ -247,3 +248,14 @@ def test_shares_by_block_weigh_layers_by_their_neurons():
     ]
     assert by_block({"layers": layers}, "MLP", "active") == pytest.approx({1: 0.4})
     assert by_block({"layers": layers}, None, "never") == {1: 0.5, 2: 0.0}
+
+
+def test_plots_show_each_kind_of_each_model_in_percent():
+    layer = {"name": "a", "block": 1, "kind": "MLP", "function": "GELU", "neurons": 4, "active": 0.25, "never": 1}
+    mixer = {"layers": [layer, {**layer, "kind": "token MLP", "active": 0.5}]}
+    active, never = DIAGNOSTIC.draw([Run("a", {"layers": [layer]}), Run("b", mixer)])
+    lines = active.figure.axes[0].get_lines()
+    assert [(line.get_label(), list(line.get_ydata())) for line in lines] == [
+        ("a", [25.0]), ("b: MLP", [25.0]), ("b: token MLP", [50.0])]  # fmt: skip
+    assert [list(line.get_ydata()) for line in never.figure.axes[0].get_lines()] == [[25.0]] * 3
+    assert (active.name, never.name) == ("neurons", "neurons-never")

@@ -16,9 +16,10 @@ from tests.vtk.analysis._robust import (
     spec,
     to_pixels,
 )
-from vtk.analysis.accuracy import Share, accuracies
+from vtk.analysis.accuracy import accuracies
 from vtk.analysis.diagnostics import diagnostic
 from vtk.analysis.noise import gaussian_blur, gaussian_noise, noise_accuracy, shot_noise
+from vtk.analysis.share import Share
 from vtk.errors import UsageError
 
 
@@ -131,7 +132,7 @@ def test_the_diagnostic_draws_and_reads():
     found = one.measure(context(seed=1))
     assert found == one.measure(context(seed=1))
     pictures_and_words(one, found, runs=2)
-    curve = {"name": "gaussian noise", "unit": "", "strengths": [5.0, 40.0, 80.0], "accuracies": [0.9, 0.6, 0.3]}
+    curve = {"name": "Gaussian noise", "unit": "", "strengths": [5.0, 40.0, 80.0], "accuracies": [0.9, 0.6, 0.3]}
     told = one.read({"clean": 0.9, "classes": 10, "images": 500, "curves": [curve]})
     assert "by a deviation of 80/255 half" in told[1]  # (0.6 − 0.1)/(0.9 − 0.1) is above one half
     told = one.read({"clean": 0.9, "classes": 10, "images": 500, "curves": [{**curve, "accuracies": [0.9, 0.4, 0.3]}]})

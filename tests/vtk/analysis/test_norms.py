@@ -6,6 +6,7 @@ import torch
 from timm.models.mlp_mixer import MlpMixer
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
+from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.norms import DIAGNOSTIC, hidden_by_block
 from vtk.analysis.norms import OUTLIER, model_norms, weight_norms
 from vtk.analysis.points import depth_points
@@ -148,3 +149,16 @@ def test_readings_tell_registers_from_positions_and_hidden_norms_add_up_in_squar
     assert "Behind block 1 up to 6.2 % of the tokens have over 4 times" in told and "register tokens" in told
     hidden = [{"block": 1, "kind": "conv", "norm": 3.0}, {"block": 1, "kind": "conv", "norm": 4.0}]
     assert hidden_by_block({"hidden": hidden}, "conv") == {1: 5.0}
+
+
+def test_plots_show_the_parts_of_a_model_and_all_of_one_without_parts():
+    vit = Run("vit", model_norms(tiny_vit(depth=2), images(1)).to_dict())
+    resnet = Run(
+        "resnet", model_norms(timm_model("test_resnet"), [(images(1, side=32)[0][0].float(), torch.zeros(1))]).to_dict()
+    )
+    tokens, weights, hidden = DIAGNOSTIC.draw([vit, resnet])
+    labels = [[line.get_label() for line in one.figure.axes[0].get_lines()] for one in (tokens, weights, hidden)]
+    assert labels[0] == ["vit: mean", "vit: class token", "vit: largest", "resnet: mean", "resnet: largest"]
+    assert labels[1] == ["vit: MSA", "vit: MLP", "resnet: all matrices"] and labels[2] == ["vit: MLP", "resnet: conv"]
+    drawn = list(weights.figure.axes[0].get_lines()[0].get_ydata())
+    assert drawn == [vit.result["weights"][f"block {k}: msa"]["matrices"] for k in (1, 2)]

@@ -131,14 +131,14 @@ def test_a_kept_picture_is_the_image(channels):
 
 
 def test_a_result_is_drawn_from_json_alone():
-    matrix = torch.full((7, 5, 5), 0.05)
+    matrix = torch.full((7, 5, 5), 0.05)  # seven heads are two rows
     matrix[:, :, 1] = 0.8
     model = GivenViT((2, 2), [matrix])
     x = torch.rand(12, 3, 16, 16) * 2 - 1
     batches = [(part, torch.zeros(len(part))) for part in x.split(5)]
-    measured = DIAGNOSTIC.measure(context(model, batches, side=16, overlay_images=10))
+    measured = DIAGNOSTIC.measure(context(model, batches, side=16, overlay_images=9))
     result = json.loads(json.dumps(finite(measured)))
-    assert len(result["images"]) == 10 and len(result["images"][0]["heads"]) == 7
+    assert len(result["images"]) == 9 and len(result["images"][0]["heads"]) == 7
     assert result["images"][0]["map"] == [[0.8, 0.05], [0.05, 0.05]]
     numbers = DIAGNOSTIC.numbers(result)
     assert numbers["attention on patches, share"] == pytest.approx(0.95)
@@ -148,8 +148,9 @@ def test_a_result_is_drawn_from_json_alone():
     assert (shown.mean() - (x[7] * 0.5 + 0.5).mean()).abs() < 0.02  # the normalisation is taken back
     one = DIAGNOSTIC.draw([Run("one", result)])
     assert [picture.name for picture in one] == ["overlays-1", "overlays-2", "overlays-heads"]
-    two = DIAGNOSTIC.draw([Run("one", result), Run("two", result)])
-    assert [picture.name for picture in two][2:] == ["overlays-heads-1", "overlays-heads-2"]
+    few = {**result, "images": result["images"][:1]}
+    two = DIAGNOSTIC.draw([Run("one", few), Run("two", few)])
+    assert [picture.name for picture in two] == ["overlays", "overlays-heads-1", "overlays-heads-2"]
 
 
 def test_a_model_without_class_token_says_so():

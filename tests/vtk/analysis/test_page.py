@@ -1,5 +1,6 @@
 """The report and the terminal: whole, escaped, self-contained, small; what differs between two is said."""
 
+import io
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from html import escape
 from html.parser import HTMLParser
 
 import pytest
+from PIL import Image
 from rich.cells import cell_len
 
 from tests.vtk.analysis._fakes import analysis, fake
@@ -143,6 +145,16 @@ def test_a_model_without_any_result_has_a_page():
     got = Page(report(none))
     assert "Nothing could be measured" in got.text and "no attention" in got.text and got.count("figure") == 0
     assert "no attention" in Page(report(none, none)).text
+
+
+def test_plots_in_a_row_keep_their_size_on_a_phone():
+    buffer = io.BytesIO()
+    Image.new("RGB", (1800, 600), "white").save(buffer, format="PNG")
+    drawn = {"entropy": [("entropy", "One.", plot()), ("entropy-2", "Two `x`.", buffer.getvalue())]}
+    got = Page(source := page([analysis()], drawn))
+    assert [a.get("class") for tag, a in got.tags if tag == "figure"] == [None, "wide"]
+    assert [a.get("style") for tag, a in got.tags if tag == "img"] == [None, "--least:40rem"]
+    assert source.count("<figcaption>") == 2 and "<code>x</code>" in source
 
 
 def test_other_images_and_options_are_a_warning():

@@ -126,6 +126,13 @@ def test_windows_other_numbers_of_tokens_and_no_attention_are_refused_by_name():
         attention_rollout(tiny_vit(), [])
 
 
+def test_a_layer_that_attends_twice_is_refused():
+    model = GivenViT((2, 2), [random_attention(1, 5)])
+    model.blocks.append(model.blocks[0])  # weights that two layers share have one name
+    with pytest.raises(UsageError, match=r"blocks\.0 attends more than once"):
+        attention_rollout(model, batch())
+
+
 def test_a_layer_that_hides_is_refused():
     class Hidden(torch.nn.Module):
         def __init__(self):

@@ -16,6 +16,7 @@ from tests.vtk.analysis._models import images, tiny_vit
 from vtk.analysis import CrossEntropy, Share, hessian_max, hessian_spectrum, parameter_blocks
 from vtk.analysis.second_order import hessian_product
 from vtk.card import Card, InputSpec, ModelSpec
+from vtk.errors import UsageError
 from vtk.models import create_model
 from vtk.tasks.load import card_metadata
 
@@ -94,6 +95,23 @@ def test_the_basis_is_restarted_where_memory_is_short(monkeypatch):
     found = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)
     assert found.values["whole"] == pytest.approx(expected.values["whole"], rel=1e-5)
     assert found.converged == {"whole": True} and 14 < expected.products <= found.products < 150
+
+
+def test_if_one_process_is_refused_all_are():
+    device = torch.device("cpu")
+    others_fail, all_well = Share(1, 2, lambda t: t + 1), Share(1, 2)
+    with all_well.together(device):
+        pass
+    with pytest.raises(UsageError, match="another process could not"), others_fail.together(device):
+        pass
+    for share in (others_fail, all_well, Share()):
+        with pytest.raises(UsageError, match="own reason"), share.together(device):
+            raise UsageError("own reason")
+    fails = Share(1, 2, lambda t: t + 1 if t.ndim == 1 and t.is_floating_point() else t)
+    with pytest.raises(UsageError, match="another process"):  # this one has no mini-batch of its own
+        hessian_spectrum(tiny_vit(), images(2), share=fails)
+    with pytest.raises(UsageError, match="100000 eigenvalues"):
+        hessian_spectrum(tiny_vit(), images(2), top=100000, share=Share(0, 2))
 
 
 @pytest.mark.slow

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 from timm.models.mlp_mixer import MlpMixer
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
-from vtk.analysis import token_similarity
+from vtk.analysis import figures, token_similarity
+from vtk.analysis.diagnostics.base import Run
+from vtk.analysis.diagnostics.similarity import DIAGNOSTIC, place_points
 from vtk.analysis.points import block_modules
 from vtk.analysis.tokens import cosine_similarity
 from vtk.errors import UsageError
@@ -81,3 +83,37 @@ def test_positions_of_maps_are_tokens(name, options, side, blocks):
 def test_a_model_without_known_blocks_is_refused():
     with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
         token_similarity(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)).double(), images(1))
+
+
+def result(stem, table, *blocks):
+    names = {"stem": stem, "pos_embed": table, **{f"blocks.{i}": value for i, value in enumerate(blocks)}}
+    return {"values": {name: value for name, value in names.items() if value != "none"}, "images": 2}
+
+
+@pytest.mark.parametrize(
+    "found, expected, absent",
+    [
+        (result(0.8, 0.5, 0.6, 0.7, 0.92, 0.95), ["0.80 behind the stem", "from 0.80 to 0.50",
+                                                   "Behind blocks 3, 4 it is"], ["--stem conv"]),
+        (result(0.95, 0.94, 0.93, 0.6, 0.5, 0.4), ["Behind block 1 it is", "`vtk train … --stem conv`"],
+         ["sets tokens"]),
+        (result("none", "none", 0.3, None), ["behind block 1", "most alike behind block 1 (0.30)",
+                                             "Behind block 2 an image is a single position"], ["stem"]),
+    ],
+    ids=["late", "early", "map"],
+)  # fmt: skip
+def test_readings_name_the_blocks_where_tokens_are_alike(found, expected, absent):
+    told = " ".join(DIAGNOSTIC.read(found))
+    assert all(part in told for part in expected) and not any(part in told for part in absent)
+
+
+def test_block_k_of_both_models_is_at_k_and_undefined_points_are_gaps():
+    _, (axes,) = figures.new()
+    assert place_points(axes, [["stem", "pos_embed", "blocks.0"], ["stem", "a", "b"]]) == [[-1, 0, 1], [-1, 1, 2]]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["stem", "pos", "1", "2"]
+    runs = [Run("$a_b", result(0.1, 0.2, 0.3)), Run("b", result("none", "none", 0.3, None))]
+    (picture,) = DIAGNOSTIC.draw(runs)
+    first, second = picture.figure.axes[0].get_lines()
+    assert list(first.get_xdata()) == [-1, 0, 1] and list(first.get_ydata()) == [0.1, 0.2, 0.3]
+    assert list(second.get_xdata()) == [1, 2] and math.isnan(second.get_ydata()[1])
+    assert len(figures.png(picture.figure)) > 1000

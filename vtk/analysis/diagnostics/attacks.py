@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.attacks import attack_accuracy
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, nothing_to_lose, options, points
+from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, nothing_to_lose, options, points, tall
 
 _MOST = 192  # images: PGD takes the time of some 20 forward passes of each at every radius
 _STYLES = ("o-", "s--")
@@ -21,7 +21,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (axes,) = figures.new()
+    figure, (axes,) = figures.new(height=tall(runs))
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         name = figures.label(run.label)
         for style, curve in zip(_STYLES, run.result["curves"], strict=True):

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.accuracy import to_pixels
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
 
 Result = Mapping[str, Any]
@@ -57,9 +59,7 @@ class Context:
         augmented: ``augmented(batch_size)``: the same images as in training, labels (B, classes) that may be mixed.
         count: number of images.
         show_progress: bars.
-        rank: number of this process, ``world`` of them; all others measure with it, one writes.
-        world: number of processes.
-        total: sum of a tensor over all processes.
+        share: this process's part of a measurement that several do together; one of them writes.
         saved: what an earlier, interrupted run of this diagnostic kept with `save`.
         save: keeps plain JSON values for such a run; call it now and then where minutes would be lost.
     """
@@ -74,9 +74,7 @@ class Context:
     augmented: Callable[[int], Batches]
     count: int
     show_progress: bool = False
-    rank: int = 0
-    world: int = 1
-    total: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    share: Share = ALONE
     saved: Mapping[str, Any] = field(default_factory=dict)
     save: Callable[[dict[str, Any]], None] = lambda values: None
 
@@ -97,17 +95,7 @@ class Context:
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalised images (B, C, H, W) as pixel values from 0 to 1."""
-        mean, std = self._normalisation(images)
-        return images * std + mean
-
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Return pixel values from 0 to 1 as the model takes them."""
-        mean, std = self._normalisation(pixels)
-        return (pixels - mean) / std
-
-    def _normalisation(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (torch.tensor(v, dtype=like.dtype, device=like.device) for v in (self.spec.mean, self.spec.std))
-        return mean[:, None, None], std[:, None, None]
+        return to_pixels(images, self.spec)
 
 
 @dataclass(frozen=True)

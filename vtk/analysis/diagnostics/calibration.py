@@ -34,7 +34,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             for text in bottom.bar_label(bars, fontsize=8, padding=2):
                 text.set_bbox({"color": "white", "alpha": 0.8, "pad": 0.5})
         mean, share = 100 * run.result["confidence"], 100 * run.result["accuracy"]
-        told = [f"sure {mean:.1f} %", f"right {share:.1f} %"] if len(runs) == 1 else [None, None]
+        told = [f"mean {mean:.1f} %", f"accuracy {share:.1f} %"] if len(runs) == 1 else [None, None]
         bottom.axvline(mean, color=colour, linewidth=1.3, label=told[0])
         bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=told[1])
     figures.finish(top, x="", y="right, % of the bin", legend=True)
@@ -55,7 +55,7 @@ def _read(result: Result) -> list[str]:
     gap = result["confidence"] - accuracy
     error = math.sqrt(accuracy * (1 - accuracy) / n)
     told = [
-        f"On these {n} images the model is sure to {100 * result['confidence']:.1f} % on average and right in "
+        f"On these {n} images the mean confidence is {100 * result['confidence']:.1f} % and the accuracy "
         f"{100 * accuracy:.1f} %; the calibration error (ECE) is {100 * result['ece']:.1f} points."
     ]
     if abs(gap) > _ERRORS * error:
@@ -63,8 +63,8 @@ def _read(result: Result) -> list[str]:
             f"It is over-confident by {100 * gap:.1f} points; label smoothing and mixed images lower its confidence: "
             "`vtk finetune … --smoothing 0.1 --mixup 0.8`."
             if gap > 0
-            else f"It is under-confident by {-100 * gap:.1f} points; longer training, less label smoothing and no mixed "
-            "images raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
+            else f"It is under-confident by {-100 * gap:.1f} points; longer training, less label smoothing and no "
+            "mixed images raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
         )
     elif result["ece"] > result["ece_by_chance"]:
         told.append("On the whole it is neither over- nor under-confident, but by bins it is: see the diagram.")
@@ -79,7 +79,7 @@ def _read(result: Result) -> list[str]:
         told.append(
             f"Logits divided by {result['temperature']:.2f} would have an ECE of {100 * result['fitted_ece']:.1f} "
             f"points and an NLL of {result['fitted_nll']:.3f} in place of {result['nll']:.3f}; that temperature was "
-            "fitted on these same images, which flatters it."
+            "fitted to the NLL of these same images, which favours it."
         )
     return told
 

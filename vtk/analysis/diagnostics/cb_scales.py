@@ -1,5 +1,6 @@
 """``cb-scales``: Λ of scaled Context Broadcasting by layer (paper B, Figure 8)."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,8 @@ from vtk.analysis import figures
 from vtk.analysis.cb_scales import context_scales
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 
-_UNTRAINED = 1e-12  # Λ starts at 0 exactly
-_FLAT = 0.1  # of the largest mean: a smaller difference between halves of the depth is called none
+_LITTLE = 0.01  # λ of this size adds a hundredth of the mean of all tokens
+_SURE = 2.0  # standard errors over channels that lower and upper layers must differ by to be called different
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             high = [layer["mean"] + layer["deviation"] for layer in layers]
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0, label=f"{name}: ± deviation")
             ratios = [float("nan") if layer["ratio"] is None else layer["ratio"] for layer in layers]
-            shares.plot(x, ratios, f"{marker}-", color=colour, markersize=4, label=f"{name}: |λ|₀.₁ / |λ|₀.₉")
+            shares.plot(x, ratios, f"{marker}-", color=colour, markersize=4, label=f"{name}: quantiles of |λ|")
             negative = [layer["negative"] for layer in layers]
             shares.plot(x, negative, f"{marker}--", color=colour, markersize=4, label=f"{name}: share of λ < 0")
     axes.axhline(0, color="#999999", linewidth=0.8)
@@ -55,9 +56,12 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 def _read(result: Result) -> list[str]:
     layers = result["layers"]
-    if all(abs(layer["mean"]) < _UNTRAINED and layer["deviation"] < _UNTRAINED for layer in layers):
+    size = math.sqrt(sum(layer["mean"] ** 2 + layer["deviation"] ** 2 for layer in layers) / len(layers))
+    if size == 0:
         return ["Λ is 0 everywhere, as it starts: the model broadcasts nothing; fine-tune it."]
     told = []
+    if size < _LITTLE:
+        told.append(f"λ is {size:.2g} in size, near the 0 where it starts: the model broadcasts next to nothing yet.")
     for where, words in (("mlp", "FFN"), ("msa", "attention")):
         own = [layer for layer in layers if layer["where"] == where]
         if not own:
@@ -71,17 +75,22 @@ def _read(result: Result) -> list[str]:
         half = len(own) // 2
         if not half:
             continue
-        lower, upper = (sum(layer["mean"] for layer in part) / half for part in (own[:half], own[-half:]))
-        if abs(upper - lower) <= _FLAT * max(abs(layer["mean"]) for layer in own):
-            told.append("Lower and upper layers take about the same.")
+        (lower, error), (upper, other) = (_average(part) for part in (own[:half], own[-half:]))
+        if abs(upper - lower) <= _SURE * math.hypot(error, other):
+            told.append("Lower and upper layers do not differ by more than their channels scatter.")
         elif upper > lower:
-            told.append(
-                "Upper layers take more of the mean than lower ones, as in the paper: `--cb --cb-layers upper` "
-                "broadcasts there without a trained factor."
-            )
+            told.append("Upper layers take more of the mean than lower ones, as in the paper.")
+            if upper > _LITTLE:
+                told.append("`--cb --cb-layers upper` broadcasts there without a trained factor.")
         else:
             told.append("Lower layers take more of the mean than upper ones, other than in the paper.")
     return told
+
+
+def _average(layers: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return the mean λ of layers and its standard error over channels."""
+    variance = sum(layer["deviation"] ** 2 / layer["channels"] for layer in layers)
+    return sum(layer["mean"] for layer in layers) / len(layers), math.sqrt(variance) / len(layers)
 
 
 def _numbers(result: Result) -> dict[str, float]:

@@ -7,7 +7,7 @@ from vtk.analysis import figures
 from vtk.analysis.accuracy import margin
 from vtk.analysis.corruptions import corruption_accuracy
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, mean, nothing_to_lose, options, points
+from vtk.analysis.diagnostics.curves import certainty, clean_lines, mean, nothing_to_lose, options, points, tall
 
 _MOST = 256  # images: each is seen once for every kind and severity, 39 times by default
 _STYLES = {"noise": "s--", "blur": "^-.", "weather": "D:", "digital": "v--"}
@@ -46,10 +46,12 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
         axes.plot([], [], "o", color=colour, label=figures.label(run.label))
         axes.axvline(100 * run.result["clean"], color=colour, linestyle=":", linewidth=1)
     axes.axvline(100 / max(run.result["classes"] for run in runs), color="#999999", linewidth=1)
-    axes.set_yticks(range(len(names)), [name.replace("-", " ") for name in names])
+    axes.set_yticks(range(len(names)), [_shown(name) for name in names])
     axes.set_xlim(0, 102)
     axes.invert_yaxis()
-    figures.finish(axes, x="accuracy, %", y="", legend=len(runs) > 1)
+    figures.finish(axes, x="accuracy, %", y="")
+    if len(runs) > 1:  # the points are everywhere
+        figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=9)
     told = ", ".join(f"{severity:g}" for severity in runs[0].result["kinds"][0]["strengths"])
     caption = (
         f"Accuracy by kind of corruption at severities {told}: the larger the point, the more severe. Dotted, "
@@ -59,7 +61,7 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
 
 
 def _by_severity(runs: Sequence[Run]) -> Picture:
-    figure, (axes,) = figures.new()
+    figure, (axes,) = figures.new(height=tall(runs))
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         severities = run.result["kinds"][0]["strengths"]
         for group, curves in _grouped(run.result).items():
@@ -73,6 +75,10 @@ def _by_severity(runs: Sequence[Run]) -> Picture:
     figures.finish(axes, x="severity", y="accuracy, %", legend=True)
     caption = "Mean accuracy over the kinds of each group, and over all, by severity. Dotted, without corruption."
     return Picture("corruptions-severity", figure, caption)
+
+
+def _shown(name: str) -> str:
+    return name.replace("-", " ").replace("gaussian", "Gaussian").replace("jpeg", "JPEG")
 
 
 def _named(result: Result) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def _read(result: Result) -> list[str]:
     if nothing := nothing_to_lose(result):
         return [nothing]
     order = sorted(result["kinds"], key=mean)
-    worst = ", ".join(f"{curve['name'].replace('-', ' ')} ({100 * mean(curve):.1f} %)" for curve in order[:_WORST])
+    worst = ", ".join(f"{_shown(curve['name'])} ({100 * mean(curve):.1f} %)" for curve in order[:_WORST])
     told = [
         certainty(result),
         f"Over all kinds and severities {100 * result['mean']:.1f} % are right, {100 * result['relative']:.0f} % of "
@@ -125,7 +131,7 @@ def _numbers(result: Result) -> dict[str, float]:
     if result["relative"] is not None:
         found["mean as a share of clean, %"] = 100 * result["relative"]
     for curve in result["kinds"]:
-        found[f"accuracy, {curve['name'].replace('-', ' ')}, %"] = 100 * mean(curve)
+        found[f"accuracy, {_shown(curve['name'])}, %"] = 100 * mean(curve)
     return found
 
 

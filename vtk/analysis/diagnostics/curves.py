@@ -4,16 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.accuracy import Share, kept, margin
+from vtk.analysis.accuracy import kept, margin
 from vtk.analysis.diagnostics.base import Context, Result, Run
 
 HALF = 0.5
 """Of a model's lead over guessing: where a curve crosses it is told as the strength that the model stands."""
-
-
-def share(context: Context) -> Share:
-    """Return the part of the images that this process measures."""
-    return Share(context.rank, context.world, context.total)
 
 
 def options(context: Context, title: str, most: int | None = None) -> dict[str, Any]:
@@ -22,9 +17,14 @@ def options(context: Context, title: str, most: int | None = None) -> dict[str, 
     return {
         "spec": context.spec,
         "max_images": count,
-        "share": share(context),
+        "share": context.share,
         "title": title if context.show_progress else "",
     }
+
+
+def tall(runs: Sequence[Run]) -> float:
+    """Return the height of a plot in inches whose legend, below it, has several lines for each of two runs."""
+    return figures.HEIGHT + 0.9 * (len(runs) - 1)
 
 
 def clean_lines(axes: Any, runs: Sequence[Run]) -> None:

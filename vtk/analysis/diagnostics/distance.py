@@ -7,6 +7,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.distance import attention_distance
+from vtk.models.structure import unusual_part
 
 _LOCAL = 0.5  # a head that looks less than half as far as uniform attention sees mostly its surroundings
 _CHANGE = 0.1  # of uniform attention's distance; less between lower and upper layers is called alike
@@ -14,7 +15,9 @@ _PREFIX = 0.3  # patches that give more than this of their attention to tokens w
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    return attention_distance(context.model, context.batches, max_images=context.count).to_dict()
+    result = attention_distance(context.model, context.batches, max_images=context.count).to_dict()
+    result["plain_vit"] = unusual_part(context.model) is None  # what the reading suggests can be done with no other
+    return result
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -83,8 +86,7 @@ def _read(result: Result) -> list[str]:
         else:
             more, less = ("upper", "lower") if upper > lower else ("lower", "upper")
             told.append(f"The {more} third of the layers looks farther than the {less} one.")
-        windows = any(layer["grid"] != layer["map"] for layer in layers)
-        if not windows and not any(local[:third]):
+        if result["plain_vit"] and not any(local[:third]):
             told.append(
                 "Lower layers without local heads have not learned to look near: on few images, a convolutional stem "
                 "(`vtk train … --stem conv`) or `--local-attention 5` gives what they lack."

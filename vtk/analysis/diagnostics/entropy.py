@@ -3,15 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.entropy import attention_entropy
+from vtk.errors import UsageError
+from vtk.models.blocks import find_blocks
+from vtk.models.context_broadcast import ContextBroadcast
 
 _NEAR_UNIFORM = 0.9
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    return attention_entropy(context.model, context.batches, max_images=context.count).to_dict()
+    result = attention_entropy(context.model, context.batches, max_images=context.count).to_dict()
+    result["can_broadcast"] = _can_broadcast(context.model)
+    return result
+
+
+def _can_broadcast(model: nn.Module) -> bool:
+    """Return whether Context Broadcasting can be added: it is there in no model twice, and in no Swin or AlterNet."""
+    if any(isinstance(module, ContextBroadcast) for module in model.modules()):
+        return False
+    try:
+        return bool(find_blocks(model, "Context Broadcasting"))
+    except UsageError:
+        return False
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -48,7 +65,7 @@ def _read(result: Result) -> list[str]:
             f"It is near uniform (over {100 * _NEAR_UNIFORM:.0f} %) in layers {ranges(dense)}: they mix tokens almost "
             "as their mean would."
         )
-        if len(upper) >= len(layers) / 4:
+        if len(upper) >= len(layers) / 4 and result["can_broadcast"]:
             told.append(
                 "Context Broadcasting gives that mean for nothing: try `vtk finetune … --cb --cb-layers upper`."
             )

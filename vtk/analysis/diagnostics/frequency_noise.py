@@ -53,14 +53,18 @@ def _read(result: Result) -> list[str]:
         f"{_HIGH:g}π) {high:.1f}; worst is the band around {x[worst]:g}π, with {accuracies[worst]:.1f} % right.",
     ]
     if abs(high - low) <= 100 * margin(result["images"]):
-        told.append("These are alike, as far as so few images tell: the model leans neither on shapes nor on texture.")
+        told.append(
+            "These are alike, as far as so few images tell: neither coarse shapes nor fine texture count for more."
+        )
     elif high > low:
         told.append(
-            "High frequencies hurt more, as paper C finds for ConvNets: this model leans on texture. Paper C's remedy "
+            "High frequencies hurt more, as paper C finds for ConvNets, and reads as leaning on texture. Its remedy "
             "is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
         )
     else:
-        told.append("Low frequencies hurt more, as paper C finds for ViTs: this model leans on shapes, not on texture.")
+        told.append(
+            "Low frequencies hurt more, as paper C finds for ViTs, and reads as leaning on shapes, not on texture."
+        )
     return told
 
 

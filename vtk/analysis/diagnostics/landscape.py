@@ -7,12 +7,13 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.hessian import log_axis
 from vtk.analysis.landscape import loss_landscape
-from vtk.analysis.share import Share
 
 _EVERY = 5.0  # seconds between two savings
 _WIDE = 10.0  # losses that differ by more times have levels at equal ratios: equal steps would show the rim alone
 _LEVELS = 14
+_SHARP = 1.0  # nats that the loss rises half-way to the rim: the right class becomes e times less likely
 _SMALL = 0.02  # of the loss or nats; a fall by less is not told of
 
 
@@ -30,7 +31,7 @@ def _measure(context: Context) -> dict[str, Any]:
         seed=config.seed,
         known=context.saved.get("rows", ()),
         save=_now_and_then(context.save),
-        share=Share(context.rank, context.world, context.total),
+        share=context.share,
         show_progress=context.show_progress,
     ).to_dict()
 
@@ -93,8 +94,6 @@ def _contours(runs: Sequence[Run]) -> Picture:
 
 
 def _slices(runs: Sequence[Run]) -> Picture:
-    from matplotlib.ticker import LogLocator, NullLocator
-
     figure, (axes,) = figures.new()
     finite = []
     for colour, run in zip(figures.COLOURS, runs, strict=False):
@@ -104,10 +103,7 @@ def _slices(runs: Sequence[Run]) -> Picture:
             axes.plot(steps, line, style, color=colour, markersize=3.5, label=f"{figures.label(run.label)}, {name}")
             finite += [value for value in line.tolist() if math.isfinite(value)]
     if finite and min(finite) > 0 and max(finite) > _WIDE * min(finite):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")  # 0.5 and 20 in place of powers
-        axes.yaxis.set_minor_locator(NullLocator())
+        log_axis(axes)
     figures.finish(axes, x="step along a direction, in norms of the weights", y="loss", legend=True)
     caption = "Slices of the plane: the loss along each of the two directions, through the model at 0."
     return Picture("landscape-slices", figure, caption)
@@ -123,12 +119,13 @@ def _read(result: Result) -> list[str]:
     x = np.array(steps)
     radius = np.hypot(x[:, None], x[None])
     step = steps[-1] - steps[-2]
-    rings = []
+    rings = {}
     for wanted in (0.5 * steps[-1], steps[-1]):
         ring = grid[(np.abs(radius - wanted) <= 0.5 * step) & np.isfinite(grid)]
         if ring.size:
-            rings.append(f"{float(ring.mean()):.3g} at a distance of {wanted:g}")
-    told = [f"The loss is {centre:.3g} at the model" + (f", on average {' and '.join(rings)}." if rings else ".")]
+            rings[wanted] = float(ring.mean())
+    means = " and ".join(f"{mean:.3g} at a distance of {at:g}" for at, mean in rings.items())
+    told = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
     lowest = float(np.nanmin(np.where(np.isfinite(grid), grid, np.nan)))
     if lowest < centre - _SMALL * max(abs(centre), 1.0):
         i, j = np.argwhere(grid == lowest)[0]
@@ -142,7 +139,8 @@ def _read(result: Result) -> list[str]:
         )
     if lost:
         told.append(f"At {lost} of {grid.size} points the loss has no value: try a smaller --span.")
-    told.append("A sharp valley becomes wider by sharpness-aware training: `vtk finetune … --sam 0.1`.")
+    if next(iter(rings.values()), centre) - centre >= _SHARP:
+        told.append("The valley is narrow: sharpness-aware training makes it wider, `vtk finetune … --sam 0.1`.")
     return told
 
 

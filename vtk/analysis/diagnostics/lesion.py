@@ -6,7 +6,6 @@ from typing import Any
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth
 from vtk.analysis.lesion import lesion_study
-from vtk.analysis.share import Share
 
 _SURE = 2.0  # standard errors: by less, a change may be that of the choice of images
 _WORST = 3  # units that are named
@@ -17,7 +16,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.model,
         context.batches,
         max_images=context.count,
-        share=Share(context.rank, context.world, context.total),
+        share=context.share,
         kept=context.saved.get("rows", ()),
         save=lambda rows: context.save({"rows": rows}),
         title="lesion" if context.show_progress else "",

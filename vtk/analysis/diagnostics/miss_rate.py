@@ -41,6 +41,7 @@ def _read(result: Result) -> list[str]:
         f"{result['pairs']} pairs (± {100 * _error(result):.1f})."
     ]
     if result["rate"] >= _HIGH:
+        told.append("A model that is often wrong misses here too: look at its accuracy first.")
         told.append(
             "A model that goes straight from one class to the other between images misses less: mixup trains that "
             "(`vtk finetune … --mixup 0.8`), and paper D finds the same of sharpness-aware training (`--sam 0.1`)."

@@ -10,6 +10,7 @@ from vtk.analysis.neurons import active_neurons
 
 _LINES = {"MLP": "-", "token MLP": "--", "conv": "-."}
 _HALF = 0.05  # within so much of one half, neurons are as with random weights: half of a symmetric input is above 0
+_DENSER = 2.0  # from this ratio on, the first blocks stand out
 _DEAD = 0.01  # share of a block's neurons that is worth naming it
 
 
@@ -18,32 +19,36 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (top, bottom) = figures.new(rows=2, height=2.5)
+    return [
+        Picture(
+            "neurons",
+            _lines(runs, "active", "active neurons, %"),
+            "Share of the hidden neurons that are over 0 behind their activation, mean over images and positions, by "
+            "block.",
+        ),
+        Picture(
+            "neurons-never",
+            _lines(runs, "never", "never active, %"),
+            "Share of the hidden neurons that are over 0 at no position of any image, by block.",
+        ),
+    ]
+
+
+def _lines(runs: Sequence[Run], what: str, y: str) -> Any:
+    figure, (axes,) = figures.new()
+    highest = 0.0
     for colour, run in zip(figures.COLOURS, runs, strict=False):
-        several = len({layer["kind"] for layer in run.result["layers"]}) > 1
-        for kind, line in _LINES.items():
-            active = by_block(run.result, kind, "active")
-            never = by_block(run.result, kind, "never")
-            if not active:
-                continue
-            name = figures.label(run.label) if len(runs) > 1 else ""
-            label = ": ".join(part for part in (name, kind if several else "") if part)
-            style: dict[str, Any] = {"color": colour, "linestyle": line, "markersize": 4, "label": label}
-            top.plot(list(active), [100 * v for v in active.values()], marker="o", **style)
-            bottom.plot(list(never), [100 * v for v in never.values()], marker="s", **style)
-    legend = bool(top.get_legend_handles_labels()[1])
-    figures.finish(top, x="", y="active, %", legend=legend)
-    figures.finish(bottom, x="block", y="never active, %")
-    highest = max([100 * layer["active"] for run in runs for layer in run.result["layers"]])
-    top.set_ylim(0, max(1.15 * highest, 5))
-    bottom.set_ylim(0, max(5.0, 1.15 * bottom.get_ylim()[1]))
-    for axes in (top, bottom):
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    caption = (
-        "Above, share of the hidden neurons that are over 0 behind their activation, by block, mean over images and "
-        "positions. Below, share of those that are over 0 at no position of any image."
-    )
-    return [Picture("neurons", figure, caption)]
+        kinds = [kind for kind in _LINES if any(layer["kind"] == kind for layer in run.result["layers"])]
+        for kind in kinds:
+            shares = {block: 100 * share for block, share in by_block(run.result, kind, what).items()}
+            highest = max(highest, *shares.values())
+            name = [figures.label(run.label)] if len(runs) > 1 else []
+            label = ": ".join(name + ([kind] if len(kinds) > 1 else []))
+            axes.plot(list(shares), list(shares.values()), f"o{_LINES[kind]}", color=colour, markersize=4, label=label)
+    figures.finish(axes, x="block", y=y, legend=any(axes.get_legend_handles_labels()[1]))
+    axes.set_ylim(0, max(1.1 * highest, 5.0))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
 
 
 def by_block(result: Result, kind: str | None, what: str) -> dict[int, float]:
@@ -77,7 +82,7 @@ def _read(result: Result) -> list[str]:
     first = max(1, len(active) // 4)
     early = [share for block, share in active.items() if block <= first]
     later = [share for block, share in active.items() if block > first]
-    if early and later and _average(early) > _average(later) + _HALF:
+    if early and later and _average(early) > _DENSER * _average(later):
         where = f"the first {first} blocks" if first > 1 else "the first block"
         told.append(
             f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Paper D ties dense "
@@ -85,7 +90,7 @@ def _read(result: Result) -> list[str]:
         )
     told += _dead(result)
     if result["unseen"]:
-        told.append(f"Not counted, since no hook sees their activation: {', '.join(result['unseen'])}.")
+        told.append(f"Not counted, since no activation of theirs can be seen: {', '.join(result['unseen'])}.")
     return told
 
 
@@ -97,12 +102,16 @@ def _dead(result: Result) -> list[str]:
     told = []
     if never:
         blocks = sorted(block for block, share in by_block(result, None, "never").items() if share >= _DEAD)
-        where = f", mostly in block{'s' if len(blocks) > 1 else ''} {ranges(blocks)}" if blocks else ""
+        where = (
+            f" (at least {100 * _DEAD:g} % of those in block{'s' if len(blocks) > 1 else ''} {ranges(blocks)})"
+            if blocks
+            else ""
+        )
         cut = all(layer["function"].startswith("ReLU") for layer in layers)
         told.append(
             f"{never:,} of {total:,} neurons ({_percent(never / total)}) are never active on these {images} images"
             + where
-            + (": they pass nothing on." if cut else ": they pass on little, what GELU and SiLU let through below 0.")
+            + (": they pass nothing on." if cut else ": they pass on only what their activation lets through below 0.")
             + " On other images they may be."
         )
     else:

@@ -5,14 +5,14 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, mean, nothing_to_lose, options, points
+from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, mean, nothing_to_lose, options, points, tall
 from vtk.analysis.noise import noise_accuracy
 
-_STYLES = {"gaussian noise": "o-", "shot noise": "s--"}
+_STYLES = {"Gaussian noise": "o-", "shot noise": "s--"}
 _GIVEN = {  # how a strength is told
-    "gaussian noise": "a deviation of {:g}/255",
+    "Gaussian noise": "a deviation of {:g}/255",
     "shot noise": "a deviation of {:g}/255 of white",
-    "gaussian blur": "a deviation of {:g} pixels",
+    "Gaussian blur": "a deviation of {:g} pixels",
 }
 
 
@@ -22,7 +22,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (axes,) = figures.new()
+    figure, (axes,) = figures.new(height=tall(runs))
     blurred, (below,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         name = figures.label(run.label)
@@ -61,12 +61,11 @@ def _read(result: Result) -> list[str]:
         name, given = curve["name"], _GIVEN[curve["name"]]
         at = fallen(curve, result)
         last = curve["strengths"][-1]
+        begun = name[0].upper() + name[1:]
         if at is None:
-            told.append(
-                f"{name.capitalize()}: up to {given.format(last)} it keeps over half of its lead over guessing."
-            )
+            told.append(f"{begun}: up to {given.format(last)} it keeps over half of its lead over guessing.")
         else:
-            told.append(f"{name.capitalize()}: by {given.format(at)} half of its lead over guessing is gone.")
+            told.append(f"{begun}: by {given.format(at)} half of its lead over guessing is gone.")
             early += [name] if at < last else []
     if early:
         kinds = " and ".join(early)

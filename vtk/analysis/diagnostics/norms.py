@@ -22,50 +22,53 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    return [_tokens(runs), _weights(runs)]
+    pictures = [_tokens(runs), _weights(runs)]
+    return [*pictures, _hidden(runs)] if any(run.result["hidden"] for run in runs) else pictures
 
 
 def _tokens(runs: Sequence[Run]) -> Picture:
-    hidden = any(run.result["hidden"] for run in runs)
-    figure, panels = figures.new(rows=2 if hidden else 1, height=2.9 if hidden else figures.HEIGHT)
-    axes = panels[0]
+    figure, (axes,) = figures.new()
     places = place_points(axes, [[token["name"] for token in run.result["tokens"]] for run in runs])
     shown: list[float] = []
     for colour, run, at in zip(figures.COLOURS, runs, places, strict=False):
-        name = f"{figures.label(run.label)}: " if len(runs) > 1 else ""
         for what, line, label in (("mean", "o-", "mean"), ("cls", "--", "class token"), ("maximum", ":", "largest")):
             values = [math.nan if token[what] is None else token[what] for token in run.result["tokens"]]
             if not all(math.isnan(value) for value in values):
-                axes.plot(at, values, line, color=colour, markersize=4, label=name + label)
+                axes.plot(at, values, line, color=colour, markersize=4, label=_label(runs, run, label))
                 shown += [value for value in values if value > 0]
-    if max(shown) > _WIDE * min(shown):
+    if shown and max(shown) > _WIDE * min(shown):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
         figures.from_zero(axes)
-    figures.finish(axes, x="" if hidden else "block", y="L2 norm of tokens", legend=True)
-    if hidden:
-        _hidden(panels[1], runs)
-        panels[1].set_xlim(axes.get_xlim())
-        panels[1].set_xticks([tick for tick in axes.get_xticks() if tick > 0])
+    figures.finish(axes, x="block", y="L2 norm of tokens", legend=True)
     caption = (
         "L2 norm of the tokens behind the stem, the position table (pos) and every block: mean over images and "
         "positions, the class token apart, and the largest of all."
     )
-    if hidden:
-        caption += " Below, norm of all hidden neurons of an image in each block, ‖a‖ of paper D."
     return Picture("norms", figure, caption)
 
 
-def _hidden(axes: Any, runs: Sequence[Run]) -> None:
+def _label(runs: Sequence[Run], run: Run, what: str) -> str:
+    return f"{figures.label(run.label)}: {what}" if len(runs) > 1 else what
+
+
+def _hidden(runs: Sequence[Run]) -> Picture:
+    figure, (axes,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         kinds = list(dict.fromkeys(layer["kind"] for layer in run.result["hidden"]))
         for kind, line in zip(kinds, ("-", "--", "-."), strict=False):
             values = hidden_by_block(run.result, kind)
-            label = kind if len(kinds) > 1 else None
+            label = _label(runs, run, kind)
             axes.plot(list(values), list(values.values()), f"s{line}", color=colour, markersize=4, label=label)
-    figures.finish(axes, x="block", y="‖a‖ of an image", legend=bool(axes.get_legend_handles_labels()[1]))
+    figures.finish(axes, x="block", y="‖a‖ of an image", legend=True)
     figures.from_zero(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    caption = (
+        "Norm of all hidden neurons of an image behind their activation, by block: ‖a‖ of paper D's Table 4, root mean "
+        "square over images."
+    )
+    return Picture("norms-hidden", figure, caption)
 
 
 def hidden_by_block(result: Result, kind: str) -> dict[int, float]:
@@ -81,15 +84,16 @@ def _weights(runs: Sequence[Run]) -> Picture:
     figure, (axes,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         weights = run.result["weights"]
-        name = f"{figures.label(run.label)}: " if len(runs) > 1 else ""
         count = sum(1 for group in weights if group.startswith("block ") and ":" not in group)
         parts = [part for part in _LINES if any(f"block {k}: {part}" in weights for k in range(1, count + 1))]
-        lines = [(part, _LINES[part], f": {part}") for part in parts] or [("all weights", "-", "")]
+        lines = [(part, _LINES[part], f": {part}") for part in parts] or [("all matrices", "-", "")]
         for part, line, suffix in lines:
             rows = [weights.get(f"block {k}{suffix}") for k in range(1, count + 1)]
             values = [row["matrices"] if row else math.nan for row in rows]
             shown = part.upper() if part in ("msa", "mlp") else part.replace("mlp", "MLP")
-            axes.plot(range(1, count + 1), values, f"o{line}", color=colour, markersize=4, label=name + shown)
+            axes.plot(
+                range(1, count + 1), values, f"o{line}", color=colour, markersize=4, label=_label(runs, run, shown)
+            )
     figures.finish(axes, x="block", y="norm of the matrices", legend=True)
     figures.from_zero(axes)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -103,7 +107,7 @@ def _weights(runs: Sequence[Run]) -> Picture:
 def _read(result: Result) -> list[str]:
     whole = result["weights"]["whole"]
     told = [
-        f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices alone. "
+        f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices. "
         "Compare it with that of the same architecture only; paper D finds it larger after sharpness-aware training."
     ]
     if whole["matrices"] < whole["norm"] * _HALF_OF_SQUARES:
@@ -135,7 +139,7 @@ def _outliers(result: Result) -> list[str]:
         f"tokens have over {OUTLIER:g} times the median norm of their image (largest: {worst['maximum']:.3g})"
     )
     if not result["prefix"]:
-        return [f"{told}: a few positions outweigh the others in any mean."]
+        return [f"{told}: single positions stand far above the others."]
     return [
         f"{told}: a known artefact of ViTs, which store what is global in patches of little content.",
         "It disturbs segmentation, maps and means of patches; models with register tokens have less of it, such as "

@@ -6,7 +6,6 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.ntk import ntk_condition
-from vtk.analysis.share import Share
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -15,7 +14,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.model,
         context.loader(config.batch_size),
         max_images=config.hessian_images,
-        share=Share(context.rank, context.world, context.total),
+        share=context.share,
         show_progress=context.show_progress,
     ).to_dict()
 
