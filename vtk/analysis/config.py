@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vtk.analysis.diagnostics.names import GROUPS, NAMES
+from vtk.analysis.diagnostics.names import CORRUPTIONS, GROUPS, NAMES
 from vtk.errors import UsageError
 from vtk.evaluation.config import check_threads
 
@@ -67,7 +67,7 @@ class AnalyzeConfig:
         metadata={"help": "of hessian, flatness and landscape: factor of the l2 term, which paper C insists on"},
     )
     corruptions: tuple[str, ...] = field(
-        default=(), metadata={"help": "of corruptions: only these kinds; by default all of them"}
+        default=(), metadata={"help": f"of corruptions: only these of {', '.join(CORRUPTIONS)}; by default all"}
     )
     severities: tuple[int, ...] = field(default=(1, 3, 5), metadata={"help": "of corruptions: strengths from 1 to 5"})
     epsilons: tuple[float, ...] = field(
@@ -118,6 +118,8 @@ class AnalyzeConfig:
             raise UsageError(f"`--draws` is {self.draws}; noise comes in pairs: give an even number, 2 or more")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise UsageError(f"`--weight-decay` is {self.weight_decay}; give 0 or above")
+        if unknown := [kind for kind in self.corruptions if kind not in CORRUPTIONS]:
+            raise UsageError(f"`--corruptions` {unknown[0]} is not known; choose {', '.join(CORRUPTIONS)}")
         if not self.severities or not all(1 <= value <= 5 for value in self.severities):
             raise UsageError(f"`--severities` {self._shown(self.severities)}: give numbers from 1 to 5")
         if not self.epsilons or not all(0 < value <= 255 for value in self.epsilons):

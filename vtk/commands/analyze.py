@@ -82,7 +82,8 @@ def _pair(config: AnalyzeConfig, command: str, ranks: "Ranks") -> list["Analysis
             found.append(read_analysis(Path(text)))
             continue
         images = choose_images(sources[text], config, division)
-        folder = config.out / re.sub(r"[^\w.-]", "_", label)
+        plain = re.sub(r"[^\w.-]", "_", label)
+        folder = config.out / f"{len(found) + 1}-{plain}"
         folder.mkdir(exist_ok=True)
         console.say(f"{label}:")
         found.append(_analyse(sources[text], images, config, command, ranks, folder, label))

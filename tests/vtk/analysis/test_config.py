@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.corrupt import KINDS
 from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
+from vtk.analysis.diagnostics.names import CORRUPTIONS
 from vtk.errors import UsageError
 
 
@@ -31,6 +33,7 @@ def test_names_are_chosen_once_in_the_reports_order() -> None:
         ({"span": 0.0}, "--span` is 0.0"),
         ({"weight_decay": -1.0}, "--weight-decay` is -1.0"),
         ({"severities": (0,)}, "--severities` 0: give numbers from 1 to 5"),
+        ({"corruptions": ("fogg",)}, "--corruptions` fogg is not known; choose gaussian-noise"),
         ({"epsilons": ()}, "--epsilons` names nothing: give numbers"),
         ({"resume": True, "overwrite": True}, "give one of them"),
         ({"threads": 0}, "--threads` is 0"),
@@ -52,3 +55,7 @@ def test_every_name_has_its_diagnostic(name: str) -> None:
     assert found.name == name
     assert all(text.strip() == text and text for text in (found.title, found.explains))
     assert set(found.options) <= set(AnalyzeConfig.__dataclass_fields__)
+
+
+def test_every_corruption_can_be_named() -> None:
+    assert tuple(KINDS) == CORRUPTIONS

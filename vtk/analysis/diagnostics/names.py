@@ -11,3 +11,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 NAMES: tuple[str, ...] = tuple(name for names in GROUPS.values() for name in names)
 """Every diagnostic's name."""
+
+CORRUPTIONS: tuple[str, ...] = (
+    "gaussian-noise", "shot-noise", "impulse-noise", "defocus-blur", "motion-blur", "zoom-blur", "snow", "fog",
+    "brightness", "contrast", "elastic", "pixelate", "jpeg",
+)  # fmt: skip
+"""Kinds of corruption, for ``--corruptions``."""
