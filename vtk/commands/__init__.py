@@ -21,7 +21,7 @@ COMMANDS = {
     "parallelize": Command("vtk.commands.parallelize", "a sequential ViT as parallel branches, with the drift"),
     "export": Command("vtk.commands.export", "verified artefacts: onnx, tasks, triton, tensorrt, aoti"),
     "profile": Command("vtk.commands.profile", "latency per batch size, per back-end"),
-    "analyze": Command("vtk.commands.analyze", "why a model behaves as it does: attention, features, loss, a report"),
+    "analyze": Command("vtk.commands.analyze", "why a model behaves as it does: plots and one report"),
     "doctor": Command("vtk.commands.doctor", "versions, devices, providers that load; how to mend what does not"),
     "demo": Command("vtk.commands.demo", "the whole path on bundled digits, offline, in two minutes"),
 }

@@ -120,10 +120,10 @@ def test_the_reading_says_which_kinds_lower_high_frequencies():
     text = told(*low_pass)
     assert "An MSA changes the amplitude of high frequencies by −0.5 nats on average; 4 of 4 MSAs lower it." in text
     assert "An MLP changes the amplitude of high frequencies by 0.75 nats on average; 0 of 4 MLPs lower it." in text
-    assert "low-pass filter" in text and "--stem" not in text
+    assert "as paper C finds of ViTs" in text and "--stem" not in text
     rising = [unit("other", -3.0), unit("msa", -2.0), unit("mlp", -1.5), unit("msa", -1.0), unit("mlp", -1.2)]
     text = told(*rising, *rising[1:], *rising[1:])
-    assert "here both do not" in text and "--stem conv" in text
+    assert "its MSAs and MLPs do not" in text and "--stem conv" in text
     numbers = diagnostic("fourier").numbers({"units": rising})
     assert numbers["high-frequency change by an MSA, nats"] == pytest.approx((1.0 + 0.5) / 2)
 

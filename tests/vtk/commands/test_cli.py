@@ -75,7 +75,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
     ("argv", "code", "message"),
     [
         (["finetun"], 2, "did you mean `vtk finetune`?"),
-        (["analyze"], 2, "`analyze` is not in this version"),
+        (["analyze"], 2, "no model; give a pack, a checkpoint or a timm model name"),
         (["tasks", "push"], 2, "Missing from vtk tasks push"),
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "Missing from vtk export triton"),

@@ -8,7 +8,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
 from vtk.analysis.fourier import feature_spectra
 
-_MOST = 0.75  # of the units of a kind: "mostly"
+_FEW = 0.25  # of the units of a kind: "hardly any"
 _EARLY = 1 / 3  # of the depth, where paper C saw attention raise high frequencies
 
 
@@ -79,20 +79,18 @@ def _against_the_paper(found: dict[str, list[tuple[float, float]]]) -> list[str]
     msa, mlp = found.get("msa", []), found.get("mlp", [])
     if not msa or not mlp:
         return []
-    low, high = _share_lowered(msa) >= _MOST, 1 - _share_lowered(mlp) >= _MOST
+    low, high = _share_lowered(msa) > 1 / 2, _share_lowered(mlp) < 1 / 2
     if low and high:
-        return [
-            "So its attention is a low-pass filter and its MLPs amplify high frequencies, as paper C finds of ViTs."
-        ]
-    which = {(True, False): "its MLPs do not", (False, True): "its attention does not"}.get((low, high), "both do not")
-    return [f"Paper C finds that most MSAs lower and most MLPs raise it; here {which}."]
+        return ["So most MSAs lower high frequencies and most MLPs raise them, as paper C finds of ViTs."]
+    which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
+    return [f"Paper C finds of ViTs that most MSAs lower high frequencies and most MLPs raise them; its {which} not."]
 
 
 def _early(result: Result) -> list[str]:
     units = result["units"]
     first = units[: max(2, round(len(units) * _EARLY))]
     pairs = steps({"units": first}, "high").get("msa", [])
-    if len(pairs) < 2 or _share_lowered(pairs) > 1 - _MOST:
+    if len(pairs) < 2 or _share_lowered(pairs) > _FEW:
         return []
     return [
         "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
