@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "ActiveNeurons": "vtk.analysis.neurons",
-        "AttackAccuracy": "vtk.analysis.attacks",
+        "AccuracyCurves": "vtk.analysis.accuracy",
         "AttentionDistance": "vtk.analysis.distance",
         "AttentionEntropy": "vtk.analysis.entropy",
         "AttentionMaps": "vtk.analysis.overlays",
@@ -25,7 +25,6 @@ __getattr__, __dir__, __all__ = attach(
         "Landscape": "vtk.analysis.landscape",
         "Lesions": "vtk.analysis.lesion",
         "MissRate": "vtk.analysis.interpolation",
-        "NoiseAccuracy": "vtk.analysis.noise",
         "Norms": "vtk.analysis.norms",
         "NtkCondition": "vtk.analysis.ntk",
         "OcclusionAccuracy": "vtk.analysis.occlusion",

@@ -101,6 +101,27 @@ class Curve:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class AccuracyCurves:
+    """Accuracy of a model by strength of several changes.
+
+    Attributes:
+        clean: accuracy on the images as they are, as a fraction.
+        curves: of each change.
+        classes: outputs of the model; guessing is right once in so many.
+        images: over which.
+    """
+
+    clean: float
+    curves: tuple[Curve, ...]
+    classes: int
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**vars(self), "curves": [curve.to_dict() for curve in self.curves]}
+
+
 @torch.no_grad()
 def accuracies(
     model: nn.Module,

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.accuracy import Curve, Draws, logits_of, placed, to_input, to_pixels
+from vtk.analysis.accuracy import AccuracyCurves, Curve, Draws, logits_of, placed, to_input, to_pixels
 from vtk.analysis.batches import Batches, evaluating
 from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
@@ -20,27 +18,6 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0)
 STEPS = 10
 STEP = 1 / 8
 """PGD's step in units of the ball's radius: paper D's 0.25/255 in a ball of 2/255."""
-
-
-@dataclass(frozen=True)
-class AttackAccuracy:
-    """Accuracy under attack, by radius of the L∞ ball.
-
-    Attributes:
-        clean: accuracy without attack, as a fraction.
-        curves: ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 255ths of the pixel range.
-        classes: outputs of the model.
-        images: over which.
-    """
-
-    clean: float
-    curves: tuple[Curve, ...]
-    classes: int
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**vars(self), "curves": [curve.to_dict() for curve in self.curves]}
 
 
 def attack_accuracy(
@@ -54,7 +31,7 @@ def attack_accuracy(
     max_images: int | None = None,
     share: Share = ALONE,
     title: str = "",
-) -> AttackAccuracy:
+) -> AccuracyCurves:
     """Return a model's accuracy under FGSM and PGD in L∞ balls around the pixels.
 
     The attacker knows the weights and follows the gradient of the cross-entropy through the model in eval mode. An
@@ -75,6 +52,9 @@ def attack_accuracy(
         max_images: from the first.
         share: this process's part, where several measure together.
         title: of the progress bar; empty for none.
+
+    Returns:
+        Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 255ths of the pixel range.
 
     Raises:
         UsageError: an option is out of range, or labels are not one number for each image.
@@ -108,7 +88,7 @@ def attack_accuracy(
         Curve(name, "radius of the L∞ ball, 255ths of the pixel range", tuple(radii), tuple(n / seen for n in row))
         for name, row in zip(("FGSM", f"PGD-{steps}"), rows, strict=True)
     )
-    return AttackAccuracy(clean / seen, curves, classes, seen)
+    return AccuracyCurves(clean / seen, curves, classes, seen)
 
 
 def _under_fgsm(model: nn.Module, pixels: Tensor, labels: Tensor, radii: list[float], spec: InputSpec) -> Tensor:

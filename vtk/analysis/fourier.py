@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.batches import Batches, evaluating, stream
+from vtk.analysis.batches import Batches
 from vtk.analysis.figures import Unit as Kind
-from vtk.analysis.maps import Maps
-from vtk.analysis.units import residual_units, watch_units
-from vtk.errors import UsageError
+from vtk.analysis.maps import means_over_maps
 
 EPSILON = 1e-6
 """Added to amplitudes before the logarithm, as in the paper's code."""
@@ -58,7 +56,6 @@ class FeatureSpectra:
         return asdict(self)
 
 
-@torch.no_grad()
 def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureSpectra:
     """Return the Δ log amplitude behind every residual unit, the model in eval mode.
 
@@ -81,43 +78,15 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    units, maps = residual_units(model), Maps(model)
-    sums: dict[int, Tensor] = {}
-    counts: dict[int, int] = {}
-    sizes: dict[int, tuple[int, int]] = {}
-    size = (1, 1)
-
-    def see(number: int, features: Tensor) -> None:
-        found = maps.lay(features, size)
-        if found is None:
-            return
-        side = (int(found.shape[2]), int(found.shape[3]))
-        if sizes.setdefault(number, side) != side:
-            raise UsageError("images are of different sizes; the frequencies of their maps are others")
-        logs = log_amplitudes(found).sum(dim=(0, 1), dtype=torch.float64)
-        sums[number] = sums[number] + logs if number in sums else logs
-        counts[number] = counts.get(number, 0) + found.shape[0] * found.shape[1]
-
-    images = 0
-    with evaluating(model), watch_units(units, see):
-        for batch, _ in stream(model, batches, max_images):
-            size = (int(batch.shape[2]), int(batch.shape[3]))
-            model(batch)
-            images += len(batch)
-    if not sums:
-        raise UsageError(f"the features of {type(model).__name__} are no maps, so they have no spatial frequencies")
+    found, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
     rows = []
-    for number in sorted(sums):
-        mean = (sums[number] / counts[number]).tolist()
-        height, width = sizes[number]
-        shorter = min(height, width)
-        frequencies = tuple(2 * k / shorter for k in range(len(mean)))
+    for one in found:
+        mean = one.mean.tolist()
+        frequencies = tuple(2 * k / min(one.height, one.width) for k in range(len(mean)))
         delta = tuple(value - mean[0] for value in mean)
-        unit = units[number]
         high = delta[-1] if len(delta) > 1 else None
-        rows.append(UnitSpectrum(unit.name, unit.kind, height, width, frequencies, delta, high))
-    without = tuple(unit.name for number, unit in enumerate(units) if number not in sums)
-    return FeatureSpectra(tuple(rows), without, images)
+        rows.append(UnitSpectrum(one.unit.name, one.unit.kind, one.height, one.width, frequencies, delta, high))
+    return FeatureSpectra(tuple(rows), without_map, images)
 
 
 def log_amplitudes(maps: Tensor) -> Tensor:

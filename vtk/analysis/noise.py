@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
-from vtk.analysis.accuracy import Change, Curve, Draws, accuracies
+from vtk.analysis.accuracy import AccuracyCurves, Change, Curve, Draws, accuracies
 from vtk.analysis.batches import Batches
 from vtk.analysis.share import ALONE, Share
 from vtk.card import InputSpec
@@ -16,28 +14,6 @@ from vtk.errors import UsageError
 
 DEVIATIONS = (5.0, 10.0, 20.0, 40.0, 80.0)
 BLURS = (0.5, 1.0, 2.0, 4.0)
-
-
-@dataclass(frozen=True)
-class NoiseAccuracy:
-    """Accuracy by strength of noise and blur.
-
-    Attributes:
-        clean: accuracy without them, as a fraction.
-        curves: ``Gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
-            pixel; ``Gaussian blur`` by deviation in pixels of the model's input.
-        classes: outputs of the model.
-        images: over which.
-    """
-
-    clean: float
-    curves: tuple[Curve, ...]
-    classes: int
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**vars(self), "curves": [curve.to_dict() for curve in self.curves]}
 
 
 def noise_accuracy(
@@ -51,7 +27,7 @@ def noise_accuracy(
     max_images: int | None = None,
     share: Share = ALONE,
     title: str = "",
-) -> NoiseAccuracy:
+) -> AccuracyCurves:
     """Return a model's accuracy under Gaussian noise, shot noise and Gaussian blur.
 
     Paper B's Table 9 has Gaussian noise of 5 and 10, blur of 1 and 2 and one strength of shot noise, which it does not
@@ -69,6 +45,10 @@ def noise_accuracy(
         max_images: from the first.
         share: this process's part, where several measure together.
         title: of the progress bar; empty for none.
+
+    Returns:
+        Curves ``Gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
+        pixel; ``Gaussian blur`` by deviation in pixels of the model's input.
 
     Raises:
         UsageError: a strength is negative.
@@ -97,7 +77,7 @@ def noise_accuracy(
     for (name, unit, _, values), shown in zip(kinds, (deviations, deviations, blurs), strict=True):
         fractions = tuple(found.changed[f"{name} {i}"] for i in range(len(values)))
         curves.append(Curve(name, unit, tuple(shown), fractions))
-    return NoiseAccuracy(found.clean, tuple(curves), found.classes, found.images)
+    return AccuracyCurves(found.clean, tuple(curves), found.classes, found.images)
 
 
 def gaussian_noise(pixels: Tensor, draws: Draws, deviation: float) -> Tensor:

@@ -3,14 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from vtk.analysis.batches import Batches, evaluating, stream
+from vtk.analysis.batches import Batches
 from vtk.analysis.figures import Unit as Kind
-from vtk.analysis.maps import Maps
-from vtk.analysis.units import residual_units, watch_units
-from vtk.errors import UsageError
+from vtk.analysis.maps import means_over_maps
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,6 @@ class FeatureVariance:
         return asdict(self)
 
 
-@torch.no_grad()
 def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureVariance:
     """Return the variance over positions behind every residual unit, the model in eval mode.
 
@@ -69,33 +65,13 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    units, maps = residual_units(model), Maps(model)
-    sums: dict[int, Tensor] = {}
-    counts: dict[int, int] = {}
-    sizes: dict[int, tuple[int, int]] = {}
-    size = (1, 1)
-
-    def see(number: int, features: Tensor) -> None:
-        found = maps.lay(features, size)
-        if found is None:
-            return
-        sizes[number] = (int(found.shape[2]), int(found.shape[3]))
-        if sizes[number] != (1, 1):
-            value = found.var(dim=(2, 3)).sum(dtype=torch.float64)
-            sums[number] = sums[number] + value if number in sums else value
-            counts[number] = counts.get(number, 0) + found.shape[0] * found.shape[1]
-
-    images = 0
-    with evaluating(model), watch_units(units, see):
-        for batch, _ in stream(model, batches, max_images):
-            size = (int(batch.shape[2]), int(batch.shape[3]))
-            model(batch)
-            images += len(batch)
-    if not sizes:
-        raise UsageError(f"the features of {type(model).__name__} are no maps, so they do not vary over positions")
+    found, without_map, images = means_over_maps(model, batches, _variances, max_images)
     rows = []
-    for number, (height, width) in sorted(sizes.items()):
-        value = float(sums[number]) / counts[number] if number in sums else None
-        rows.append(UnitVariance(units[number].name, units[number].kind, height, width, value))
-    without = tuple(unit.name for number, unit in enumerate(units) if number not in sizes)
-    return FeatureVariance(tuple(rows), without, images)
+    for one in found:
+        value = float(one.mean) if (one.height, one.width) != (1, 1) else None
+        rows.append(UnitVariance(one.unit.name, one.unit.kind, one.height, one.width, value))
+    return FeatureVariance(tuple(rows), without_map, images)
+
+
+def _variances(maps: Tensor) -> Tensor:
+    return maps.var(dim=(2, 3)) if maps[0, 0].numel() > 1 else maps[:, :, 0, 0]

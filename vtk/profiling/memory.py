@@ -131,6 +131,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _in_use(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
+    release(device)  # what was freed and is kept by the C library for later is held by nobody
     return int(psutil.Process().memory_info().rss)
 
 

@@ -1,7 +1,9 @@
 """Stability windows, turns, and what is flagged while something is timed."""
 
+import ctypes
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -237,9 +239,23 @@ def test_a_refusal_while_timed_is_a_row_of_the_default_set_and_ends_a_named_run(
         fakes.run({"eager": fakes.Backend("eager", refuses)}, batch_sizes=(1,))
 
 
-def test_memory_of_the_others_is_left_out() -> None:
+HOLE = pytest.param(
+    True, id="in a hole of the heap", marks=pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap")
+)
+
+
+@pytest.mark.parametrize("hole", [pytest.param(False, id="fresh"), HOLE])
+def test_memory_of_the_others_is_left_out(hole: bool) -> None:
     from vtk.profiling.memory import Holdings
 
+    if hole:  # a freed stretch that is not the heap's end, into which the next large tensors go
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+        blocks = [libc.malloc(100_000) for _ in range(2500)]
+        pin = libc.malloc(100_000)
+        for block in blocks:
+            libc.free(block)
+        libc.malloc_trim(0)
     holdings, held = Holdings(torch.device("cpu")), []
     # glibc may take up to 32 MB from memory that an earlier test gave back to it, and then nothing grows
     for name, size in (("a", 96 << 20), ("b", 48 << 20)):
@@ -250,3 +266,5 @@ def test_memory_of_the_others_is_left_out() -> None:
     with holdings.charge("a"):
         del held[0]
     assert holdings.of_others("b") < 60 << 20  # what is given back no longer counts
+    if hole:
+        libc.free(pin)
