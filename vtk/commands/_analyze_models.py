@@ -28,21 +28,30 @@ from vtk.training.parallel import Ranks
 _FEW = 200  # for so few images, starting processes takes longer than decoding
 
 
-def open_model(text: str, config: AnalyzeConfig) -> Source:
-    """Recognise a model.
+def open_models(texts: Sequence[str], config: AnalyzeConfig) -> list[Source]:
+    """Recognise one model, or those that are compared.
+
+    Flags for timm names go to those, and ``--base`` to packs; a flag that none of the models takes is refused.
 
     Raises:
-        UsageError: it is no torch model.
-        DataError: the file is damaged.
+        UsageError: one is no torch model, or a flag is for another kind of model.
+        DataError: a file is damaged.
     """
-    known = Path(text).expanduser().exists()
-    options = {} if known else {"img_size": config.img_size, "num_classes": config.num_classes, "seed": config.seed}
-    source = open_source(text, base=config.base if known else None, pretrained=config.pretrained or known, **options)  # type: ignore[arg-type]
-    if source.kind not in ("pack", "checkpoint", "timm"):
-        raise UsageError(f"{text} is no torch model; give the pack, checkpoint or timm name that it was exported from")
-    for note in source.notes:
-        console.say(note)
-    return source
+    files = [Path(text).expanduser().exists() for text in texts]
+    found = []
+    for text, file in zip(texts, files, strict=True):
+        options: dict[str, Any] = {"seed": config.seed}
+        if not file or all(files):
+            options |= {name: getattr(config, name) for name in ("img_size", "num_classes", "pretrained")}
+        if file or not any(files):
+            options["base"] = config.base
+        source = open_source(text, **options)
+        if source.kind not in ("pack", "checkpoint", "timm"):
+            raise UsageError(f"{text} is no torch model; give the pack, checkpoint or timm name it was exported from")
+        for note in source.notes:
+            console.say(note)
+        found.append(source)
+    return found
 
 
 @dataclass(frozen=True)

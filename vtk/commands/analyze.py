@@ -62,19 +62,20 @@ def main(argv: list[str]) -> int:
 
 
 def _one(text: str, config: AnalyzeConfig, command: str, ranks: "Ranks") -> "Analysis":
-    from vtk.commands._analyze_models import choose_images, open_model, shared_division
+    from vtk.commands._analyze_models import choose_images, open_models, shared_division
 
-    source = open_model(text, config)
+    (source,) = open_models([text], config)
     images = choose_images(source, config, shared_division([source]))
     return _analyse(source, images, config, command, ranks, config.out, source.name)
 
 
 def _pair(config: AnalyzeConfig, command: str, ranks: "Ranks") -> list["Analysis"]:
     from vtk.analysis.run import read_analysis
-    from vtk.commands._analyze_models import choose_images, open_model, shared_division
+    from vtk.commands._analyze_models import choose_images, open_models, shared_division
 
     assert config.compare is not None
-    sources = {text: open_model(text, config) for text in config.compare if not _is_analysis(text)}
+    texts = [text for text in config.compare if not _is_analysis(text)]
+    sources = dict(zip(texts, open_models(texts, config), strict=True))
     division = shared_division(list(sources.values()))
     found: list[Analysis] = []
     for text, label in zip(config.compare, _labels(config.compare, sources), strict=True):

@@ -112,17 +112,41 @@ def test_two_models_are_put_side_by_side(photos, models, tmp_path, capsys) -> No
     assert (again / "figures" / "entropy.png").read_bytes() == (out / "figures" / "entropy.png").read_bytes()
 
 
+def test_flags_of_timm_names_go_to_the_timm_model_of_a_pair(photos, models, tmp_path, capsys) -> None:
+    argv = ["--no-pretrained", "--num-classes", 3, "--img-size", 64, "--data", photos, "--what", "entropy", "--json"]
+    assert analyse("--compare", "test_vit", models["a"], *argv, "--out", tmp_path / "out") == 0
+    told = [one["facts"]["input"] for one in json.loads(capsys.readouterr().out)["analyses"]]
+    assert told == ["3×64×64", "3×32×32"]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["a"], "no images; give a folder with --data"),
+        (["a", "--data", "photos", "--img-size", "64"], "`--img-size` is for timm model names"),
+        (["--compare", "a", "b", "--data", "photos", "--num-classes", "3"], "`--num-classes` is for timm model names"),
+        (["a", "--data", "photos", "--no-pretrained"], "`--no-pretrained` is for timm model names"),
+        (["a", "--data", "photos", "--base", "b"], "`--base` is for task packs"),
+        (["test_vit", "--data", "photos", "--base", "b", "--no-pretrained"], "`--base` is for task packs"),
         (["other", "--data", "photos"], "class"),
         (["a", "--data", "nowhere"], "nowhere"),
         (["nowhere/x", "--data", "photos"], "does not exist"),
         (["--compare", "a", "nowhere/x", "--data", "photos"], "does not exist"),
         (["--compare", "photos", "a", "--data", "photos"], "give a pack or a run folder"),
     ],
-    ids=["no data", "other classes", "no folder", "no model", "no second model", "a folder of images"],
+    ids=[
+        "no data",
+        "a size",
+        "classes",
+        "no weights",
+        "a base",
+        "a base of timm",
+        "other classes",
+        "no folder",
+        "no model",
+        "no second model",
+        "a folder of images",
+    ],
 )
 def test_mistakes_are_one_line(argv, said, photos, models, tmp_path, capsys) -> None:
     paths = {**models, "photos": photos}

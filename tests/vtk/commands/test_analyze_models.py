@@ -9,7 +9,7 @@ from PIL import Image
 
 from vtk.analysis.config import AnalyzeConfig
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.commands._analyze_models import choose_images, make_context, open_model, shared_division
+from vtk.commands._analyze_models import choose_images, make_context, open_models, shared_division
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
 from vtk.training.parallel import Ranks
@@ -34,6 +34,10 @@ def config(flat: Path, **changes: object) -> AnalyzeConfig:
     return AnalyzeConfig(**{**values, **changes})
 
 
+def timm_source(options: AnalyzeConfig) -> Source:
+    return open_models(["test_vit"], options)[0]
+
+
 def trained(**data: object) -> Source:
     """A pack's source as far as its images go."""
     card = Card(ModelSpec("test_vit"), InputSpec(32, 32), CLASSES, data={"layout": "flat", **data})
@@ -43,7 +47,7 @@ def trained(**data: object) -> Source:
 def test_the_seed_draws_so_many_images_and_no_image_twice(flat: Path) -> None:
     def drawn(**changes: object) -> list[Path]:
         options = config(flat, split="all", **changes)
-        return [path for path, _ in choose_images(open_model("test_vit", options), options, {}).samples]
+        return [path for path, _ in choose_images(timm_source(options), options, {}).samples]
 
     seven = drawn(max_images=7)
     assert len(seven) == len(set(seven)) == 7 and seven == drawn(max_images=7)
@@ -59,7 +63,7 @@ def test_compared_models_share_the_held_out_images_of_the_first(flat: Path, caps
     names = [{path for path, _ in choose_images(one, options, division).samples} for one in (first, other)]
     assert names[0] == names[1] and len(names[0]) == 6
     assert {path for path, _ in choose_images(other, options, {}).samples} != names[0]
-    untrained = open_model("test_vit", options)
+    untrained = timm_source(options)
     assert {path for path, _ in choose_images(untrained, options, shared_division([untrained, first])).samples} == (
         names[0]
     )
@@ -67,16 +71,16 @@ def test_compared_models_share_the_held_out_images_of_the_first(flat: Path, caps
 
 def test_labels_are_those_of_the_models_classes_or_none(flat: Path, capsys) -> None:
     options = config(flat)
-    assert choose_images(open_model("test_vit", options), options, {}).classes == CLASSES
+    assert choose_images(timm_source(options), options, {}).classes == CLASSES
     assert "random classifier" in capsys.readouterr().err
     more = config(flat, num_classes=5)
-    assert choose_images(open_model("test_vit", more), more, {}).classes is None
+    assert choose_images(timm_source(more), more, {}).classes is None
     assert "5 outputs without names and the folder has 3 classes" in capsys.readouterr().err
 
 
 def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     options = config(flat, split="all", max_images=9, loss_images="augmented")
-    source = open_model("test_vit", options)
+    source = timm_source(options)
     context = make_context(source, choose_images(source, options, {}), options, RANKS)
     before = np.random.get_state()[1].copy()
     first, second = (list(context.loss_batches(4)) for _ in range(2))
@@ -96,7 +100,7 @@ def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
 
 def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
-    source = open_model("test_vit", options)
+    source = timm_source(options)
     context = make_context(source, choose_images(source, options, {}), options, RANKS)
     with pytest.raises(UsageError, match="`--loss-images augmented` mixes images of one label each; give plain"):
         context.augmented(4)
