@@ -1,4 +1,4 @@
-"""What the latencies of whole models must hold, read from the rows of `e2e`; without torch, since documents use it."""
+"""Names of a model's forms, and what its latencies and kernels must hold; without torch, since documents use it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,29 @@ CARD = "H100"
 """The card that the bounds of `e2e` were written for; on another one they say how far it is from that."""
 
 FUSED = "fused+graph"
+"""The fused model with norms as kernels of their own, 7 kernels a block, in a CUDA graph."""
+
+FOLDED = "folded+graph"
+"""The fused model with the norms inside the products, 5 kernels a block, in a CUDA graph."""
+
+FOLDED_MODELS = ("S18x2", "B18x2", "B/16", "S/16")
+"""Models that are measured in both forms."""
+
+LAUNCHES = {"S18x2": "<= 130", "B18x2": "<= 130", "B/16": "<= 88", "S/16": "<= 88"}
+FOLDED_LAUNCHES = {"S18x2": "<= 95", "B18x2": "<= 95", "B/16": "<= 65", "S/16": "<= 65"}
+"""Kernels of a forward pass, in the one form and in the other."""
+
 TWINS = (("S18x2", "S36x1"), ("B18x2", "B36x1"))
 """Parallel models and their sequential twins: the parallel one must not be slower at any batch."""
 
 COMPILED = "compile max-autotune (blocks)+graph"
 SPEEDUPS = {"1": 1.5, "64": 1.1}
-"""Batch to how many times quicker than `COMPILED` the fused model in a graph must be."""
+"""Batch to how many times quicker than `COMPILED` the fused model in a graph must be, in either form."""
+
+
+def folded(model: str) -> str:
+    """Return what rows call the folded form of a model, where it stands beside the other under one provider."""
+    return f"{model}, folded"
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,7 @@ def verdicts(rows: Iterable[Row]) -> Iterator[Verdict]:
                 yield _ratio(f"{parallel} against {twin}, {px} px, batch {batch}, {provider}", other, row, 1.0)
     for (model, px, batch, provider), row in _by_batch(cells):
         other = cells.get((model, px, batch, COMPILED))
-        if provider == FUSED and other and batch in SPEEDUPS:
+        if provider in (FUSED, FOLDED) and other and batch in SPEEDUPS:
             what = f"{model}, {px} px, batch {batch}, {provider} against {COMPILED}"
             yield _ratio(what, other, row, SPEEDUPS[batch])
 

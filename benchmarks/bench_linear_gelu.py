@@ -1,4 +1,4 @@
-"""fc1 + bias + GELU in one GEMM: inference, and with GELU′ kept in a byte; and the backward through fc2 and GELU.
+"""fc1 + bias + GELU in one GEMM: inference, also behind a folded LayerNorm; with GELU′ kept in a byte; the backward.
 
 The choice table gets "triton" or "aten" (cuBLAS, then an elementwise kernel) for each shape of the forward.
 
@@ -14,24 +14,29 @@ from _runner import Bench, Case, Inputs, Maker, Outputs, main
 from torch import Tensor
 
 from vtk_kernels.linear_gelu import linear_gelu, linear_gelu_backward
+from vtk_kernels.row_stats import pieces_of, row_stats_ref
 
 TESTS = ("tests/kernels/test_linear_gelu.py",)
+EPS = 1e-6
 LOW, SPAN = -0.1291, 1.2582
 """GELU′ lies inside [LOW, LOW + SPAN]; a byte holds it to half of SPAN / 255."""
 
 
-def case(t: int, k: int, f: int, *, packed: int = 0, scaled: int = 0, mode: str = "forward", **kwargs: object) -> Case:
+def case(t: int, k: int, f: int, *, packed: int = 0, stats: int = 0, mode: str = "forward", **kwargs: object) -> Case:
     # the gradient multiplies for u again, and for those of x and w
     passes = 1 if mode == "forward" else 3
-    size = passes * (2 * (t * k + k * f + f + t * f) + packed * t * f + 4 * scaled * t)
-    shape = {"T": t, "K": k, "F": f, "packed": packed, "scaled": scaled}
+    size = passes * (2 * (t * k + k * f + f + t * f) + packed * t * f + 8 * stats * t * pieces_of(k))
+    shape = {"T": t, "K": k, "F": f, "packed": packed, "stats": stats}
     return Case(shape, size, passes * 2 * t * k * f, mode=mode, **kwargs)  # type: ignore[arg-type]
 
 
 def inputs(case: Case, make: Maker) -> Inputs:
-    t, k, f, _, scaled = case.shape.values()
+    t, k, f, _, stats = case.shape.values()
     found = {"x": make(t, k), "w": make(f, k, scale=k**-0.5), "b": make(f, scale=0.5)}
-    return found | ({"row_scale": 1 + 0.2 * make(t, dtype=torch.float32)} if scaled else {})
+    if not stats:
+        return found
+    w = found["w"].float()
+    return found | {"w": (w - w.mean(1, keepdim=True)).to(make.dtype), "row_stats": row_stats_ref(found["x"])}
 
 
 def derivative(u: Tensor) -> Tensor:
@@ -40,10 +45,8 @@ def derivative(u: Tensor) -> Tensor:
 
 
 def eager(t: Inputs, case: Case) -> Outputs:
-    if case.shape["scaled"]:
-        u = F.linear(t["x"], t["w"]) * t["row_scale"].to(t["x"].dtype)[:, None] + t["b"]
-    else:
-        u = F.linear(t["x"], t["w"], t["b"])
+    x = F.layer_norm(t["x"], t["x"].shape[-1:], eps=EPS) if case.shape["stats"] else t["x"]
+    u = F.linear(x, t["w"], t["b"])
     if not case.shape["packed"]:
         return F.gelu(u)
     slope = derivative(u.to(torch.promote_types(u.dtype, torch.float32)))
@@ -51,7 +54,9 @@ def eager(t: Inputs, case: Case) -> Outputs:
 
 
 def vtk(t: Inputs, case: Case) -> Outputs:
-    return linear_gelu(t["x"], t["w"], t["b"], bool(case.shape["packed"]), t.get("row_scale"))
+    if case.shape["stats"]:
+        return linear_gelu(t["x"], t["w"], t["b"], row_stats=t["row_stats"], eps=EPS)
+    return linear_gelu(t["x"], t["w"], t["b"], bool(case.shape["packed"]))
 
 
 BENCH = Bench(
@@ -63,13 +68,14 @@ BENCH = Bench(
         *(case(197 * b, 384, 1536) for b in (1, 8, 64, 256)), *(case(577 * b, 768, 3072) for b in (1, 8)),
         *(case(t, k, f) for k, f in ((384, 3072), (768, 6144), (768, 3072)) for t in (1, 8, 64)),
         case(577 * 32, 768, 3072, packed=1),
+        *(case(197 * b, k, f, stats=1) for k, f in ((384, 3072), (768, 6144)) for b in (1, 8, 64)),
     ),
     checks=(
-        case(17, 64, 128), case(34, 64, 256, packed=1), case(5, 1000, 100), case(394, 100, 320, scaled=1),
-        case(197, 384, 1536, packed=1, scaled=1), case(197, 384, 1536, mode="backward"),
+        case(17, 64, 128), case(34, 64, 256, packed=1), case(5, 1000, 100), case(394, 100, 320, stats=1),
+        case(197, 384, 1536, stats=1), case(197, 384, 1536, mode="backward"),
     ),
     inputs=inputs, providers={"eager": eager, "vtk": vtk}, gradients=("x", "w", "b"),
-    choice=lambda c: None if c.shape["packed"] else (c.shape["T"], c.shape["F"], c.shape["K"]),
+    choice=lambda c: None if c.shape["packed"] or c.shape["stats"] else (c.shape["T"], c.shape["F"], c.shape["K"]),
     answers={"eager": "aten", "vtk": "triton"},
 )  # fmt: skip
 

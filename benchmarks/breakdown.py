@@ -2,7 +2,7 @@
 
 The profiler's times of the kernels of a replay are summed by name; "gaps" is what a replay took beyond them, by the
 host's clock and without the profiler. It is 0 where kernels overlap, or the profiler slowed them down, by more. So
-shares and not sums are what to read here; `e2e` has the latencies.
+shares and not sums are what to read here; `e2e` has the latencies. Rows of a model's folded form name it so.
 
     benchmarks/gpu.sh breakdown --out DIR
 """
@@ -13,16 +13,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+import _bounds
 import _rows
 import _stage
 import torch
 from _groups import COLUMNS, GAPS, by_group
 from _store import Deadline, Store, finish
-from _subject import FUSED_GRAPH, Subject
+from _subject import FOLDED_GRAPH, FUSED_GRAPH, Subject
 from torch import Tensor
 
 KEY = ("model", "px", "batch", "kernel")
 CELLS = (("S18x2", 1), ("S18x2", 64), ("B/16", 1), ("B/16", 64), ("B18x2", 1), ("B18x2", 64), ("S36x1", 64))
+FORMS = (
+    *((*cell, FUSED_GRAPH) for cell in CELLS),
+    *((*cell, FOLDED_GRAPH) for cell in CELLS if cell[0] in _bounds.FOLDED_MODELS),
+)
 WARM, REPLAYS = 3, 10
 NAME = 120
 """Characters kept of a kernel's name; template arguments go on for thousands."""
@@ -95,26 +100,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         sys.exit("this stage measures a CUDA device and none is here; --smoke leaves it out")
     deadline = Deadline(args.seconds)
-    name = "smoke_breakdown.csv" if args.smoke else "gpu_breakdown.csv"
-    store = Store(args.out / name, KEY, lambda: _rows.kernel_context("cuda"))
+    file = "smoke_breakdown.csv" if args.smoke else "gpu_breakdown.csv"
+    store = Store(args.out / file, KEY, lambda: _rows.kernel_context("cuda"))
     px, failed = 32 if args.smoke else 224, []
-    for model, batch in CELLS[:1] if args.smoke else CELLS:
+    for name, batch, provider in FORMS:
+        if args.smoke and (name, batch) != CELLS[0]:
+            continue
+        model = _bounds.folded(name) if provider == FOLDED_GRAPH else name
         cell = f"{model} {batch}"
         if store.has(model=model, px=px, batch=batch, kernel=GAPS) or not deadline.allows(5, cell):
             continue
         gc.collect()  # the model before
         try:
             with torch.no_grad():
-                subject = Subject(model, px, torch.device("cuda"), args.smoke)
+                subject = Subject(name, px, torch.device("cuda"), args.smoke)
                 images = subject.images(batch)
-                times = kernel_times(subject.provider(FUSED_GRAPH, images), images)
+                times = kernel_times(subject.provider(provider, images), images)
         except Exception as error:  # the other models are still worth their time
             failed.append(f"{cell}: {type(error).__name__}: {error}")
             continue
         for row in rows_of(model, px, batch, times):
             store.add(row)
-            print(f"{cell:<9} {row['calls']:>4} × {row['us']:>9} µs {row['percent']:>5} %  {row['kernel'][:70]}")
-        print(f"{cell:<9} {summary(times)}", flush=True)
+            print(f"{cell:<17} {row['calls']:>4} × {row['us']:>9} µs {row['percent']:>5} %  {row['kernel'][:70]}")
+        print(f"{cell:<17} {summary(times)}", flush=True)
     return finish("breakdown", deadline, failed)
 
 

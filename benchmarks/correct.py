@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import _rows
 import _stage
@@ -28,9 +29,11 @@ from _units import GpuTests, run_units
 from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
-BENCHES = ("norm", "add_norm", "context_broadcast", "linear_gelu", "packed_attention", "grouped_linear",
-           "patchify", "splitk_linear")  # fmt: skip
+BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu",
+           "packed_attention", "grouped_linear", "patchify", "splitk_linear")  # fmt: skip
 TYPES = ("bf16", "fp16")
+FORMS = {"": False, "folded: ": True}
+"""Beginning of a model's cases to its form: norms as kernels of their own, or folded into the products."""
 LARGEST = 400_000_000
 Row = dict[str, object]
 
@@ -49,7 +52,8 @@ def units(smoke: bool) -> dict[str, list[tuple[str, str, str]]]:
         labels = [f"{p} {c.mode} {c.label}" for c in cases_of(bench, smoke) for p in kernels_of(bench)]
         found[f"op {op}"] = [(f"op {op}", label, d) for d in types for label in labels]
     for name in CHECKED:
-        parts = ("logits", "NaN-filled", *(() if smoke else ("graph replay",)))
+        once = ("logits", "NaN-filled", *(() if smoke else ("graph replay",)))
+        parts = [form + part for form in FORMS for part in once]
         found[f"model {name}"] = [(f"model {name}", part, d) for d in types for part in parts]
     return found
 
@@ -129,7 +133,7 @@ def in_fp64(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def check_model(unit: str, device: torch.device, smoke: bool) -> Iterator[Row]:
-    """Check one fused model: logits, unwritten memory, and graphs against the plain path."""
+    """Check one fused model in both forms: logits, unwritten memory, and graphs against the plain path."""
     from vtk.fused import fuse
 
     model = CHECKED[unit.removeprefix("model ")].build(device=device, smoke=smoke)
@@ -141,13 +145,24 @@ def check_model(unit: str, device: torch.device, smoke: bool) -> Iterator[Row]:
         for dtype in ("fp32",) if smoke else TYPES:
             half = images.to(DTYPES[dtype])
             plain = as_tuple(copy.deepcopy(model).to(DTYPES[dtype])(half))
-            fused = fuse(model, dtype=DTYPES[dtype])
-            found = as_tuple(fused(half))
-            yield judge((unit, "logits", dtype), found, plain, exact)
-            again = filled_with_nan(functools.partial(lambda f, x: as_tuple(f(x)), fused, half))
-            yield judge((unit, "NaN-filled", dtype), again, plain, exact)
-            if device.type == "cuda":
-                yield _replay(unit, dtype, fused, half, plain[0], exact[0])
+            for form, ln_folded in FORMS.items():
+                fused = fuse(model, dtype=DTYPES[dtype], ln_folded=ln_folded)
+                run = functools.partial(_logits, fused, device)
+                yield judge((unit, f"{form}logits", dtype), run(half), plain, exact)
+                again = filled_with_nan(functools.partial(run, half))
+                yield judge((unit, f"{form}NaN-filled", dtype), again, plain, exact)
+                if device.type == "cuda":
+                    row = _replay(unit, dtype, fused, half, plain[0], exact[0])
+                    yield row | {"case": f"{form}graph replay"}
+
+
+def _logits(fused: Any, device: torch.device, images: Tensor) -> Sequence[Tensor]:
+    """Return what a fused model gives; on a CPU its folded form exists only as the references of its operations."""
+    from vtk.fused.stages import Plan
+
+    if device.type == "cuda" or not fused.ln_folded:
+        return as_tuple(fused(images))
+    return as_tuple(fused.compute(images, Plan(kernels=True, ln_folded=True)))
 
 
 def _replay(

@@ -10,7 +10,7 @@ Usage: benchmarks/gpu.sh STAGE[=SECONDS]... --out DIR [--seconds N] [--git SHA] 
 Stages, run in the order given:
   correct   every kernel and fused model in bf16 and fp16 against fp64 and fp32, then `pytest -m gpu`
   kernels   ceilings, launch gap, each kernel against plain torch and torch.compile; choices.json
-  e2e       whole models: timm, timm in a graph, fused, fused in a graph, torch.compile
+  e2e       whole models: timm, timm in a graph, fused, fused in a graph, folded in a graph, torch.compile
   breakdown time of each kernel of the fused models, inside their graphs
   bank      many tasks through one bank, against a model for each
   train     a training step of ViT-B/16 at 384 px: full, attention only, and each `--memory` mode

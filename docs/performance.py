@@ -80,8 +80,14 @@ def section(title: str, name: str, results: Path, body: Callable[[list[Row]], It
 def launches(rows: list[Row]) -> Iterator[str]:
     """Kernels per forward pass."""
     found = latest(rows, "model")
-    yield "Counted on the CUDA plan, not timed."
-    yield table(("model", "kernels", "bound"), [(r["model"], r["kernels"], r["bound"] or "–") for r in found])
+    lines = [(r["model"], r["kernels"], r["bound"] or "–") for r in found]
+    bounds = {_bounds.folded(model): bound for model, bound in _bounds.FOLDED_LAUNCHES.items()}
+    lines += [(name, NOT_YET, bound) for name, bound in bounds.items() if all(r["model"] != name for r in found)]
+    yield (
+        "Counted on the CUDA plan, not timed. Norms are kernels of their own, or *folded*: the products that write the "
+        "residual stream leave its statistics, and those that read it apply them."
+    )
+    yield table(("model", "kernels", "bound"), lines)
     yield where(found)
 
 
@@ -172,11 +178,14 @@ def end_to_end(rows: list[Row]) -> Iterator[str]:
     cells = {(r["model"], r["px"], r["batch"], r["provider"]): r for r in found}
     yield (
         "Milliseconds from the call until the device is done, median (99th percentile where there were enough runs); "
-        "images on the device. `compile (blocks)` is torch.compile of one block, shared by all (regional)."
+        "images on the device. `compile (blocks)` is torch.compile of one block, shared by all (regional). `fused` has "
+        "norms as kernels of their own, `folded` has them inside the products; the back-ends take the quicker form of "
+        "each shape, and where none was measured the former."
     )
     for model, px in dict.fromkeys((r["model"], r["px"]) for r in found):
         mine = [r for r in found if (r["model"], r["px"]) == (model, px)]
-        providers = sorted({r["provider"] for r in mine}, key=lambda p: (p.startswith("compile"), "fused" in p, p))
+        owed = {_bounds.FOLDED} if model in _bounds.FOLDED_MODELS else set()
+        providers = sorted({r["provider"] for r in mine} | owed, key=_place)
         batches = sorted({r["batch"] for r in mine}, key=int)
         lines = []
         for batch in batches:
@@ -185,11 +194,17 @@ def end_to_end(rows: list[Row]) -> Iterator[str]:
             any_row = next(r for r in here if r)
             floor = f"{any_row['floor_ms']} ({any_row['ceilings']})"
             most = f"{1e3 * int(batch) / float(any_row['floor_ms']):.0f}"
-            lines.append([batch, *map(_latency, here), floor, "–" if best is None else f"{best:.0f}", most])
+            shown = (NOT_YET if r is None and p in owed else _latency(r) for p, r in zip(providers, here, strict=True))
+            lines.append([batch, *shown, floor, "–" if best is None else f"{best:.0f}", most])
         yield f"### {model}, {px} px"
         yield table(("batch", *providers, "floor", "best, images/s", "floor, images/s"), lines, left=0)
     yield from _judged(found)
     yield where(found)
+
+
+def _place(provider: str) -> tuple[bool, bool, bool, str]:
+    """Return where a provider's column is: timm's, the fused model's, the folded one, those of torch.compile."""
+    return provider.startswith("compile"), provider == _bounds.FOLDED, "fused" in provider, provider
 
 
 def _latency(row: Row | None) -> str:
@@ -222,10 +237,12 @@ def breakdown(rows: list[Row]) -> Iterator[str]:
         shares = (f"{100 * groups[name] / total:.1f}" for name in _groups.COLUMNS)
         lines.append((model, px, batch, *shares, f"{total:.0f}"))
     yield (
-        "Percent of the time of a forward pass in a CUDA graph (fused+graph), kernels grouped by name. Under the "
-        "profiler a pass takes longer than above."
+        "Percent of the time of a forward pass in a CUDA graph (fused+graph; of a model called folded, folded+graph), "
+        "kernels grouped by name. Under the profiler a pass takes longer than above."
     )
     yield table(("model", "px", "batch", *_groups.COLUMNS, "sum, µs"), lines)
+    if not any(model == _bounds.folded(name) for model, *_ in found for name in _bounds.FOLDED_MODELS):
+        yield f"Folded models: {NOT_YET}."
     yield where(rows)
 
 

@@ -47,7 +47,9 @@ class File:
         return {name: features if name == "features" else len(card.classes) for name in self.names}
 
 
-def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor) -> File:
+def build(
+    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, *, divide_scores: bool | None = None
+) -> File:
     """Convert ``model``, lower it, and write it into ``folder``.
 
     Args:
@@ -56,6 +58,7 @@ def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images
         config: options.
         folder: of the new files.
         images: model inputs, of which some show what is too large for fp16.
+        divide_scores: of `vtk_export.convert.export_form`; None: in fp32, unless for TensorRT.
 
     Raises:
         UsageError: the model cannot give what was asked for.
@@ -70,12 +73,15 @@ def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images
         check_sizes(model, card.input, card.model.name)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
     vits = config.int8 != "static"
+    if divide_scores is None:
+        divide_scores = _divides_scores(config)
+    form = {"vits": vits, "divide_scores": divide_scores}
     if config.output == "logits":
-        graph = choose_form(model, config.fuse, vits=vits)
+        graph = choose_form(model, config.fuse, **form)
         fused = graph is not model
     else:
         model = split_classifier(model, logits=config.output == "both")
-        graph = WithFeatures(choose_form(model.body, config.fuse, vits=vits), model.classifier, model.classifier_width)
+        graph = WithFeatures(choose_form(model.body, config.fuse, **form), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
@@ -103,6 +109,12 @@ def build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images
     )
     nodes = len(proto.graph.node)
     return File(write(proto, card, folder, facts), model, names, facts, fused, nodes)
+
+
+def _divides_scores(config: OnnxConfig) -> bool:
+    """Whether the softmax scale stands where ONNX Runtime looks for it: its fusion takes fp32 alone."""
+    target = parse_target(config.target) if config.target else None
+    return config.dtype == "fp32" and (target is None or target.kind != "trt")
 
 
 def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:

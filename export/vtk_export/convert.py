@@ -20,7 +20,7 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse, separate_qkv
 from vtk_export.attention import four_axes
-from vtk_export.rewrite import reorder_bias, reorder_gelu
+from vtk_export.rewrite import complete_norms, reorder_bias, reorder_gelu
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -28,20 +28,21 @@ def is_parallel(model: nn.Module) -> bool:
     return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
 
 
-def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False) -> nn.Module:
+def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True) -> nn.Module:
     """Return what to export: `export_form`, or the model.
 
     Args:
         model: the model.
         fuse: True asks for `export_form`, False for the model; None gives the first to models with parallel branches.
         vits: None gives it to every Vision Transformer.
+        divide_scores: of `export_form`.
 
     Raises:
         UsageError: asked for, and a part of the model cannot be fused. Unasked, that is said, and the model returned.
     """
     if fuse or (fuse is None and (is_parallel(model) or (vits and isinstance(model, VisionTransformer)))):
         try:
-            return export_form(model)
+            return export_form(model, divide_scores=divide_scores)
         except UsageError as error:
             if fuse:
                 raise
@@ -49,16 +50,23 @@ def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False) -> n
     return model
 
 
-def export_form(model: nn.Module) -> nn.Module:
+def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
     """Return the folded, merged model with one node per norm and q, k and v as three products.
 
     That is the form that the attention fusions of ONNX Runtime and TensorRT look for; only standard operators are used.
+    They differ in where the softmax scale stands. `onnxruntime.transformers.optimizer` knows scores that are divided by
+    √D, and takes a quotient that it does not see for granted; TensorRT's documentation has the scale on q.
+
+    Args:
+        model: a Vision Transformer.
+        divide_scores: divide the scores, as ONNX Runtime wants it; False to leave 1/√D in q's weights, which TensorRT
+            wants and which keeps fp16 scores small.
 
     Raises:
         UsageError: a part of the model cannot be fused; it is named.
     """
     fused = fuse(model, keep_source=False)
-    separate_qkv(fused)
+    separate_qkv(fused, divide_scores=divide_scores)
     return fused
 
 
@@ -111,6 +119,7 @@ def convert(
     _strip(proto.graph)
     reorder_gelu(proto.graph)
     reorder_bias(proto.graph)
+    complete_norms(proto.graph)
     if dynamic_size:
         _name_sides(proto.graph)
     return proto

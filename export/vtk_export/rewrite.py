@@ -1,4 +1,4 @@
-"""Rewriting of the exporter's nodes into the order that run times look for."""
+"""Rewriting of the exporter's nodes into the form that run times look for."""
 
 from collections import Counter
 
@@ -74,6 +74,32 @@ def reorder_bias(graph: onnx.GraphProto) -> int:
         del graph.node[:]
         graph.node.extend(copies)
     return len(moved)
+
+
+def complete_norms(graph: onnx.GraphProto) -> int:
+    """Give a bias of zeros to every LayerNormalization that has none, in place; return how many there were.
+
+    The bias is an optional input, and a folded norm needs none. But `onnxruntime.transformers.optimizer`, which makes
+    one Attention of a block's products, reads it unasked and ends with an IndexError where it is absent. Adding zeros
+    changes no number.
+    """
+    weights = {t.name: t for t in graph.initializer}
+    added: dict[tuple[int, ...], str] = {}
+    count = 0
+    for node in graph.node:
+        if node.op_type != "LayerNormalization" or (len(node.input) > 2 and node.input[2]):
+            continue
+        scale = weights.get(node.input[1])
+        if scale is None:
+            continue
+        key = (scale.data_type, *scale.dims)
+        if key not in added:
+            added[key] = f"no_bias_{len(added)}"
+            zeros = np.zeros_like(numpy_helper.to_array(scale))
+            graph.initializer.append(numpy_helper.from_array(zeros, added[key]))
+        node.input[:] = [*node.input[:2], added[key]]
+        count += 1
+    return count
 
 
 def _is_one_plus_erf(makers: dict[str, onnx.NodeProto], name: str, x: str, ones: set[str], roots: set[str]) -> bool:

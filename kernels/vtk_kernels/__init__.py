@@ -6,6 +6,7 @@ many kernels a call starts on CUDA. Importing this package asks nothing of Trito
 
     norm, add_norm               LayerNorm without affine part; with the residual before it
     context_broadcast            residual and the mean of all tokens (Context Broadcasting)
+    linear, linear_residual      linear layer behind a folded LayerNorm, and with the residual in front of one
     linear_gelu                  linear layer and GELU; `linear_gelu_backward` its gradient from 8 bits
     packed_attention             attention over one packed matrix of queries, keys and values
     grouped_linear               a linear layer per group of rows

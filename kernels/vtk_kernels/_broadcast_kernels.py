@@ -1,4 +1,4 @@
-"""Kernels of `context_broadcast`: the broadcast itself, and the merge of row statistics over blocks of channels."""
+"""Kernel of `context_broadcast`, on request with the row statistics of what it writes."""
 
 from typing import no_type_check
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._triton import tl, triton
+from vtk_kernels.row_stats import PIECE, pieces_of, store_piece
 
 
 @triton.jit
@@ -15,7 +16,7 @@ from vtk_kernels._triton import tl, triton
 def _context_broadcast_kernel(
     y_ptr,  # out (T, C)
     mean_ptr,  # out (segments, C), fp32: means of m over tokens
-    part_ptr,  # out (2, blocks of channels, T), fp32: mean and M2 of a row of y inside a block; or None
+    stats_ptr,  # out (T, blocks of channels, 2), fp32, where BLOCK_C is 64: row statistics of y; or None
     x_ptr,  # (T, C), or None: 0
     m_ptr,  # (T, C)
     scale_ptr,  # (C,), or None for ½ (m + mean m)
@@ -61,47 +62,19 @@ def _context_broadcast_kernel(
             y *= 0.5
         if x_ptr is not None:
             y += tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
-        if part_ptr is not None:
-            width = tl.minimum(C - block * BLOCK_C, BLOCK_C)
-            centre = tl.sum(y, 1) / width  # y is 0 outside the channels
-            apart = tl.where(mask, y - centre[:, None], 0.0)
-            at = part_ptr + block.to(tl.int64) * T + row
-            tl.store(at, centre, mask=row < last)
-            tl.store(at + blocks.to(tl.int64) * T, tl.sum(apart * apart, 1), mask=row < last)
+        y = y.to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + offset, y, mask=mask)
+        if stats_ptr is not None:  # y is 0 outside the channels
+            store_piece(stats_ptr, y.to(tl.float32), row, last, block, blocks, tl.minimum(C - block * BLOCK_C, BLOCK_C))
 
 
-@triton.jit
-@no_type_check
-def _merge_kernel(
-    mean_ptr,  # out (T,), fp32
-    m2_ptr,  # out (T,), fp32
-    part_ptr,  # (2, blocks, T), fp32: mean and M2 of each block of channels
-    T,
-    C,
-    WIDTH: tl.constexpr,  # channels of a block
-    BLOCKS: tl.constexpr,  # blocks, up to a power of two
-    BLOCK_T: tl.constexpr,
-):
-    # Chan, Golub, LeVeque 1979: M2 of a union = Σ M2 + Σ size (mean − mean of all)². Sums of squares would cancel.
-    row = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    block = tl.arange(0, BLOCKS)
-    blocks = tl.cdiv(C, WIDTH)
-    mask = (block < blocks)[:, None] & (row < T)[None, :]
-    at = part_ptr + block.to(tl.int64)[:, None] * T + row[None, :]
-    mean = tl.load(at, mask=mask, other=0.0)
-    m2 = tl.load(at + blocks.to(tl.int64) * T, mask=mask, other=0.0)
-    size = tl.maximum(tl.minimum(C - block * WIDTH, WIDTH), 0).to(tl.float32)[:, None]
-    whole = tl.sum(size * mean, 0) / C
-    apart = mean - whole[None, :]
-    tl.store(mean_ptr + row, whole, mask=row < T)
-    tl.store(m2_ptr + row, tl.sum(m2 + size * apart * apart, 0), mask=row < T)
+def _config(segments: int, channels: int, stats: bool) -> tuple[int, int]:
+    """Return (BLOCK_N, BLOCK_C): 4,096 elements a program; narrow blocks where few images would starve the device.
 
-
-def _config(segments: int, channels: int) -> tuple[int, int]:
-    """Return (BLOCK_N, BLOCK_C): 4,096 elements a program; narrow blocks where few images would starve the device."""
-    width = 64
-    while width > 16 and segments * triton.cdiv(channels, width) < 256:
+    With row statistics a block is a piece of them.
+    """
+    width = PIECE
+    while width > 16 and not stats and segments * triton.cdiv(channels, width) < 256:
         width //= 2
     return 4096 // width, width
 
@@ -119,21 +92,24 @@ def launch(
         stats: with row statistics.
 
     Returns:
-        y like ``m`` and the means over tokens, (B, C) or (S + 1, C), fp32; with ``stats`` y and its rows' mean and M2.
+        y like ``m`` and the means over tokens, (B, C) or (S + 1, C), fp32; with ``stats`` also the statistics of the
+        rows of y, (..., ceil(C / 64), 2), fp32.
     """
     rows, channels = m.numel() // m.shape[-1], m.shape[-1]
     segments, length = (m.shape[0], m.shape[1]) if cu_seqlens is None else (cu_seqlens.numel(), 0)
     y = torch.empty(m.shape, dtype=m.dtype, device=m.device)
     mean = torch.empty(segments, channels, dtype=torch.float32, device=m.device)
-    block_n, block_c = _config(segments, channels)
+    found = None
+    if stats:
+        found = torch.empty((*m.shape[:-1], pieces_of(channels), 2), dtype=torch.float32, device=m.device)
+    block_n, block_c = _config(segments, channels, stats)
     blocks = triton.cdiv(channels, block_c)
-    part = torch.empty(2, blocks, rows, dtype=torch.float32, device=m.device) if stats else None
     if segments:
         with on_device(m):
             _context_broadcast_kernel[(segments * blocks,)](
                 y,
                 mean,
-                part,
+                found,
                 None if x is None else x.contiguous(),
                 m.contiguous(),
                 None if scale is None else scale.contiguous(),
@@ -146,14 +122,4 @@ def launch(
                 num_warps=4,
                 **chained(m, segments * blocks),
             )
-    if part is None:
-        return y, mean
-    row_mean, m2 = (torch.empty(m.shape[:-1], dtype=torch.float32, device=m.device) for _ in range(2))
-    padded = triton.next_power_of_2(blocks)
-    block_t = max(2048 // padded, 1)
-    if rows:
-        with on_device(m):
-            _merge_kernel[(triton.cdiv(rows, block_t),)](
-                row_mean, m2, part, rows, channels, WIDTH=block_c, BLOCKS=padded, BLOCK_T=block_t, num_warps=4
-            )
-    return y, row_mean, m2
+    return (y, mean) if found is None else (y, mean, found)

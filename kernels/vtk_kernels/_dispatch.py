@@ -67,6 +67,12 @@ def opaque(way: Route, x: Tensor, use_triton: bool | None) -> Route:
     return way
 
 
+def inference(way: Route, *operands: Tensor | None) -> Route:
+    """Return "reference" in place of "operator" where a gradient is wanted: for an operator without one."""
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+    return "reference" if way == "operator" and wanted else way
+
+
 def runs_kernel(x: Tensor) -> bool:
     """Return whether the body of an operator should launch its kernel for ``x`` (else it computes the reference)."""
     return x.is_cuda and x.dtype in HALF

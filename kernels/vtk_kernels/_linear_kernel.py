@@ -1,4 +1,4 @@
-"""Kernel of `linear` and `linear_gelu`: a matrix product whose programs take one tile of y after another.
+"""Kernel of `linear`, `linear_gelu` and `linear_residual`: a matrix product whose programs take tile after tile of y.
 
 On Hopper and later, tiles of x and w are copied by the card's copy engine (tensor maps): no address is computed in a
 thread and nothing is masked, rows and columns outside being zero. There are at most two programs a multiprocessor, each
@@ -13,56 +13,21 @@ from torch import Tensor
 
 from vtk_kernels._device import chained, follow, is_hopper, multiprocessors
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._gelu import gelu, gelu_byte
+from vtk_kernels._epilogue import finish
 from vtk_kernels._matmul import (
     GROUP,
     has_tensor_map,
     mapped_product,
     mapped_tile_config,
     product,
+    residual_tile_config,
     tensor_map,
     tile_config,
     tile_of,
 )
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
-
-
-@triton.jit
-@no_type_check
-def _finish(
-    y_ptr,
-    q_ptr,
-    b_ptr,
-    row_scale_ptr,
-    u,
-    tile_row,
-    tile_out,
-    T,
-    F,
-    GELU: tl.constexpr,
-    TMA: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_F: tl.constexpr,
-):
-    """Scale and shift the sums (BLOCK_T, BLOCK_F) that begin at a row and a column, apply GELU, and store."""
-    row = tile_row + tl.arange(0, BLOCK_T)
-    out = tile_out + tl.arange(0, BLOCK_F)
-    if row_scale_ptr is not None:
-        u *= tl.load(row_scale_ptr + row, mask=row < T, other=0.0).to(tl.float32)[:, None]
-    if b_ptr is not None:
-        u += tl.load(b_ptr + out, mask=out < F, other=0.0).to(tl.float32)[None, :]
-    mask = (row < T)[:, None] & (out < F)[None, :]
-    at = (row.to(tl.int64) * F)[:, None] + out[None, :]
-    y = u
-    if GELU:
-        y = gelu(u)
-    if TMA:
-        y_ptr.store([tile_row, tile_out], y.to(y_ptr.dtype))
-    else:
-        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
-    if q_ptr is not None:
-        tl.store(q_ptr + at, gelu_byte(u), mask=mask)
+from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
 
 
 @triton.jit(do_not_specialize=["T", "programs"])  # they differ from batch to batch
@@ -70,16 +35,22 @@ def _finish(
 def _linear_kernel(
     y_ptr,  # out (T, F); with TMA the tensor map of its tiles
     q_ptr,  # out (T, F), uint8; or None
+    y_stats_ptr,  # out (T, ceil(F / 64), 2), fp32: row statistics of y; or None
     x_ptr,  # (T, K); with TMA its tensor map
     w_ptr,  # (F, K); likewise
     b_ptr,  # (F,), or None
-    row_scale_ptr,  # (T,), fp32; or None
+    x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
+    residual_ptr,  # (T, F), or None; with TMA its tensor map
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
+    stride_st,  # of x_stats
+    stride_rt,  # of the residual
     T,
     F,
     K,
+    eps,
     programs,
+    PIECES: tl.constexpr,  # of a row of x
     GELU: tl.constexpr,
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -96,14 +67,19 @@ def _linear_kernel(
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
+        row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
+        scale = None
         if TMA:
             u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K)
+            if x_stats_ptr is not None:
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False)
         else:
-            row = tile_row + tl.arange(0, BLOCK_T)
+            if x_stats_ptr is not None:  # the sums, once there, leave no registers for it
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True)
             out = tile_out + tl.arange(0, BLOCK_F)
             step = tl.arange(0, BLOCK_K)
             u = product(
-                x_ptr + (row.to(tl.int64) * stride_xt)[:, None] + step[None, :],
+                x_ptr + (row * stride_xt)[:, None] + step[None, :],
                 w_ptr + (out.to(tl.int64) * stride_wf)[None, :] + step[:, None],
                 (row < T)[:, None],
                 (out < F)[None, :],
@@ -118,11 +94,19 @@ def _linear_kernel(
         if HALVES:
             left, right = tl.split(tl.permute(tl.reshape(u, (BLOCK_T, 2, BLOCK_F // 2)), (0, 2, 1)))
             half: tl.constexpr = BLOCK_F // 2
-            _finish(y_ptr, q_ptr, b_ptr, row_scale_ptr, left, tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, half)
-            tile_out += half
-            _finish(y_ptr, q_ptr, b_ptr, row_scale_ptr, right, tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, half)
+            finish(
+                y_ptr, q_ptr, y_stats_ptr, left, scale, b_ptr, residual_ptr, stride_rt,
+                tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, half,
+            )  # fmt: skip
+            finish(
+                y_ptr, q_ptr, y_stats_ptr, right, scale, b_ptr, residual_ptr, stride_rt,
+                tile_row, tile_out + half, T, F, GELU, TMA, BLOCK_T, half,
+            )  # fmt: skip
         else:
-            _finish(y_ptr, q_ptr, b_ptr, row_scale_ptr, u, tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, BLOCK_F)
+            finish(
+                y_ptr, q_ptr, y_stats_ptr, u, scale, b_ptr, residual_ptr, stride_rt,
+                tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, BLOCK_F,
+            )  # fmt: skip
 
 
 def launch(
@@ -130,11 +114,13 @@ def launch(
     w: Tensor,
     b: Tensor | None,
     *,
-    activation: bool,
+    activation: bool = False,
     save_grad: bool = False,
-    row_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Start the kernel; return y (..., F) and, with ``save_grad``, q, its shape in uint8.
+    row_stats: Tensor | None = None,
+    eps: float | None = None,
+    residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Start the kernel.
 
     Args:
         x: (..., K).
@@ -142,37 +128,57 @@ def launch(
         b: (F,), or None.
         activation: apply GELU.
         save_grad: also compute q.
-        row_scale: (...), fp32, or None.
+        row_stats: (..., S, 2) of the rows of ``x``, fp32, with ``eps``; or None.
+        eps: added to their variance.
+        residual: (..., F), added to y, whose row statistics are then taken; or None.
+
+    Returns:
+        y: (..., F).
+        q: like y in uint8; None without ``save_grad``.
+        stats: (..., ceil(F / 64), 2), fp32, of the rows of y; None without ``residual``.
     """
     shape = (*x.shape[:-1], w.shape[0])
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     q = torch.empty(shape, dtype=torch.uint8, device=x.device) if save_grad else None
+    stats = None
+    if residual is not None:
+        stats = torch.empty((*shape[:-1], pieces_of(w.shape[0]), 2), dtype=torch.float32, device=x.device)
     a, weight = as_rows(x), as_rows(w)
     (rows, size), features = a.shape, weight.shape[0]
-    flat = y.view(-1, features)
-    tma = is_hopper(x) and has_tensor_map(a, weight, flat)
-    if tma:
-        block_t, block_f, block_k, warps, stages = mapped_tile_config(rows, features)
+    flat, past = y.view(-1, features), None if residual is None else as_rows(residual)
+    known = None if row_stats is None else as_rows(row_stats.flatten(-2))
+    tma = is_hopper(x) and has_tensor_map(a, weight, flat, *(() if past is None else (past,)))
+    if past is not None:
+        block_t, block_f, block_k, warps, stages = residual_tile_config(tma, rows, features, a, weight)
+        halves = block_f > PIECE
     else:
-        block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, weight)
-    halves = save_grad or block_t * block_f >= 128 * 128
+        config = mapped_tile_config(rows, features) if tma else tile_config(rows, features, a, weight)
+        block_t, block_f, block_k, warps, stages = config
+        halves = save_grad or block_t * block_f >= 128 * 128
+    width = block_f // 2 if halves else block_f
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
         programs = min(tiles, 2 * multiprocessors(x)) if tma else tiles
         with on_device(x):
             _linear_kernel[(programs,)](
-                tensor_map(flat, block_t, block_f // 2 if halves else block_f) if tma else y,
+                tensor_map(flat, block_t, width) if tma else y,
                 q,
+                stats,
                 tensor_map(a, block_t, block_k) if tma else a,
                 tensor_map(weight, block_f, block_k) if tma else weight,
                 None if b is None else b.contiguous(),
-                None if row_scale is None else row_scale.contiguous(),
+                known,
+                tensor_map(past, block_t, width) if tma and past is not None else past,
                 a.stride(0),
                 weight.stride(0),
+                0 if known is None else known.stride(0),
+                0 if past is None else past.stride(0),
                 rows,
                 features,
                 size,
+                float(eps or 0.0),
                 programs,
+                PIECES=0 if known is None else pieces_of(size),
                 GELU=activation,
                 TMA=tma,
                 EVEN_K=size % block_k == 0,
@@ -185,4 +191,4 @@ def launch(
                 num_stages=stages,
                 **chained(x, programs),
             )
-    return y, q
+    return y, q, stats

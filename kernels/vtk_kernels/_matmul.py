@@ -5,6 +5,7 @@ from typing import Any, no_type_check
 from torch import Tensor
 
 from vtk_kernels._dispatch import accumulator
+from vtk_kernels._rows import check_channels
 from vtk_kernels._triton import tl, triton
 
 GROUP = 8
@@ -49,6 +50,24 @@ def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, in
     return 128, 128, 64, 8, 3
 
 
+def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
+    """Return the tiles of a product with residual and row statistics, whose columns are whole pieces of 64.
+
+    Tiles of 32 rows where those of 64 would leave half of the multiprocessors without one: sums whose rows are then
+    surveyed cannot be cut along K. The largest tiles take shorter steps through K, so that beside the residual there is
+    still room for two programs a multiprocessor. Neither has been measured yet.
+    """
+    if operands[0].element_size() > 2:
+        return 32, 64, 32, 4, 2
+    if rows > 32 and triton.cdiv(rows, 64) * triton.cdiv(features, 64) <= _ENOUGH_TILES // 2:
+        if mapped or aligned(*operands):
+            return 32, 64, 128 if mapped else 64, 4, 4
+    if not mapped:
+        return tile_config(rows, features, *operands)
+    block_t, block_f, block_k, warps, stages = mapped_tile_config(rows, features)
+    return (128, 128, 32, 8, 5) if block_t == 128 else (block_t, block_f, block_k, warps, stages)
+
+
 def has_tensor_map(*operands: Tensor) -> bool:
     """Return whether the copy engine can move matrices: half precision, rows that start at multiples of 16 bytes."""
     return all(
@@ -66,6 +85,21 @@ def tensor_map(matrix: Tensor, rows: int, columns: int) -> Any:
 def aligned(*operands: Tensor) -> bool:
     """Return whether all strides are 1 or multiples of 16, as far as Triton looks before it copies 16 bytes at once."""
     return all(stride == 1 or stride % 16 == 0 for t in operands for stride in t.stride())
+
+
+def check_linear(x: Tensor, w: Tensor, b: Tensor | None, name: str = "x") -> None:
+    """Refuse what is no linear layer of ``x`` (..., K), called ``name`` in the message.
+
+    Raises:
+        ValueError: no channel, integers, or ``w`` and ``b`` of other shapes or types.
+    """
+    check_channels(x, name)
+    if w.ndim != 2 or w.shape[1] != x.shape[-1] or w.dtype != x.dtype:
+        raise ValueError(
+            f"`w` is {tuple(w.shape)} {w.dtype}; it must be (F, {x.shape[-1]}) {x.dtype}, the weight of a linear layer"
+        )
+    if b is not None and (b.shape != w.shape[:1] or b.dtype != x.dtype):
+        raise ValueError(f"`b` is {tuple(b.shape)} {b.dtype}; it must be ({w.shape[0]},) {x.dtype}, or None")
 
 
 def check_row_scale(x: Tensor, row_scale: Tensor | None) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 DEFAULT = {
     "grouped_linear": "triton",
     "linear_gelu": "triton",
+    "ln_folded": "separate",
     "packed_attention": "sdpa",
     "splitk_linear": "aten",
 }
@@ -31,10 +32,14 @@ DEFAULT = {
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
     "linear_gelu": ("triton", "aten"),
+    "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton"),
     "splitk_linear": ("aten", "triton"),
 }
-"""What an entry may choose; "aten" and "sdpa" are torch's own operators."""
+"""What an entry may choose; "aten" and "sdpa" are torch's own operators.
+
+"ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
+"""
 
 FIELDS = ("device", "torch", "triton", "op", "dtype", "rows", "n", "k")
 """What an entry is about; `read` refuses two entries about the same."""
@@ -54,9 +59,9 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
 
     Args:
         op: key of `DEFAULT`.
-        rows: T of a linear layer, B of packed_attention (all tokens are queries, 64 channels a head).
-        n: F, output features; N, tokens of an image.
-        k: K, input features; H, heads.
+        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head).
+        n: F, output features; N, tokens of an image; C, channels of a block.
+        k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.
         device_name: as `torch.cuda.get_device_name` says, see `device_name`; None for the default.
 

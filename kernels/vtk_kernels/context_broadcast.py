@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._broadcast_kernels import launch
-from vtk_kernels._dispatch import LAUNCHES, accumulator, route, runs_kernel
+from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
 from vtk_kernels._rows import check_channels
+from vtk_kernels.row_stats import pieces_of, row_stats_ref
 
 LAUNCHES["context_broadcast"] = 1
-LAUNCHES["context_broadcast_stats"] = 2
+LAUNCHES["context_broadcast_stats"] = 1
 LAUNCHES["context_broadcast_backward"] = 1
 
 
@@ -51,13 +52,10 @@ def context_broadcast_backward_ref(
 
 def context_broadcast_stats_ref(
     x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Compute the form of `context_broadcast` with ``stats=True`` by torch."""
-    wide = accumulator(x.dtype)
-    y = x.to(wide) + _spread_ref(m.to(wide), scale, cu_seqlens)[0]
-    seen = y.detach()
-    mean = seen.mean(-1)
-    return y.to(x.dtype), mean, (seen - mean[..., None]).square().sum(-1)
+    y = context_broadcast_ref(x, m, scale, cu_seqlens)[0]
+    return y, row_stats_ref(y)
 
 
 def _spread_ref(m: Tensor, scale: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -96,13 +94,15 @@ def _backward_op(g: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | No
 @torch.library.custom_op("vtk_kernels::context_broadcast_stats", mutates_args=())
 def _stats_op(
     x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     _check(x, m, scale, cu_seqlens)
-    if runs_kernel(m):
-        y, mean, m2 = launch(x, m, scale, cu_seqlens, stats=True)
-    else:
-        y, mean, m2 = context_broadcast_stats_ref(x, m, scale, cu_seqlens)
-    return y.contiguous(), mean.contiguous(), m2.contiguous()
+    y, stats = (_stats_launch if runs_kernel(m) else context_broadcast_stats_ref)(x, m, scale, cu_seqlens)
+    return y.contiguous(), stats.contiguous()
+
+
+def _stats_launch(x: Tensor, m: Tensor, scale: Tensor | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+    y, _, stats = launch(x, m, scale, cu_seqlens, stats=True)
+    return y, stats
 
 
 def _fake(m: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -121,11 +121,9 @@ def _(g: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None) 
 
 
 @_stats_op.register_fake
-def _(
-    x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = accumulator(m.dtype)
-    return m.new_empty(m.shape), m.new_empty(m.shape[:-1], dtype=wide), m.new_empty(m.shape[:-1], dtype=wide)
+def _(x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    stats = m.new_empty((*m.shape[:-1], pieces_of(m.shape[-1]), 2), dtype=accumulator(m.dtype))
+    return m.new_empty(m.shape), stats
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -171,7 +169,7 @@ def context_broadcast(
     *,
     stats: Literal[True],
     use_triton: bool | None = None,
-) -> tuple[Tensor, Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...
 
 
 def context_broadcast(
@@ -182,7 +180,7 @@ def context_broadcast(
     *,
     stats: bool = False,
     use_triton: bool | None = None,
-) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Add ``m`` and its mean over tokens to ``x``: y = x + ½ (m + mean m), or x + m + scale ⊙ mean m.
 
     Args:
@@ -192,14 +190,13 @@ def context_broadcast(
         cu_seqlens: (S + 1,) int32 on the device of ``x``: 0 and the end row of each segment, ascending; segments may be
             empty. Rows after the last end count as one more segment. Values are not checked: that would wait for the
             device.
-        stats: also return statistics of the rows of y before rounding, from which LayerNorm's rstd follows without
-            another pass: rstd = (m2 / C + eps)^-½. No gradient can be taken of this form on CUDA.
+        stats: also return the statistics of the rows of y, from which the product that reads y takes LayerNorm's
+            1/σ. The kernel of this form has no gradient: where one is wanted torch computes.
         use_triton: None for the kernel on CUDA in fp16 and bf16; False for torch; True for the kernel, no gradient.
 
     Returns:
         y: like ``x``, contiguous. With ``stats`` also:
-        mean: (B, N) or (T,), mean of each row of y, fp32 (fp64 for fp64). No gradient flows through it.
-        m2: (B, N) or (T,), sum of squared deviations from it, likewise.
+        row_stats: (B, N, S, 2) or (T, S, 2), S = ceil(C / 64), fp32 (fp64 for fp64): see `vtk_kernels.row_stats`.
 
     Raises:
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
@@ -207,12 +204,11 @@ def context_broadcast(
     _check(x, m, scale, cu_seqlens)
     way = route(x, use_triton, m, scale)
     if stats:
+        way = inference(way, x, m, scale)
         if way == "reference":
             return context_broadcast_stats_ref(x, m, scale, cu_seqlens)
-        if way == "operator":
-            return torch.ops.vtk_kernels.context_broadcast_stats(x, m, scale, cu_seqlens)
-        y, mean, m2 = launch(x, m, scale, cu_seqlens, stats=True)
-        return y, mean, m2
+        find = torch.ops.vtk_kernels.context_broadcast_stats if way == "operator" else _stats_launch
+        return find(x, m, scale, cu_seqlens)
     if way == "reference":
         return context_broadcast_ref(x, m, scale, cu_seqlens)[0]
     run = torch.ops.vtk_kernels.context_broadcast if way == "operator" else launch

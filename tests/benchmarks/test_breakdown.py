@@ -21,6 +21,7 @@ def event(name, us, device=CARD):
     ("void cublasLt::splitKreduce_kernel<32, 16, int, float>", "matrix products"),
     ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_64x64>", "matrix products"),
     ("_splitk_linear_kernel", "matrix products"), ("_linear_gelu_kernel", "matrix products"),
+    ("_linear_kernel", "matrix products"), ("_linear_residual_kernel", "matrix products"),
     ("_packed_attention_kernel", "attention"),
     ("cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_3_64x64x64_4x1x1", "attention"),
     ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "attention"),
@@ -106,3 +107,17 @@ def test_bounds_between_models_and_providers():
 
 def test_bounds_name_the_providers_of_the_stage():
     assert (_bounds.FUSED, _bounds.COMPILED) == (_subject.FUSED_GRAPH, _subject.MAX_GRAPH)
+    assert _bounds.FOLDED == _subject.FOLDED_GRAPH and set(_bounds.FOLDED_MODELS) < set(_subject.END_TO_END)
+
+
+def test_both_forms_must_be_quicker_than_the_compiled_model():
+    rows = [latency("S18x2", 64, p, ms) for p, ms in ((_bounds.COMPILED, 6.0), (_bounds.FOLDED, 5.0), ("fused", 4.0))]
+    (verdict,) = _bounds.verdicts(rows)
+    assert (verdict.bound, round(verdict.value, 2)) == (">= 1.10 ×", 1.2) and ", folded+graph against" in verdict.what
+
+
+def test_the_folded_form_has_cells_of_its_own():
+    assert {c[:2] for c in breakdown.FORMS if c[2] == "fused+graph"} == set(breakdown.CELLS)
+    folded = {c[:2] for c in breakdown.FORMS if c[2] == "folded+graph"}
+    assert folded == {(m, b) for m in ("S18x2", "B18x2", "B/16") for b in (1, 64)}
+    assert {_bounds.folded(m) for m, _ in folded}.isdisjoint(m for m, _ in breakdown.CELLS)  # nor rows of one name

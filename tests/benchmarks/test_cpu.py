@@ -52,8 +52,9 @@ def test_launches_are_counted_per_model(tmp_path):
     path = tmp_path / "launches.csv"
     assert launches.main(["--results", str(path), "--models", "S/16", "--skip-tests"]) == 0
     with path.open(newline="") as file:
-        (row,) = csv.DictReader(file)
+        row, folded = csv.DictReader(file)
     assert row["model"] == "S/16" and 12 * 7 < int(row["kernels"]) <= 88 and row["bound"] == "<= 88"
+    assert folded["model"] == "S/16, folded" and 12 * 5 < int(folded["kernels"]) <= 65 and folded["bound"] == "<= 65"
 
 
 @pytest.mark.slow

@@ -44,13 +44,32 @@ def test_numbers_of_the_page_are_those_of_the_files(tmp_path):
           e2e("S36x1", 1, "fused+graph", 0.9), e2e("S18x2", 256, "fused+graph", 20.0, bound=">= 16000 images/s"),
           e2e("S18x2", 1, "timm", 5.25), e2e("S18x2", 8, "fused", 1.5, median_ms="", images_s=""))  # fmt: skip
     page = performance.page(tmp_path)
-    assert "| 1 | 5.25 | – | 0.5 (0.61) | 0.043 (measured) | 2000 | 23256 |" in page
-    assert "| 8 | – | wrong output | – | 0.043 (measured) | – | 186047 |" in page
+    assert "| batch | timm | fused | fused+graph | folded+graph | floor |" in page
+    assert "| 1 | 5.25 | – | 0.5 (0.61) | not yet measured | 0.043 (measured) | 2000 | 23256 |" in page
+    assert "| 8 | – | wrong output | – | not yet measured | 0.043 (measured) | – | 186047 |" in page
+    assert "| 1 | 0.9 | 0.043 (measured) | 1111 | 23256 |" in page  # S36x1 is measured in one form only
     assert "set for an H100; these are of Card A" in page and "**Card A**" in page
     assert "| S18x2, 224 px, batch 1, fused+graph | <= 0.55 ms | 0.5 | 0.043 ms | met |" in page
     assert "| S18x2, 224 px, batch 256, fused+graph | >= 16000 images/s | 12800 | 0.043 ms | **missed** |" in page
     assert "| S18x2 against S36x1, 224 px, batch 1, fused+graph | >= 1.00 × | 1.80 | 0.043 ms | met |" in page
     assert "*Card A; threads 8; torch 2.11.0; triton 3.6.0; timm 1.0.31; driver 580.1; commit abc1234; 2026-" in page
+
+
+def test_both_forms_have_their_columns_and_rows(tmp_path):
+    write(tmp_path, "gpu_e2e.csv", *(e2e("B/16", 8, p, ms) for p, ms in (("folded+graph", 0.9), ("fused+graph", 1.0),
+          ("timm", 3.0), ("compile (blocks)", 2.0))))  # fmt: skip
+    write(tmp_path, "launches.csv", *({"model": m, "kernels": k, "bound": b} | RUN
+          for m, k, b in (("S18x2", "130", "<= 130"), ("S18x2, folded", "95", "<= 95"))))  # fmt: skip
+    cell = {"model": "B/16", "px": "224", "batch": "1", "kernel": "gaps", "calls": "0", "us": "5", "percent": "100"}
+    write(tmp_path, "gpu_breakdown.csv", cell | RUN)
+    page = performance.page(tmp_path)
+    assert "| batch | timm | fused+graph | folded+graph | compile (blocks) |" in page
+    assert "| 8 | 3.0 | 1.0 | 0.9 | 2.0 | 0.043 (measured) | 8889 |" in page
+    assert "| S18x2, folded | 95 | <= 95 |" in page and "| B/16, folded | not yet measured | <= 65 |" in page
+    assert "Folded models: not yet measured." in page
+    write(tmp_path, "gpu_breakdown.csv", cell | RUN, cell | RUN | {"model": "B/16, folded"})
+    page = performance.page(tmp_path)
+    assert "| B/16, folded | 224 | 1 |" in page and "Folded models" not in page
 
 
 def test_the_last_row_of_a_cell_counts_and_devices_are_apart(tmp_path):

@@ -67,7 +67,8 @@ def test_a_stage_without_time_says_what_is_missing(name, tmp_path, capsys):
 def test_the_stage_correct_holds_for_a_kernel_and_a_model(tmp_path):
     assert correct.main(["--out", str(tmp_path), "--smoke", "--only", "op norm", "model S18x2"]) == 0
     found = rows(tmp_path / "smoke_correct.csv")
-    assert [(r["unit"], r["passed"]) for r in found] == [("op norm", "True")] + [("model S18x2", "True")] * 2
+    assert [(r["unit"], r["passed"]) for r in found] == [("op norm", "True")] + [("model S18x2", "True")] * 4
+    assert [r["case"] for r in found[1:]] == ["logits", "NaN-filled", "folded: logits", "folded: NaN-filled"]
 
 
 @pytest.mark.slow
@@ -101,7 +102,8 @@ def test_memory_that_nobody_writes_becomes_nan():
 def test_a_unit_that_raises_leaves_a_failed_row_for_each_of_its_keys(monkeypatch):
     monkeypatch.setattr(correct, "check_model", lambda *args: iter([{}["no such key"]]))
     found = correct.run_unit("model S18x2", torch.device("cpu"), True)
-    assert [(r["case"], r["passed"]) for r in found] == [("logits", False), ("NaN-filled", False)]
+    cases = ("logits", "NaN-filled", "folded: logits", "folded: NaN-filled")
+    assert [(r["case"], r["passed"]) for r in found] == [(case, False) for case in cases]
     assert found[0]["note"] == "KeyError: 'no such key'"
 
 
@@ -152,6 +154,8 @@ def test_the_plan_of_whole_models_is_the_one_of_the_issue():
     four = {(m, px, b) for m, px, b, p in keys if p == "fused+graph"}
     assert len(four) == 7 * 8 and ("B/16", 384, 256) in four and ("B36x1", 224, 2) in four
     assert {k[:3] for k in keys if k[3] == "timm"} == four == {k[:3] for k in keys if k[3] == "timm+graph"}
+    folded = {k[:3] for k in keys if k[3] == "folded+graph"}
+    assert folded == {k for k in four if k[0] in ("S18x2", "B18x2", "B/16", "S/16")} and len(folded) == 5 * 8
     compiled = {(m, b) for m, _, b, p in keys if p == "compile (blocks)"}
     assert compiled == {(m, b) for m in ("S18x2", "S36x1", "B/16") for b in (1, 8, 64)}
     assert [k[0] + str(k[2]) for k in keys if "max-autotune" in k[3]] == ["S18x21", "S18x264"]

@@ -78,6 +78,72 @@ def test_only_standard_operators_in_the_form_that_fusions_look_for(merged: Any) 
     assert kinds["Softmax"] == 2
 
 
+@pytest.mark.parametrize("kind", ["vit", "bert", "clip"])
+@pytest.mark.parametrize(("pool", "heads", "width"), [("token", 2, 32), ("avg", 2, 32), ("avg", 3, 48), ("avg", 4, 32)])
+def test_onnxruntimes_optimizer_finds_every_attention_and_changes_no_number(
+    tmp_path: Path, kind: str, pool: str, heads: int, width: int
+) -> None:
+    """Its Attention supplies 1/√D itself, whatever the graph says: a scale elsewhere would be applied twice."""
+    import onnx
+    from onnxruntime.transformers import optimizer
+
+    model = parallel(global_pool=pool, embed_dim=width, num_heads=heads, fc_norm=False)
+    path = tmp_path / "model.onnx"
+    onnx.save(convert(export_form(model), InputSpec(32, 32), opset=18), path)
+    fused = optimizer.optimize_model(str(path), model_type=kind, num_heads=0, hidden_size=0, opt_level=0)
+    found = Counter(node.op_type for node in fused.model.graph.node)
+    if kind != "clip":  # its fusion is for another form of the scale, and must find nothing rather than half
+        assert found["Attention"] == (1 if pool == "token" else 2)  # the last block of a class token asks one query
+        assert found["Softmax"] == 2 - found["Attention"]
+    fused.save_model_to_file(str(tmp_path / "fused.onnx"))
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    session = onnxruntime.InferenceSession(tmp_path / "fused.onnx", providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        expected = model(images)
+    got = session.run(None, {"pixel_values": images.numpy()})[0]
+    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5 * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 20])
+def test_the_scale_can_stand_on_q_or_on_the_scores(head_dim: int) -> None:
+    model, spec = parallel(embed_dim=2 * head_dim), InputSpec(32, 32)
+    ops = {
+        divides: Counter(
+            n.op_type for n in convert(export_form(model, divide_scores=divides), spec, opset=18).graph.node
+        )
+        for divides in (True, False)
+    }
+    ops[False]["Div"] += 2
+    assert ops[True] == ops[False]
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(images)
+        for divides in (True, False):
+            got = export_form(model, divide_scores=divides)(images)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("options", "divides"),
+    [({}, True), ({"dtype": "fp16"}, False), ({"dtype": "bf16"}, False), ({"target": "trt:10.15"}, False),
+     ({"target": "ort:1.24"}, True), ({"int8": "dynamic"}, True)],
+    ids=["fp32", "fp16", "bf16", "trt", "ort", "int8"],
+)  # fmt: skip
+def test_the_scale_stands_where_the_files_run_time_looks_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any], divides: bool
+) -> None:
+    seen = []
+
+    def form(model: nn.Module, fuse: bool | None, *, vits: bool, divide_scores: bool) -> nn.Module:
+        seen.append(divide_scores)
+        raise DataError("far enough")
+
+    monkeypatch.setattr("vtk_export.build.choose_form", form)
+    with pytest.raises(DataError, match="far enough"):
+        export_onnx(given(2), OnnxConfig(source="given", out=tmp_path / "onnx", **options), show=False)
+    assert seen == [divides]
+
+
 def test_two_merged_blocks_have_at_most_80_nodes_and_unmerged_more_than_twice_as_many() -> None:
     """The issue's bound, on the blocks alone; of whole models the fused one is smaller by as much."""
     model, spec = parallel(global_pool="avg", fc_norm=False), InputSpec(32, 32)

@@ -14,7 +14,7 @@ from torch import nn
 from vtk.card import InputSpec
 from vtk.runtime.ort_quantize import quantize_dynamic
 from vtk_export.convert import convert
-from vtk_export.rewrite import reorder_bias, reorder_gelu
+from vtk_export.rewrite import complete_norms, reorder_bias, reorder_gelu
 
 
 def gelu(
@@ -132,3 +132,24 @@ def test_other_sums_are_left_alone(model: onnx.ModelProto) -> None:
     before = model.SerializeToString()
     assert reorder_bias(model.graph) == 0
     assert model.SerializeToString() == before
+
+
+def test_every_norm_has_a_bias() -> None:
+    class Norms(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.nn.functional.layer_norm(x, (32,))
+            y = torch.nn.functional.layer_norm(y, (32,), torch.ones(32), torch.full((32,), 0.5))
+            return torch.nn.functional.layer_norm(y[..., :8], (8,), eps=1e-3)
+
+    proto = convert(Norms(), InputSpec(32, 32), opset=18)
+    norms = [node for node in proto.graph.node if node.op_type == "LayerNormalization"]
+    assert [len(node.input) for node in norms] == [3, 3, 3]
+    values = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    assert [float(values[node.input[2]].sum()) for node in norms] == [0, 16, 0]
+    assert [len(values[node.input[2]]) for node in norms] == [32, 32, 8]
+    assert complete_norms(proto.graph) == 0
+    onnx.checker.check_model(proto, full_check=True)
+    x = torch.randn(2, 3, 32, 32)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = session.run(None, {"pixel_values": x.numpy()})[0]
+    np.testing.assert_allclose(got, Norms()(x).numpy(), atol=1e-5)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from vtk_kernels import triton_status
 
@@ -48,6 +49,43 @@ def assert_no_worse(actual: Tensor, expected: Tensor, plain: Tensor) -> None:
     """Allow twice the error of plain torch in the same type, and half a rounding unit where plain torch is exact."""
     allowed = 2 * error(plain, expected) + torch.finfo(actual.dtype).eps / 2
     assert_close(actual, expected, allowed)
+
+
+def assert_stats(stats: Tensor, y: Tensor) -> None:
+    """Compare row statistics (..., S, 2) with those of ``y`` (..., C) as it is stored, piece by piece, in fp64.
+
+    M2 to a part of itself, the mean to a part of the largest value in its piece: neither may lose digits to the other.
+    """
+    allowed = 1e-12 if stats.dtype == torch.float64 else 1e-6
+    pieces = y.detach().double().split(64, -1)
+    assert stats.shape == (*y.shape[:-1], len(pieces), 2)
+    for piece, found in zip(pieces, stats.detach().double().unbind(-2), strict=True):
+        mean = piece.sum(-1) / piece.shape[-1]
+        m2 = ((piece - mean[..., None]) ** 2).sum(-1)
+        largest = piece.abs().amax(-1)
+        assert ((found[..., 0] - mean).abs() <= allowed * largest).all(), "mean"
+        slack = piece.shape[-1] * (allowed * largest) ** 2  # what a mean that is this far off adds
+        assert ((found[..., 1] - m2).abs() <= 4 * allowed * m2 + slack).all(), "M2"
+
+
+@contextlib.contextmanager
+def fake_leaves(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield tensors like these on a card that is not there, in half precision, whose gradients are wanted."""
+    with FakeTensorMode():
+        yield tuple(torch.empty(t.shape, dtype=torch.float16, device="cuda", requires_grad=True) for t in tensors)
+
+
+def has_torchs_gradient(y: Tensor, *leaves: Tensor) -> bool:
+    """Return whether y comes from each leaf by operations of torch alone; asks no engine, which wants a real card."""
+    ahead, names, found = [y.grad_fn], set(), []
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in names:
+            names.add(node)
+            found.append(getattr(node, "variable", None))
+            ahead += [before for before, _ in node.next_functions]
+    torchs = all("vtk" not in node.name() for node in names)
+    return torchs and all(any(leaf is t for t in found) for leaf in leaves)
 
 
 def strided(x: Tensor) -> Tensor:

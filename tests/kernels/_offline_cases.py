@@ -9,10 +9,13 @@ from torch import Tensor
 
 from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels
 from vtk_kernels.add_norm import _add_norm_launch
+from vtk_kernels.linear import _linear_launch
 from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
+from vtk_kernels.linear_residual import _linear_residual_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
 from vtk_kernels.patchify import _patchify_launch
+from vtk_kernels.row_stats import pieces_of
 from vtk_kernels.splitk_linear import _splitk_linear_launch
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
@@ -55,6 +58,11 @@ def fp32(*shape: int) -> Tensor:
     return empty(*shape, dtype=torch.float32)
 
 
+def row_stats(*shape: int) -> Tensor:
+    """Return the statistics of rows (..., C) without memory."""
+    return fp32(*shape[:-1], pieces_of(shape[-1]), 2)
+
+
 def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     """Yield (label, essential, launcher, arguments…) of the kernels that normalise and broadcast."""
     x, rstd, vector = empty(8, 197, c), fp32(8, 197), empty(c)
@@ -92,11 +100,40 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"linear_gelu b1 {p}", True, _linear_gelu_launch, one, w, b
     yield f"linear_gelu b8 {p}", True, _linear_gelu_launch, eight, w, b
     yield f"linear_gelu pooled {p}", False, _linear_gelu_launch, pooled, w, b
-    yield f"linear_gelu scaled b8 {p}", False, _linear_gelu_launch, eight, w, b, False, fp32(8, 197)
+    yield f"linear_gelu stats b8 {p}", True, _linear_gelu_launch, eight, w, b, False, row_stats(8, 197, c), EPS
+    yield f"linear_gelu stats b1 {p}", False, _linear_gelu_launch, one, w, b, False, row_stats(1, 197, c), EPS
     yield f"linear_gelu q b1 {p}", False, _linear_gelu_launch, one, w, b, True
     yield f"linear_gelu q b8 {p}", True, _linear_gelu_launch, eight, w, b, True
     yield f"linear_gelu K=1000 {p}", False, _linear_gelu_launch, empty(8, 197, 1000), empty(hidden, 1000), b, True
     yield f"splitk_linear K=1000 {p}", False, _splitk_linear_launch, empty(8, 197, 1000), empty(hidden, 1000), 4
+    qkv, w_qkv = 3 * c * branches, empty(3 * c * branches, c)
+    for batch in (1, 8, 64):
+        x, o, u = (empty(batch, 197, size) for size in (c, c * branches, hidden))
+        first = batch == 8
+        yield f"linear b{batch} {p}", False, _linear_launch, x, w_qkv, empty(qkv)
+        yield f"linear stats b{batch} {p}", first, _linear_launch, x, w_qkv, empty(qkv), row_stats(batch, 197, c), EPS
+        yield (
+            f"linear_residual out b{batch} {p}",
+            False,
+            _linear_residual_launch,
+            o,
+            empty(c, c * branches),
+            empty(c),
+            x,
+        )
+        yield f"linear_residual fc2 b{batch} {p}", batch < 64, _linear_residual_launch, u, w2, empty(c), x
+    y = empty(8, 197, 1000)
+    yield f"linear_residual C=1000 {p}", False, _linear_residual_launch, eight, empty(1000, c), empty(1000), y
+    yield f"linear_residual K=1000 {p}", False, _linear_residual_launch, y, empty(c, 1000), empty(c), eight
+    yield (
+        f"linear_residual pooled {p}",
+        False,
+        _linear_residual_launch,
+        empty(8, 1, hidden),
+        w2,
+        empty(c),
+        pooled[:, None],
+    )
     for batch, g in ((1, one), (8, eight)):
         q = empty(batch, 197, hidden, dtype=torch.uint8)
         yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q

@@ -53,6 +53,7 @@ def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
+        "ln_folded": "separate",
     }  # fmt: skip
 
 
@@ -64,6 +65,9 @@ def test_an_entry_holds_for_what_it_was_measured_on_and_nothing_else(table: Any)
     ):  # fmt: skip
         assert ask(**other) == "triton", other
     assert ask(op="grouped_linear") == "triton"
+    table({**ENTRY, "op": "ln_folded", "n": 384, "k": 3072, "choice": "folded"})
+    assert ask(op="ln_folded", n=384, k=3072) == "folded"
+    assert ask(op="ln_folded", n=384, k=1536) == "separate"
 
 
 def test_what_was_measured_on_a_related_card_or_version_holds_until_this_one_is(table: Any) -> None:

@@ -12,7 +12,10 @@ from tests.kernels._cases import (
     HALF,
     assert_close,
     assert_no_worse,
+    assert_stats,
     count_launches,
+    fake_leaves,
+    has_torchs_gradient,
     nan_filled,
     needs_kernel,
     strided,
@@ -25,6 +28,7 @@ from vtk_kernels.context_broadcast import (
     context_broadcast_ref,
     context_broadcast_stats_ref,
 )
+from vtk_kernels.row_stats import rstd_ref
 
 OPS = torch.ops.vtk_kernels
 SHAPES = [(1, 1, 64), (2, 2, 100), (3, 17, 1), (2, 197, 24), (1, 577, 16), (1, 17, 1000), (0, 5, 48)]
@@ -56,21 +60,15 @@ def starts(bounds: list[int]) -> Tensor:
     return torch.tensor(bounds, dtype=torch.int32, device=DEVICE)
 
 
-def moments(y: Tensor) -> tuple[Tensor, Tensor]:
-    mean = y.sum(-1) / y.shape[-1]
-    return mean, ((y - mean[..., None]) ** 2).sum(-1)
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_reference_is_the_formula(shape: tuple[int, ...], scaled: bool) -> None:
     x, m = (torch.randn(shape, dtype=torch.float64) for _ in range(2))
     scale = torch.randn(shape[-1], dtype=torch.float64) if scaled else None
-    y, row_mean, m2 = context_broadcast_stats_ref(x, m, scale)
-    expected = formula(x, m, scale)
-    assert_close(context_broadcast_ref(x, m, scale)[0], expected)
-    for actual, wanted in zip((y, row_mean, m2), (expected, *moments(expected)), strict=True):
-        assert_close(actual, wanted)
+    y, stats = context_broadcast_stats_ref(x, m, scale)
+    assert_close(y, formula(x, m, scale))
+    assert torch.equal(context_broadcast_ref(x, m, scale)[0], y)
+    assert_stats(stats, y)
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
@@ -90,12 +88,11 @@ def test_kernel_is_the_formula(shape: tuple[int, ...], scaled: bool) -> None:
     x, m, g = (draw(*shape) for _ in range(3))
     scale = draw(shape[-1]) if scaled else None
     with nan_filled():
-        found = context_broadcast(x, m, scale, stats=True, use_triton=True)
+        y, stats = context_broadcast(x, m, scale, stats=True, use_triton=True)
         gm, g_mean = launch(None, g, scale, None)
-    expected = formula(x, m, scale)
-    for actual, wanted in zip(found, (expected, *moments(expected)), strict=True):
-        assert actual.is_contiguous()
-        assert_close(actual, wanted, 2e-6)
+    assert y.is_contiguous() and stats.is_contiguous()
+    assert_close(y, formula(x, m, scale))
+    assert_stats(stats, y)
     assert_close(gm, formula(torch.zeros_like(g), g, scale))
     assert_close(g_mean, g.double().mean(1))
 
@@ -106,10 +103,9 @@ def test_packed_kernel_is_the_formula(bounds: list[int]) -> None:
     x, m, scale = draw(40, 40), draw(40, 40), draw(40)
     for with_scale in (None, scale):
         with nan_filled():
-            y, row_mean, m2 = context_broadcast(x, m, with_scale, starts(bounds), stats=True, use_triton=True)
-        expected = formula(x, m, with_scale, bounds)
-        for actual, wanted in zip((y, row_mean, m2), (expected, *moments(expected)), strict=True):
-            assert_close(actual, wanted, 2e-6)
+            y, stats = context_broadcast(x, m, with_scale, starts(bounds), stats=True, use_triton=True)
+        assert_close(y, formula(x, m, with_scale, bounds))
+        assert_stats(stats, y)
         assert_close(launch(x, m, with_scale, starts(bounds))[1], context_broadcast_ref(x, m, None, starts(bounds))[1])
 
 
@@ -130,25 +126,21 @@ def test_packed_equals_each_image_alone() -> None:
 def test_kernel_in_half_precision_is_as_good_as_torch(dtype: torch.dtype, scaled: bool) -> None:
     x, m = draw(2, 50, 96, dtype=dtype), draw(2, 50, 96, dtype=dtype)
     scale = draw(96, dtype=dtype) if scaled else None
-    y, row_mean, m2 = context_broadcast(x, m, scale, stats=True, use_triton=True)
-    assert (y.dtype, row_mean.dtype, m2.dtype) == (dtype, torch.float32, torch.float32)
+    y, stats = context_broadcast(x, m, scale, stats=True, use_triton=True)
+    assert (y.dtype, stats.dtype) == (dtype, torch.float32)
     mean = m.mean(1, keepdim=True)
     expected = formula(x, m, scale)
     assert_no_worse(y, expected, x + 0.5 * (m + mean) if scale is None else x + (m + scale * mean))
-    assert_close(row_mean, moments(expected)[0], 2e-6)
-    assert_close(m2, moments(expected)[1], 2e-6)
-    assert torch.equal(context_broadcast(x, m, scale, use_triton=True), y)
+    assert_stats(stats, y)
+    assert_no_worse(context_broadcast(x, m, scale, use_triton=True), expected, y)
 
 
 @needs_kernel
 @pytest.mark.parametrize("use_triton", [False, True])
 def test_statistics_survive_a_large_mean(use_triton: bool) -> None:
     x, m = draw(1, 5, 100) + 1000, draw(1, 5, 100)
-    _, row_mean, m2 = context_broadcast(x, m, stats=True, use_triton=use_triton)
-    expected = moments(formula(x, m))
-    assert_close(row_mean, expected[0])
-    # y itself carries 6e-5 of rounding; the sum of squares, 1e8 to a sum of 100, would have lost every digit
-    assert_close(m2, expected[1], 1e-4)
+    y, stats = context_broadcast(x, m, stats=True, use_triton=use_triton)
+    assert_stats(stats, y)  # a sum of squares, 1e8 to a sum of 100, would have lost every digit
 
 
 @needs_kernel
@@ -170,11 +162,9 @@ def test_any_shape(sizes: list[int], rest: int, channels: int) -> None:
     rows = bounds[-1] + rest
     x, m = draw(rows, channels), draw(rows, channels)
     with nan_filled():
-        y, row_mean, m2 = context_broadcast(x, m, None, starts(bounds), stats=True, use_triton=True)
-    expected = formula(x, m, None, bounds)
-    assert_close(y, expected)
-    assert_close(row_mean, moments(expected)[0], 5e-6)
-    assert (m2.double() - moments(expected)[1]).abs().max().item() < 1e-4 if rows else not len(m2)
+        y, stats = context_broadcast(x, m, None, starts(bounds), stats=True, use_triton=True)
+    assert_close(y, formula(x, m, None, bounds))
+    assert_stats(stats, y)
 
 
 @needs_kernel
@@ -211,6 +201,19 @@ def test_it_is_its_own_gradient() -> None:
     assert_close(gm, formula(torch.zeros_like(g), g))
     assert_close((gm * m).sum(), (g * formula(torch.zeros_like(m), m)).sum())
     assert_close(mean, g.sum(1) / 5)
+
+
+def test_statistics_have_torchs_gradient() -> None:
+    x, m = (torch.randn(2, 3, 70, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y, stats = context_broadcast(x, m, stats=True)
+    rstd = rstd_ref(stats, 70, 1e-6)
+    found = torch.autograd.grad((y * rstd[..., None] ** 2).sum(), (x, m))
+    wanted = formula(x, m)
+    wanted = wanted / (wanted.var(-1, keepdim=True, unbiased=False) + 1e-6)
+    for one, other in zip(found, torch.autograd.grad(wanted.sum(), (x, m)), strict=True):
+        assert_close(one, other, 1e-10)
+    with fake_leaves(x, m) as faked:
+        assert all(has_torchs_gradient(y, *faked) for y in context_broadcast(*faked, stats=True))
 
 
 def test_the_gradient_keeps_means_and_not_the_branch() -> None:

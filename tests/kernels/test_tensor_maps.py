@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels._cases import DEVICE, assert_close, error, nan_filled, needs_kernel
+from tests.kernels._cases import DEVICE, assert_close, assert_stats, error, nan_filled, needs_kernel
 from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul
 from vtk_kernels import linear_gelu_backward as backward_module
 from vtk_kernels import splitk_linear as splitk_module
 from vtk_kernels.grouped_linear import grouped_linear, grouped_linear_ref, make_tile_map
+from vtk_kernels.linear import linear, linear_ref
 from vtk_kernels.linear_gelu import linear_gelu, linear_gelu_ref
 from vtk_kernels.linear_gelu_backward import linear_gelu_backward, linear_gelu_backward_ref
+from vtk_kernels.linear_residual import linear_residual, linear_residual_ref
+from vtk_kernels.row_stats import row_stats_ref
 from vtk_kernels.splitk_linear import default_splits, splitk_linear, splitk_linear_ref
 
 pytestmark = needs_kernel
@@ -54,13 +57,37 @@ def test_linear_gelu_takes_every_tile_once(rows: int, k: int, f: int, tile: int,
     assert_close(y, expected, 1e-3)
 
 
-def test_linear_gelu_with_a_byte_and_a_row_scale(hopper: list[tuple[int, ...]]) -> None:
-    x, w, b, scale = half(70, 64), half(48, 64, scale=0.125), half(48), torch.rand(70, device=DEVICE) + 0.5
+def test_linear_gelu_with_a_byte_and_with_statistics(hopper: list[tuple[int, ...]]) -> None:
+    x, w, b = half(70, 72), half(48, 72, scale=0.125), half(48)
     with nan_filled():
-        y, q = linear_gelu(x, w, b, True, scale, use_triton=True)
-    expected, wanted = linear_gelu_ref(x.double(), w.double(), b.double(), True, scale.double())
+        y, q = linear_gelu(x, w, b, True, use_triton=True)
+    expected, wanted = linear_gelu_ref(x.double(), w.double(), b.double(), True)
     assert hopper and error(y, expected) <= 1e-3
     assert (q.int() - wanted.int()).abs().max() <= 1
+    for run, ref in ((linear, linear_ref), (linear_gelu, linear_gelu_ref)):
+        with nan_filled():
+            y = run(x, w, b, row_stats=row_stats_ref(x), eps=1e-6, use_triton=True)
+        found = ref(x.double(), w.double(), b.double(), row_stats=row_stats_ref(x.double()), eps=1e-6)
+        assert isinstance(found, Tensor)
+        assert_close(y, found, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "rows,k,c,enough,tile",
+    [(1, 128, 64, 128, 16), (30, 104, 72, 128, 32), (197, 192, 384, 128, 32), (70, 64, 1000, 128, 32),
+     (130, 64, 72, 8, 64), (130, 64, 200, 7, 64), (300, 72, 200, 1, 128)],
+)  # fmt: skip
+def test_linear_residual_takes_every_tile_and_piece_once(
+    rows: int, k: int, c: int, enough: int, tile: int, hopper: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
+    a, w, b, x = half(rows, k), half(c, k, scale=k**-0.5), half(c), half(rows, c)
+    with nan_filled():
+        y, stats = linear_residual(a, w, b, x, use_triton=True)
+    assert hopper[1][0] == tile and len(hopper) == 4  # of y, a, w and x
+    assert hopper[0] == hopper[3] == (tile, 64)
+    assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
+    assert_stats(stats, y)
 
 
 @pytest.mark.parametrize("why,rows,k,f", [("x and w", 40, 100, 64), ("y", 40, 64, 100)])

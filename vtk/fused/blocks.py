@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly, is_identity
-from vtk.fused.fold import Branch, fold_attention, fold_input, fold_mlp, layer_scale
+from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp, layer_scale
 from vtk.fused.norms import read_linear, read_norm, refusal
-from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, ScalingStage, Stage
+from vtk.fused.scaling import ScalingStage
+from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
 
@@ -56,6 +57,7 @@ def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
     norm, affine = read_norm(block.in_norm, like, f"{where}.in_norm")
     hidden, dim = block.in_split[0], block.in_split[1]
     weight, offset = fold_input(*read_linear(block.in_proj, like, f"{where}.in_proj"), affine)
+    weight = centred(weight, norm)
     if block.mlp_bias is not None:
         offset = torch.cat((offset[:hidden] + block.mlp_bias.detach().to(like.dtype), offset[hidden:]))
     scale = layer_scale(block.ls, like, f"{where}.ls")

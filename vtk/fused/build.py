@@ -21,20 +21,27 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 
 
-def fuse(model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = True) -> FusedViT:
+def fuse(
+    model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = True, ln_folded: bool | None = None
+) -> FusedViT:
     """Fold and merge a timm Vision Transformer for inference; the model itself is not changed.
 
-    LayerNorm's affine part, the softmax scale, LayerScale and BatchNorm of stems go into the linear layers; P parallel
-    branches become one; with class-token pooling the last block computes only what the class token needs. All exact.
+    LayerNorm's affine part and centring, the softmax scale, LayerScale and BatchNorm of stems go into linear layers; P
+    parallel branches become one; with class-token pooling the last block computes only what the class token needs. All
+    exact.
 
     Args:
         model: of `timm.models.vision_transformer`, on any device, with `Block`, `ParallelThingsBlock` or
             `ParallelScalingBlock`, also with Context Broadcasting.
         dtype: of the result, by default the model's. Folding is done in fp32 (fp64 for an fp64 model), cast once.
         keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
+        ln_folded: on CUDA in fp16 and bf16: True for the form of 5 kernels a block, in which products apply the norms;
+            False for that of 7, in which kernels do; None for the quicker one where it was measured, else 7. By True
+            a stage that needs normalised tokens (RMSNorm, or Context Broadcasting of them) gets them from a kernel.
 
     Raises:
-        UsageError: a part that is not known, by name, with what to do; or a ``dtype`` without arithmetic.
+        UsageError: a part that is not known, by name, with what to do; a ``dtype`` without arithmetic; or
+            ``ln_folded=True`` where no stage can do without normalised tokens.
     """
     check_model(model)
     parameter = next(model.parameters())
@@ -53,6 +60,12 @@ def fuse(model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = Tr
         prunes = head.first_token_only and not any(stage.end or stage.front or _mid(stage) for stage in last)
         fused = FusedViT(Embedding(model, like), stages, head, pruned=before if prunes else -1)
         fused.to(target)
+    if ln_folded and not any(stage.reads_raw for stage in stages[1:]):
+        raise UsageError(
+            "`ln_folded` is True and nothing of this model can do without normalised tokens: after the first, every "
+            "norm is an RMSNorm or has Context Broadcasting behind it; leave it out"
+        )
+    fused.ln_folded = ln_folded
     if keep_source:
         fused._source = OrderedDict(model.state_dict())
     return fused

@@ -17,7 +17,9 @@ _FREE = ("empty", "empty_like", "empty_strided", "new_empty", "detach", "alias",
 """Operations that allocate or rename, and start nothing."""
 
 
-def count(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> "Counting":
+def count(
+    model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1, ln_folded: bool | None = None
+) -> "Counting":
     """Count one forward pass of ``fuse(model)`` on CUDA: kernels, and elements read and written, by operation.
 
     Non-view aten operations count one each, operations of `vtk_kernels` what `vtk_kernels.LAUNCHES` declares. The pass
@@ -27,8 +29,9 @@ def count(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int =
         model: a timm Vision Transformer on the CPU; it is not changed.
         dtype: fp16 or bf16, in which the kernels are used.
         batch: images.
+        ln_folded: of `fuse`: by None the form of 7 kernels a block, since no card is measured here.
     """
-    fused: FusedViT = fuse(model, dtype, keep_source=False)
+    fused: FusedViT = fuse(model, dtype, keep_source=False, ln_folded=ln_folded)
     with FakeTensorMode(), torch.no_grad():
         for module in fused.modules():
             for name, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -41,14 +44,18 @@ def count(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int =
     return counting
 
 
-def launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> Counter[str]:
+def launches(
+    model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1, ln_folded: bool | None = None
+) -> Counter[str]:
     """Return the operations of one forward pass of ``fuse(model)`` on CUDA with their kernels; see `count`."""
-    return count(model, dtype, batch=batch).counts
+    return count(model, dtype, batch=batch, ln_folded=ln_folded).counts
 
 
-def count_launches(model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1) -> int:
+def count_launches(
+    model: nn.Module, dtype: torch.dtype = torch.bfloat16, *, batch: int = 1, ln_folded: bool | None = None
+) -> int:
     """Return the number of kernels of one forward pass of ``fuse(model)`` on CUDA; see `count`."""
-    return sum(launches(model, dtype, batch=batch).values())
+    return sum(launches(model, dtype, batch=batch, ln_folded=ln_folded).values())
 
 
 class Counting(TorchDispatchMode):

@@ -3,6 +3,9 @@
 With x̂ = (x − μ)/σ, one norm (g, b) and LayerScale s per branch i:
 Wqkvᵢ′ = Wqkvᵢ·diag(gᵢ), bqkvᵢ′ = bqkvᵢ + Wqkvᵢ·bᵢ, the rows of q also times 1/√D; Wprojᵢ′ = diag(sᵢ)·Wprojᵢ.
 The FFN alike. All branches read the same x̂, so their rows stack, and their outputs' columns stand side by side.
+
+Behind a LayerNorm x̂ has mean 0, so a constant added to a row of W′ changes nothing. The rows are given mean 0: then
+W′x̂ = W′x/σ, and a product can read x itself (`vtk.fused.reading`).
 """
 
 from collections.abc import Sequence
@@ -77,6 +80,7 @@ def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadca
         if (attn.num_heads, attn.head_dim) != (first.num_heads, first.head_dim):
             raise refusal(branch.name(), attn, "the branches of a block have different heads")
         w, b = fold_input(*read_linear(attn.qkv, like, f"{branch.name()}.qkv"), affine, front)
+        w = centred(w, norm, front)
         out, offset = read_linear(attn.proj, like, f"{branch.name()}.proj")
         scale = layer_scale(branch.scale, like, branch.name(2))
         w_qkv.append(w.view(3, -1, w.shape[-1]))
@@ -108,6 +112,7 @@ def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | N
         check_silent(branch.parent, branch.where, branch.names[3])
         act, w, b = fold_token_norm(mlp.act, *read_linear(mlp.fc1, like, f"{branch.name()}.fc1"))
         w, b = fold_input(w, b, affine, front)
+        w = centred(w, norm, front)
         acts.append(act)
         out, offset = read_linear(mlp.fc2, like, f"{branch.name()}.fc2")
         scale = layer_scale(branch.scale, like, branch.name(2))
@@ -135,6 +140,17 @@ def fold_input(weight: Tensor, bias: Tensor, affine: Affine, front: Context | No
     """
     shift = affine.bias if front is None or front.scale is None else affine.bias * (1 + front.scale)
     return weight * affine.weight, bias + weight @ shift
+
+
+def centred(weight: Tensor, norm: NormSpec, front: Context | None = None) -> Tensor:
+    """Return a folded matrix (rows, C) with the mean of each row taken away, where that changes no product.
+
+    It changes none where what it multiplies has mean 0 over the channels: LayerNorm's output, also after Context
+    Broadcasting, which mixes tokens; not after CB_S, whose Λ differs between channels, and not RMSNorm's.
+    """
+    if norm.kind != "layer" or (front is not None and front.scale is not None):
+        return weight
+    return weight - weight.mean(-1, keepdim=True)
 
 
 def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:

@@ -14,7 +14,8 @@ from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.graphs import GraphCache
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.stages import Pair, Plan, Stage, context_mean
+from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
+from vtk.fused.stages import Plan, Stage, context_mean
 from vtk_kernels._dispatch import HALF
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.choices import choose, device_name
@@ -25,11 +26,18 @@ from vtk_kernels.splitk_linear import default_splits, splitk_linear
 class FusedViT(nn.Module):
     """An inference model of folded, merged blocks.
 
-    On CUDA in fp16 and bf16 it runs the Triton operations: 7 kernels a block, and one CUDA graph per batch size where
-    graphs are on. Elsewhere it is plain torch. It holds no gradient and has no training mode.
+    On CUDA in fp16 and bf16 it runs the Triton operations, and one CUDA graph per batch size where graphs are on.
+    Elsewhere it is plain torch. It holds no gradient and has no training mode.
+
+    The operations have two forms. With norms of their own a block is 7 kernels: qkv, attention, output projection, add
+    and norm, fc1 with GELU, fc2, add and norm. Folded it is 5: the norms' statistics come from the products that write
+    the residual stream, their scale is applied by those that read it, and no kernel only normalises.
 
     Attributes:
         graphs: whether batches of up to 256 images are captured and replayed (CUDA only).
+        ln_folded: which form runs on CUDA in fp16 and bf16: folded, not, or by None the one that
+            `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
+            those that can are folded. Graphs that were captured keep the form they had.
         cache_bytes: the last-level cache the CPU's plan counts with.
     """
 
@@ -38,6 +46,7 @@ class FusedViT(nn.Module):
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.pruned = pruned
         self.graphs = False
+        self.ln_folded: bool | None = None
         self.cache_bytes = last_level_cache()
         self._graph_cache = GraphCache()
         self._source: OrderedDict[str, Tensor] | None = None
@@ -50,24 +59,31 @@ class FusedViT(nn.Module):
         return self.compute(images)
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
-        """Run without a graph; ``plan`` by default is that of the device and the type."""
+        """Run without a graph; ``plan`` by default is that of the device, the type and `ln_folded`."""
         if torch.is_autocast_enabled(images.device.type):  # the model's own type holds, for the residual stream too
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         images = self._cast(images)
+        own = plan is None
         if plan is None:
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
-            # measured choices are of a card, and a fake tensor is on none
-            plan = Plan(kernels, device_name(images) if kernels and type(images) is Tensor else None)
+            # measured choices are of a card: a fake tensor is on none, and torch.compile cannot follow a table's lookup
+            measured = kernels and type(images) is Tensor and not torch.compiler.is_compiling()
+            plan = Plan(kernels, device_name(images) if measured else None)
         stages: list[Any] = list(self.stages)
-        norms = [stage.norm for stage in stages]
-        following: list[NormSpec | None] = [*norms[1:], self.head.norm]
-        x, h = self.embed(images, norms[0], plan)
-        for i, (stage, norm) in enumerate(zip(stages, following, strict=True)):
+        x, h = self.embed(images, stages[0].norm, plan)
+        if own and plan.kernels:
+            plan = Plan(plan.kernels, plan.device_name, self._folds(x, plan))
+        following: list[Stage | None] = [*stages[1:], None]
+        for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
             if queries is not None:
                 x = x[:, :queries]
-            x, h = self._step(stage, x, h, norm, queries, plan)
+            pairs = self._pairs(stage, h, queries, plan)
+            if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
+                x, h = _close_raw(stage, x, pairs, reader.norm)
+            else:
+                x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
         return self.head(h, plan.kernels)
 
     def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
@@ -164,28 +180,52 @@ class FusedViT(nn.Module):
             copied.__dict__[key] = value if key == "_source" else copy.deepcopy(value, memo)
         return copied
 
-    def _step(
-        self, stage: Stage, x: Tensor, h: Tensor, norm: NormSpec | None, queries: int | None, plan: Plan
-    ) -> tuple[Tensor, Tensor]:
-        """Return x + stage(h) and its form normalised for what follows."""
+    def _folds(self, x: Tensor, plan: Plan) -> bool:
+        """Whether a pass with kernels over the tokens x (B, N, C) is one without norms of their own."""
+        if self.ln_folded is not None:
+            return self.ln_folded
+        stages: list[Any] = list(self.stages)
+        if not all(stage.reads_raw for stage in stages[1:]):
+            return False
+        rows, hidden = x.shape[0] * x.shape[1], max(stage.hidden() for stage in stages)
+        return choose("ln_folded", rows, x.shape[2], hidden, x.dtype, plan.device_name) == "folded"
+
+    def _pairs(self, stage: Stage, h: Reading, queries: int | None, plan: Plan) -> Iterable[Pair]:
+        """Return a stage's activations and their matrices."""
+        if isinstance(h, RawTokens):
+            return stage.pairs(h, queries, plan, False)
         if stage.front:
             h = context_mean(h, stage.front_scale)
-        pairs = stage.pairs(h, queries, plan, self._splits(stage, h))
-        if stage.end:
-            x = context_broadcast(x, accumulate(None, stage.bias, pairs), stage.end_scale)
-        elif not plan.kernels:
-            x = accumulate(x, stage.bias, pairs)
-        elif norm is None or norm.kind != "layer":
-            x = x + accumulate(None, stage.bias, pairs)
-        else:
-            return close_with_norm(x, stage.bias, list(pairs), norm.eps, plan)
-        return x, (x if norm is None else normalize(x, norm, plan.kernels))
+        return stage.pairs(h, queries, plan, self._splits(stage, h))
 
     def _splits(self, stage: Stage, h: Tensor) -> bool:
         """Whether the branches are cheaper one by one: their wide activation would not stay in the CPU's cache."""
         if stage.branches == 1 or h.is_cuda or torch.compiler.is_exporting():
             return False
         return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Return x + the stage's output and its form normalised for what follows."""
+    if stage.end:
+        x = context_broadcast(x, accumulate(None, stage.bias, pairs), stage.end_scale)
+    elif not plan.kernels:
+        x = accumulate(x, stage.bias, pairs)
+    elif norm is None or norm.kind != "layer":
+        x = x + accumulate(None, stage.bias, pairs)
+    else:
+        return close_with_norm(x, stage.bias, list(pairs), norm.eps, plan)
+    return x, (x if norm is None else normalize(x, norm, plan.kernels))
+
+
+def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec) -> tuple[Tensor, RawTokens]:
+    """Return x + the stage's output, and the same with its rows' statistics for a stage that reads raw tokens."""
+    if stage.end:
+        m = accumulate(None, stage.bias, pairs)
+        x, row_stats = context_broadcast(x, m, stage.end_scale, stats=True)
+    else:
+        x, row_stats = close_with_stats(x, stage.bias, list(pairs))
+    return x, RawTokens(x, row_stats, norm.eps)
 
 
 def close_with_norm(x: Tensor, bias: Tensor, pairs: list[Pair], eps: float, plan: Plan) -> tuple[Tensor, Tensor]:

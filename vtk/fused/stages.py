@@ -16,19 +16,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.fused.norms import NormSpec
+from vtk.fused.prepacked import wide_linear
+from vtk.fused.reading import Pair, RawTokens, Reading, first
 from vtk_kernels.choices import choose
 from vtk_kernels.linear_gelu import linear_gelu
 from vtk_kernels.packed_attention import packed_attention
 
-Pair = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True)
 class Plan:
-    """How a forward pass runs: with the Triton operations or with torch, and on which card's measured choices."""
+    """How a forward pass runs.
+
+    Attributes:
+        kernels: with the Triton operations, else with torch.
+        device_name: on which card's measured choices.
+        ln_folded: of a pass with kernels: stages that can, read raw tokens (five kernels a block); else a kernel
+            normalises them (seven).
+    """
 
     kernels: bool
     device_name: str | None = None
+    ln_folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,12 +65,17 @@ class Stage(nn.Module, abc.ABC):
         self.front, self.front_scale = front is not None, frozen(front.scale if front else None)
         self.end, self.end_scale = end is not None, frozen(end.scale if end else None)
 
+    @property
+    def reads_raw(self) -> bool:
+        """Whether it can do without normalised tokens: its input is a LayerNorm's, which only matrices read."""
+        return self.norm.kind == "layer" and not self.front
+
     @abc.abstractmethod
-    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield (activation (B, N', K), matrix (C, K)).
 
         Args:
-            h: normalised tokens (B, N, C).
+            h: normalised tokens (B, N, C); or, where `reads_raw`, raw ones, which are never split.
             queries: compute only the first so many tokens of the output; None for all.
             plan: of the forward pass.
             split: one pair per branch.
@@ -71,6 +84,10 @@ class Stage(nn.Module, abc.ABC):
     @abc.abstractmethod
     def widest(self) -> int:
         """Return the number of columns of the widest activation, all branches together."""
+
+    @abc.abstractmethod
+    def hidden(self) -> int:
+        """Return the width of the FFNs' hidden layer, all branches together; 0 for none."""
 
 
 class AttentionStage(Stage):
@@ -81,6 +98,7 @@ class AttentionStage(Stage):
         b_qkv: (3·P·A).
         w_out: (C, P·A).
         w_q, w_k, w_v, b_q, b_k, b_v: the three apart, after `separate_qkv` only.
+        divisor: of the scores, after `separate_qkv` where q has no 1/√D in it.
     """
 
     w_qkv: Tensor | None
@@ -108,30 +126,45 @@ class AttentionStage(Stage):
         self.w_qkv, self.b_qkv, self.w_out = frozen(w_qkv), frozen(b_qkv), frozen(w_out)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.qk_norm = qk_norm
+        self.divisor: float | None = None
 
     def widest(self) -> int:
         """3·P·A."""
         return self.b_qkv.shape[0]
 
-    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def hidden(self) -> int:
+        """0."""
+        return 0
+
+    @property
+    def reads_raw(self) -> bool:
+        """Whether it can do without normalised tokens: not the three products that exporters want."""
+        return super().reads_raw and self.w_qkv is not None
+
+    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield the heads' outputs and the output projection."""
-        if self.w_qkv is None:
+        if isinstance(h, RawTokens):
+            assert self.w_qkv is not None
+            yield self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries), self.w_out
+        elif self.w_qkv is None:
             yield self._separate(h, queries), self.w_out
         elif split and self.branches > 1:
             yield from self._by_branch(h, queries)
-        elif self.qk_norm is not None:
-            qkv = F.linear(h, self.w_qkv, self.b_qkv)
-            q, k, v = self._heads(qkv).unbind(2)
-            yield self._attend(q if queries is None else q[:, :queries], k, v), self.w_out
-        elif queries is not None and not plan.kernels:
+        elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: no query is computed that nobody reads
             width = self.w_qkv.shape[0] // 3
             q = F.linear(h[:, :queries], self.w_qkv[:width], self.b_qkv[:width])
             k, v = self._heads(F.linear(h, self.w_qkv[width:], self.b_qkv[width:]), 2).unbind(2)
             yield self._attend(self._heads(q, 1)[:, :, 0], k, v), self.w_out
         else:
-            qkv = F.linear(h, self.w_qkv, self.b_qkv)
-            yield packed_attention(qkv, self.num_heads, num_queries=queries), self.w_out
+            yield self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries), self.w_out
+
+    def _attend_packed(self, qkv: Tensor, queries: int | None) -> Tensor:
+        """Attention of the packed product (B, N, 3·H·D): (B, N', H·D)."""
+        if self.qk_norm is None:
+            return packed_attention(qkv, self.num_heads, num_queries=queries)
+        q, k, v = self._heads(qkv).unbind(2)
+        return self._attend(q if queries is None else q[:, :queries], k, v)
 
     def _by_branch(self, h: Tensor, queries: int | None) -> Iterator[Pair]:
         assert self.w_qkv is not None
@@ -153,7 +186,10 @@ class AttentionStage(Stage):
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         q, k, v = q.transpose(1, 2), k.permute(0, 2, 3, 1), v.transpose(1, 2)
-        o = torch.matmul(torch.softmax(torch.matmul(q, k), -1), v)  # (B, H, N', D)
+        scores = torch.matmul(q, k)
+        if self.divisor is not None:
+            scores = scores / self.divisor
+        o = torch.matmul(torch.softmax(scores, -1), v)  # (B, H, N', D)
         return o.transpose(1, 2).flatten(2)
 
     def _heads(self, t: Tensor, groups: int = 3) -> Tensor:
@@ -220,9 +256,13 @@ class MlpStage(Stage):
         """P·F."""
         return self.b_in.shape[0]
 
-    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def hidden(self) -> int:
+        """P·F."""
+        return self.b_in.shape[0]
+
+    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
         """Yield the hidden activations and the second layer."""
-        h = h if queries is None else h[:, :queries]
+        h = first(h, queries)
         if split and self.branches > 1:
             w_ins, b_ins = self.w_in.chunk(self.branches), self.b_in.chunk(self.branches)
             scales = (None,) * self.branches if self.mid_scale is None else self.mid_scale.chunk(self.branches)
@@ -231,37 +271,22 @@ class MlpStage(Stage):
         else:
             yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, plan), self.w_out
 
-    def _hidden(self, h: Tensor, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan) -> Tensor:
+    def _hidden(self, h: Reading, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan) -> Tensor:
         u = self.activated(h, w, b, plan)
         return context_mean(u, scale) if self.mid else u
 
-    def activated(self, h: Tensor, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
+    def activated(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
         """Return act(h · wᵀ + b): (B, N', F), of the whole hidden layer or of one branch's part."""
+        if isinstance(h, RawTokens):
+            return h.linear_gelu(w, b) if self.gelu else self.act(h.linear(w, b))
         if plan.kernels and self.gelu:
             rows = h.shape[0] * h.shape[1]
             if choose("linear_gelu", rows, w.shape[0], w.shape[1], h.dtype, plan.device_name) == "triton":
                 return linear_gelu(h, w, b)
-        u = F.linear(h, w, b)
+        u = wide_linear(h, w, b)
         if self.gelu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
             return torch.ops.aten.gelu_(u)  # a second wide tensor costs a CPU more time than the function itself
         return self.act(u)
-
-
-class ScalingStage(Stage):
-    """Attention and FFN side by side from one norm (ViT-22B's block): two pairs of one sum."""
-
-    def __init__(self, attention: AttentionStage, mlp: MlpStage, **common: Any) -> None:
-        super().__init__(**common)
-        self.attention, self.mlp = attention, mlp
-
-    def widest(self) -> int:
-        """The wider of both."""
-        return max(self.attention.widest(), self.mlp.widest())
-
-    def pairs(self, h: Tensor, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
-        """Yield attention's pair, then the FFN's."""
-        yield from self.attention.pairs(h, queries, plan, split)
-        yield from self.mlp.pairs(h, queries, plan, split)
 
 
 def context_mean(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -270,14 +295,21 @@ def context_mean(x: Tensor, scale: Tensor | None) -> Tensor:
     return 0.5 * (x + mean) if scale is None else x + scale * mean
 
 
-def separate_qkv(model: nn.Module) -> None:
-    """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters."""
+def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
+    """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters.
+
+    Args:
+        model: of `fuse`.
+        divide_scores: take 1/√D out of q and divide the scores by √D; not with qk-norm, whose weights hold it.
+    """
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
+            factor = stage.head_dim**0.5 if divide_scores and stage.qk_norm is None else None
             for name, w, b in zip("qkv", stage.w_qkv.chunk(3), stage.b_qkv.chunk(3), strict=True):
-                setattr(stage, f"w_{name}", frozen(w))
-                setattr(stage, f"b_{name}", frozen(b))
-            stage.w_qkv = None
+                scale = factor if name == "q" and factor is not None else 1.0
+                setattr(stage, f"w_{name}", frozen(w * scale))
+                setattr(stage, f"b_{name}", frozen(b * scale))
+            stage.w_qkv, stage.divisor = None, factor
 
 
 def is_exact_gelu(act: nn.Module) -> bool:

@@ -156,7 +156,8 @@ def _build(source: Source, card: Card, config: TensorrtConfig, folder: Path, ima
     """Write the fused form, or the model as it is with attention written out."""
     if config.fuse is not False:
         try:
-            return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=True), folder, images)
+            return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=True), folder, images,
+                         divide_scores=False)  # fmt: skip
         except UsageError as error:
             if config.fuse:
                 raise

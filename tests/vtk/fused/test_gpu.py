@@ -25,14 +25,21 @@ def images() -> Tensor:
 @pytest.mark.parametrize("branches", [None, 2, 3])
 @pytest.mark.parametrize("cb", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("ln_folded", [False, True])
 def test_error_is_that_of_plain_torch(
-    vit: Callable[..., nn.Module], images: Tensor, dtype: torch.dtype, branches: int | None, cb: bool, graphs: bool
+    vit: Callable[..., nn.Module],
+    images: Tensor,
+    dtype: torch.dtype,
+    branches: int | None,
+    cb: bool,
+    graphs: bool,
+    ln_folded: bool,
 ) -> None:
     model = vit(branches=branches, dim=192, heads=3, grid=14, init_values=0.1, depth=4).float()
     if cb:
         add_context_broadcast(model, layers="all")
     model.cuda().eval()
-    fused = fuse(model, dtype)
+    fused = fuse(model, dtype, ln_folded=ln_folded)
     fused.graphs = graphs
     with torch.no_grad():
         expected = model(images)
@@ -44,9 +51,10 @@ def test_error_is_that_of_plain_torch(
     assert len(fused._graph_cache) == (3 if graphs else 0)
 
 
-def test_replays_give_what_the_model_gives(vit: Callable[..., nn.Module], images: Tensor) -> None:
+@pytest.mark.parametrize("ln_folded", [False, True])
+def test_replays_give_what_the_model_gives(vit: Callable[..., nn.Module], images: Tensor, ln_folded: bool) -> None:
     model = vit(branches=2, grid=14).float().cuda()
-    fused = fuse(model, torch.bfloat16)
+    fused = fuse(model, torch.bfloat16, ln_folded=ln_folded)
     images = images.bfloat16()
     with torch.no_grad():
         expected = {n: fused(images[:n]) for n in (1, 3, 33)}

@@ -1,8 +1,12 @@
-"""Kernels per forward pass."""
+"""Kernels per forward pass, of both forms of the CUDA plan."""
+
+from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import ParallelScalingBlock
+from torch import nn
 
 from vtk.fused import count_launches, fuse, launches
 from vtk.fused.counting import Counting, count
@@ -27,6 +31,102 @@ def test_what_is_launched() -> None:
     assert counts == {
         "patchify": 1, "mm": 1, "addmm": 3 * 12 + 1, "packed_attention": 12, "add_norm": 1 + 24, "linear_gelu": 12,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "blocks"),
+    [
+        ("vit_small_patch16_18x2_224", 95, 18), ("vit_base_patch16_18x2_224", 95, 18),
+        ("vit_base_patch16_224", 65, 12),
+    ],
+)  # fmt: skip
+def test_launches_of_the_folded_form(name: str, most: int, blocks: int) -> None:
+    model = timm.create_model(name, embed_dim=192, num_heads=3).eval()
+    assert 5 * blocks < count_launches(model, ln_folded=True) <= most
+    assert count_launches(model, ln_folded=False) == count_launches(model) > most
+
+
+def test_what_is_launched_in_the_folded_form() -> None:
+    """Five a block; the first reads what the embedding normalised, and the last ends with the head's norm."""
+    counts = launches(timm.create_model("vit_tiny_patch16_224"), ln_folded=True)
+    assert counts == {
+        "patchify": 1, "mm": 1, "add_norm": 1 + 1, "addmm": 1 + 1 + 1, "linear": 11, "packed_attention": 12,
+        "linear_residual": 23, "linear_gelu_stats": 12,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("on", ["mlp", "both"])
+def test_context_broadcasting_costs_one_launch_and_two_passes_in_the_folded_form(scale: bool, on: str) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", depth=4)
+    plain = count(model, ln_folded=True)
+    add_context_broadcast(model, scale=scale, on=on, layers=[0, 1, 2])
+    found = count(model, ln_folded=True)
+    places = 6 if on == "both" else 3
+    assert found.counts["context_broadcast_stats"] == places
+    assert found.counts.total() == plain.counts.total() + places
+    # in units of tokens · channels: the product's m is written, and read again beside x
+    units = (found.moved.total() - plain.moved.total()) / places / (197 * 192)
+    assert 2 <= units <= 2.05
+
+
+def _choosing(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[tuple[Any, ...]]:
+    """Let a measurement choose ``answer`` for the form; return what will be asked."""
+    asked: list[tuple[Any, ...]] = []
+
+    def choose(op: str, *shape: Any) -> str:
+        if op != "ln_folded":
+            return {"linear_gelu": "triton", "splitk_linear": "aten"}[op]
+        asked.append(shape)
+        return answer
+
+    monkeypatch.setattr("vtk.fused.model.choose", choose)
+    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "shape"),
+    [
+        ({}, (3 * 197, 192, 768)),
+        ({"reg_tokens": 4, "mlp_ratio": 1.5}, (3 * 201, 192, 288)),
+        ({"block_fn": ParallelScalingBlock, "mlp_ratio": 1.5}, (3 * 197, 192, 288)),
+        ({"parallel": True}, (3 * 197, 192, 1536)),
+    ],
+)
+def test_the_quicker_form_is_taken_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, kwargs: dict[str, Any], shape: tuple[int, int, int]
+) -> None:
+    """Of these tokens, channels and hidden columns of all branches."""
+    name = "vit_small_patch16_18x2_224" if kwargs.pop("parallel", None) else "vit_tiny_patch16_224"
+    model = timm.create_model(name, **{"embed_dim": 192, "num_heads": 3, "depth": 2, **kwargs})
+    forms = {folded: launches(model, batch=3, ln_folded=folded) for folded in (False, True)}
+    for answer, folded in (("folded", True), ("separate", False)):
+        asked = _choosing(monkeypatch, answer)
+        assert launches(model, batch=3) == forms[folded]
+        assert asked == [(*shape, torch.bfloat16, None)]
+        assert launches(model, batch=3, ln_folded=not folded) == forms[not folded]  # what was said is not measured
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", ["rms", "front", "front of the first stage"])
+def test_a_model_with_a_stage_that_needs_norms_has_no_choice(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    model: nn.Module
+    if kind == "rms":
+        model = timm.create_model("vit_tiny_patch16_224", depth=2, norm_layer="rmsnorm")
+    else:
+        model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        on = "mlp" if kind == "front" else "msa"
+        add_context_broadcast(model, placement="front", on=on, layers=[0])
+    asked = _choosing(monkeypatch, "folded")
+    found = launches(model)
+    if kind == "front of the first stage":  # what it reads comes normalised from the embedding
+        assert len(asked) == 1 and found["linear_residual"]
+    else:
+        assert not asked and not found["linear_residual"]
+    if kind == "front":  # by force: attention of block 0 hands on normalised tokens, and all others do not
+        forced = launches(model, ln_folded=True)
+        assert (forced["add_norm"], forced["linear_residual"], forced["linear_gelu"]) == (3, 2, 1)
 
 
 @pytest.mark.parametrize("scale", [False, True])

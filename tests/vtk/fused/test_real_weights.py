@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vtk.fused import fuse
+from vtk.fused.stages import Plan
 from vtk.models.create import create_model
 
 
@@ -29,11 +30,15 @@ def test_folding_real_weights_costs_no_precision(assets: Path) -> None:
     x = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).double() / 255 - 0.45) / 0.22
     with torch.no_grad():
         expected = model.double()(x)
-        fused = fuse(model)(x)
-        assert (fused - expected).abs().max() <= 1e-12 * expected.abs().max()
+        # of a CPU; of CUDA, with norms of their own and with folded ones, by the references of their operations
+        plans = (None, Plan(kernels=True), Plan(kernels=True, ln_folded=True))
+        fused = fuse(model)
+        for plan in plans:
+            assert (fused.compute(x, plan) - expected).abs().max() <= 1e-12 * expected.abs().max()
         model.float()
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            got = fuse(model, dtype)(x.to(dtype))
-            error = rms(got - expected)
+            fused = fuse(model, dtype)
             plain = copy.deepcopy(model).to(dtype)(x.to(dtype))
-            assert error <= 2 * rms(plain - expected), dtype
+            for plan in plans:
+                error = rms(fused.compute(x.to(dtype), plan) - expected)
+                assert error <= 2 * rms(plain - expected), (dtype, plan)

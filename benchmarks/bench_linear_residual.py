@@ -1,0 +1,57 @@
+"""Output projection or fc2 with bias, residual, and statistics of the sum's rows in one GEMM.
+
+"eager" is a product that adds to the residual and then the statistics, in plain torch. "aten" is what a block with
+norms of its own does instead: cuBLAS, then `add_norm`, which also normalises for the next product.
+
+    python benchmarks/bench_linear_residual.py [--smoke]
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from _runner import Bench, Case, Inputs, Maker, Outputs, main
+
+from vtk_kernels.add_norm import add_norm
+from vtk_kernels.linear_residual import linear_residual
+from vtk_kernels.row_stats import pieces_of, row_stats_ref
+
+EPS = 1e-6
+
+
+def case(t: int, k: int, c: int, **kwargs: object) -> Case:
+    size = 2 * (t * k + k * c + c + 2 * t * c) + 8 * t * pieces_of(c)
+    return Case({"T": t, "K": k, "C": c}, size, 2 * t * k * c, **kwargs)  # type: ignore[arg-type]
+
+
+def inputs(case: Case, make: Maker) -> Inputs:
+    t, k, c = case.shape.values()
+    return {"a": make(t, k), "w": make(c, k, scale=k**-0.5), "b": make(c, scale=0.5), "x": make(t, c) + 0.5}
+
+
+def eager(t: Inputs, case: Case) -> Outputs:
+    y = torch.addmm(t["x"] + t["b"], t["a"], t["w"].T)
+    return y, row_stats_ref(y)
+
+
+def aten(t: Inputs, case: Case) -> Outputs:
+    return add_norm(t["x"], F.linear(t["a"], t["w"], t["b"]), EPS)[0]
+
+
+def vtk(t: Inputs, case: Case) -> Outputs:
+    return linear_residual(t["a"], t["w"], t["b"], t["x"])
+
+
+BENCH = Bench(
+    op="linear_residual", tests=("tests/kernels/test_linear_residual.py",),
+    cases=tuple(
+        case(197 * b, k, c, compiled=(b, k, c) == (64, 3072, 384))
+        # out-projection and fc2 of two branches of S and of B, and of one branch of B
+        for k, c in ((768, 384), (3072, 384), (1536, 768), (6144, 768), (768, 768), (3072, 768)) for b in (1, 4, 8, 64)
+    ),
+    checks=(case(17, 128, 64), case(5, 1000, 100), case(61, 520, 72), case(197, 96, 384), case(577, 64, 192)),
+    inputs=inputs, providers={"eager": eager, "aten": aten, "vtk": vtk},
+)  # fmt: skip
+
+if __name__ == "__main__":
+    sys.exit(main(BENCH))

@@ -1,0 +1,138 @@
+"""Statistics of rows in pieces, from which a product's epilogue takes LayerNorm's 1/σ (Ba, Kiros, Hinton, 2016).
+
+    (x − μ) · Wᵀ = x · (W − mean over each row of W)ᵀ,  so that LayerNorm in front of a product is one factor per row.
+
+`row_stats` (..., S, 2) holds of each piece of 64 neighbouring channels its mean and M2 = Σ (x − mean)²; S is C / 64,
+rounded up, and the last piece may be shorter. Pieces are united as by Chan, Golub, LeVeque (Updating formulae and a
+pairwise algorithm for computing sample variances, 1979), where sums of squares would cancel:
+
+    μ = Σ n_s mean_s / C,    M2 = Σ (M2_s + n_s (mean_s − μ)²),    rstd = 1 / √(M2 / C + eps)
+
+A kernel that owns 64 columns of a tile writes their piece, and the next product unites them: no atomics, the same bits
+every time.
+"""
+
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+
+from vtk_kernels._dispatch import accumulator
+from vtk_kernels._triton import tl, triton
+
+PIECE = 64
+"""Channels of a piece."""
+
+_PIECE = tl.constexpr(PIECE)
+
+
+def pieces_of(channels: int) -> int:
+    """Return S, the number of pieces of a row."""
+    return -(-channels // PIECE)
+
+
+def row_stats_ref(x: Tensor) -> Tensor:
+    """Return the statistics of the rows of ``x`` (..., C): (..., S, 2) in fp32 (fp64 for fp64)."""
+    wide = x.to(accumulator(x.dtype))
+    channels, lead = x.shape[-1], x.shape[:-1]
+    even = channels // PIECE * PIECE
+    parts = [wide[..., :even].reshape(*lead, even // PIECE, PIECE), wide[..., even:].reshape(*lead, 1, channels - even)]
+    found = []
+    for part in parts if even < channels else parts[:1]:
+        mean = part.mean(-1)
+        found.append(torch.stack([mean, (part - mean[..., None]).square().sum(-1)], -1))
+    return torch.cat(found, -2) if len(found) > 1 else found[0]
+
+
+def rstd_ref(row_stats: Tensor, channels: int, eps: float) -> Tensor:
+    """Return 1/√(variance + eps) of each row.
+
+    Args:
+        row_stats: (..., S, 2).
+        channels: C, of which S = ceil(C / 64).
+        eps: added to the variance.
+
+    Returns:
+        (...), the type of ``row_stats``.
+    """
+    mean, m2 = row_stats.unbind(-1)
+    first = torch.arange(0, channels, PIECE, device=mean.device)
+    size = (channels - first).clamp(max=PIECE).to(mean.dtype)
+    whole = (size * mean).sum(-1, keepdim=True) / channels
+    return torch.rsqrt((m2 + size * (mean - whole).square()).sum(-1) / channels + eps)
+
+
+def check_row_stats(x: Tensor, row_stats: Tensor | None, eps: float | None) -> None:
+    """Refuse statistics that are not those of rows like ``x`` (..., C), or that come without ``eps``.
+
+    Raises:
+        ValueError: another shape or type, or one of the two alone.
+    """
+    if (row_stats is None) != (eps is None):
+        raise ValueError(f"give `row_stats` and `eps` together; `{'eps' if eps is None else 'row_stats'}` is None")
+    wanted, wide = (*x.shape[:-1], pieces_of(x.shape[-1]), 2), accumulator(x.dtype)
+    if row_stats is not None and (row_stats.shape != wanted or row_stats.dtype != wide):
+        raise ValueError(
+            f"`row_stats` is {tuple(row_stats.shape)} {row_stats.dtype}; it must be {wanted} {wide}, mean and M2 of "
+            f"each {PIECE} channels"
+        )
+
+
+@triton.jit
+@no_type_check
+def store_piece(
+    stats_ptr,  # out (T, pieces, 2), fp32
+    y,  # (BLOCK_T, 64) in fp32, 0 in columns from `width` on
+    row,  # (BLOCK_T,), int64
+    T,
+    piece,
+    pieces,
+    width,  # columns of the piece, at most 64; none for a piece outside the matrix, where nothing is stored
+):
+    """Store mean and M2 of each row of a piece."""
+    mean = tl.sum(y, 1) / tl.maximum(width, 1)
+    apart = tl.where((tl.arange(0, _PIECE) < width)[None, :], y - mean[:, None], 0.0)
+    at = stats_ptr + 2 * (row * pieces + piece)[:, None] + tl.arange(0, 2)[None, :]
+    mask = (row < T) & (width > 0)  # no branch: the loop around it is flattened
+    tl.store(at, tl.join(mean, tl.sum(apart * apart, 1)), mask=mask[:, None])
+
+
+@triton.jit
+@no_type_check
+def _unite(mean, m2, at, mask, piece, C):
+    """Add a piece, stored at a pointer per row, to mean and M2 of the pieces before it."""
+    before = piece * _PIECE
+    size = tl.minimum(C - before, _PIECE)
+    part = size / (before + size)
+    apart = tl.load(at + 2 * piece, mask=mask, other=0.0) - mean
+    m2 += tl.load(at + 2 * piece + 1, mask=mask, other=0.0) + apart * apart * (part * before)
+    return mean + apart * part, m2
+
+
+@triton.jit
+@no_type_check
+def load_rstd(
+    stats_ptr,  # (T, PIECES, 2), fp32
+    stride_st,  # from the pieces of a row to those of the next
+    row,  # (BLOCK_T,), int64
+    T,
+    C,
+    eps,
+    PIECES: tl.constexpr,
+    LOOP: tl.constexpr,  # piece after piece, with few registers; or all loads at once and no loop, to be inside another
+):
+    """Return 1/√(variance + eps) of a block of rows: (BLOCK_T,) in fp32.
+
+    A tile of rows and pieces would be shorter to write, but draw the sums of the product into a layout of its own.
+    """
+    at = stats_ptr + row * stride_st
+    mask = row < T
+    mean = tl.load(at, mask=mask, other=0.0)
+    m2 = tl.load(at + 1, mask=mask, other=0.0)
+    if LOOP:
+        for piece in tl.range(1, PIECES, num_stages=1):
+            mean, m2 = _unite(mean, m2, at, mask, piece, C)
+    else:
+        for piece in tl.static_range(1, PIECES):
+            mean, m2 = _unite(mean, m2, at, mask, piece, C)
+    return tl.rsqrt(m2 / C + eps)
