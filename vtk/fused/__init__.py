@@ -10,6 +10,6 @@ __getattr__, __dir__, __all__ = attach(
         "count_launches": "vtk.fused.counting",
         "fuse": "vtk.fused.build",
         "launches": "vtk.fused.counting",
-        "separate_qkv": "vtk.fused.stages",
+        "separate_qkv": "vtk.fused.separate",
     },
 )

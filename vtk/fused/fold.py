@@ -19,7 +19,8 @@ from torch import Tensor
 from vtk.fused.batch_norms import fold_token_norm
 from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identity, shared_activation
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
-from vtk.fused.stages import AttentionStage, Context, MlpStage, QkNorm
+from vtk.fused.qk_norm import QkNorm
+from vtk.fused.stages import AttentionStage, Context, MlpStage
 from vtk.models.context_broadcast import ContextBroadcast
 
 

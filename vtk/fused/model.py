@@ -259,7 +259,9 @@ def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Ten
         if total is None:
             total = F.linear(activation, matrix, bias)
         else:
-            flat = torch.addmm(total.flatten(0, 1), activation.flatten(0, 1), matrix.t())
+            sums, product = total.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
+            # `total` is this function's own, so that without autograd it need not be copied
+            flat = torch.addmm(sums, *product) if torch.is_grad_enabled() else sums.addmm_(*product)
             total = flat.view(total.shape)
     assert total is not None
     return total

@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.fused.few_queries import few_queries
+from vtk.fused.frozen import frozen
 from vtk.fused.norms import NormSpec
 from vtk.fused.prepacked import wide_linear
+from vtk.fused.qk_norm import QkNorm
 from vtk.fused.reading import Pair, RawTokens, Reading, first
 from vtk_kernels.choices import choose
 from vtk_kernels.linear_gelu import linear_gelu
@@ -119,7 +122,7 @@ class AttentionStage(Stage):
         w_out: Tensor,
         num_heads: int,
         head_dim: int,
-        qk_norm: "QkNorm | None",
+        qk_norm: QkNorm | None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -148,14 +151,14 @@ class AttentionStage(Stage):
             yield self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries), self.w_out
         elif self.w_qkv is None:
             yield self._separate(h, queries), self.w_out
+        elif queries is not None and self.qk_norm is None and not plan.kernels:
+            # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
+            w_q, w_k, w_v = self.w_qkv.chunk(3)
+            b_q, _, b_v = self.b_qkv.chunk(3)
+            q = F.linear(h[:, :queries], w_q, b_q)
+            yield few_queries(q, h, w_k, w_v, b_v, self.head_dim), self.w_out
         elif split and self.branches > 1:
             yield from self._by_branch(h, queries)
-        elif queries is not None and self.qk_norm is None and not plan.kernels:
-            # a CPU is short of arithmetic, not of launches: no query is computed that nobody reads
-            width = self.w_qkv.shape[0] // 3
-            q = F.linear(h[:, :queries], self.w_qkv[:width], self.b_qkv[:width])
-            k, v = self._heads(F.linear(h, self.w_qkv[width:], self.b_qkv[width:]), 2).unbind(2)
-            yield self._attend(self._heads(q, 1)[:, :, 0], k, v), self.w_out
         else:
             yield self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries), self.w_out
 
@@ -202,30 +205,6 @@ class AttentionStage(Stage):
             q, k = self.qk_norm(q, k, branch)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2)
-
-
-class QkNorm(nn.Module):
-    """Norms of q and k over the head's channels, each branch with its own weights; q's hold 1/√D."""
-
-    def __init__(self, norm: NormSpec, branches: int, affine: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.norm, self.branches = norm, branches
-        self.q_weight, self.q_bias = frozen(affine["q_weight"]), frozen(affine["q_bias"])  # (P·H, D)
-        self.k_weight, self.k_bias = frozen(affine["k_weight"]), frozen(affine["k_bias"])
-
-    def forward(self, q: Tensor, k: Tensor, branch: int | None = None) -> tuple[Tensor, Tensor]:
-        """Normalise q and k (B, N, H, D); ``branch`` says whose heads they are, None for all branches' heads."""
-        return (
-            self._one(q, self.q_weight, self.q_bias, branch),
-            self._one(k, self.k_weight, self.k_bias, branch),
-        )
-
-    def _one(self, x: Tensor, weight: Tensor, bias: Tensor, branch: int | None) -> Tensor:
-        if branch is not None:
-            weight, bias = weight.chunk(self.branches)[branch], bias.chunk(self.branches)[branch]
-        if self.norm.kind == "rms":
-            return F.rms_norm(x, x.shape[-1:], eps=self.norm.eps) * weight
-        return F.layer_norm(x, x.shape[-1:], eps=self.norm.eps) * weight + bias
 
 
 class MlpStage(Stage):
@@ -295,30 +274,8 @@ def context_mean(x: Tensor, scale: Tensor | None) -> Tensor:
     return 0.5 * (x + mean) if scale is None else x + scale * mean
 
 
-def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
-    """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters.
-
-    Args:
-        model: of `fuse`.
-        divide_scores: take 1/√D out of q and divide the scores by √D; not with qk-norm, whose weights hold it.
-    """
-    for stage in model.modules():
-        if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
-            factor = stage.head_dim**0.5 if divide_scores and stage.qk_norm is None else None
-            for name, w, b in zip("qkv", stage.w_qkv.chunk(3), stage.b_qkv.chunk(3), strict=True):
-                scale = factor if name == "q" and factor is not None else 1.0
-                setattr(stage, f"w_{name}", frozen(w * scale))
-                setattr(stage, f"b_{name}", frozen(b * scale))
-            stage.w_qkv, stage.divisor = None, factor
-
-
 def is_exact_gelu(act: nn.Module) -> bool:
     """Return whether an activation is GELU by the error function."""
     from timm.layers import GELU
 
     return (type(act) is nn.GELU and act.approximate == "none") or type(act) is GELU
-
-
-def frozen(value: Tensor | None) -> Any:
-    """Return a parameter that no optimiser trains, or None; a copy, lest it change with the model it comes from."""
-    return None if value is None else nn.Parameter(value.clone(memory_format=torch.contiguous_format), False)

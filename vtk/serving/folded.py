@@ -18,7 +18,8 @@ from vtk.fused.blocks import fold_block
 from vtk.fused.build import check_model
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.norms import NormSpec
-from vtk.fused.stages import AttentionStage, MlpStage, QkNorm, Stage
+from vtk.fused.qk_norm import QkNorm
+from vtk.fused.stages import AttentionStage, MlpStage, Stage
 
 Weights = tuple[dict[str, Tensor], ...]
 """Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
