@@ -188,7 +188,10 @@ def test_a_model_that_cannot_be_fused_has_attention_written_out(
     use_fused()
     seen = []
 
-    def refuse(model: torch.nn.Module, fuse: bool | None, *, vits: bool = False) -> torch.nn.Module:
+    def refuse(
+        model: torch.nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True
+    ) -> torch.nn.Module:
+        assert not divide_scores  # TensorRT has the scale on q
         seen.append([module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")])
         if fuse:
             raise UsageError("cannot fuse Strange: unknown; leave out --fuse")
