@@ -14,6 +14,7 @@ from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.graphs import GraphCache
 from vtk.fused.norms import NormSpec, normalize
+from vtk.fused.prepacked import forget, observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
 from vtk.fused.stages import Plan, Stage, context_mean
 from vtk_kernels._dispatch import HALF
@@ -161,6 +162,7 @@ class FusedViT(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
         self._graph_cache.clear()  # graphs read the weights at their old addresses
+        forget(self)
         return super()._apply(fn, recurse)
 
     def _bias(self) -> Tensor:
@@ -261,7 +263,8 @@ def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Ten
         else:
             sums, product = total.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
             # `total` is this function's own, so that without autograd it need not be copied
-            flat = torch.addmm(sums, *product) if torch.is_grad_enabled() else sums.addmm_(*product)
+            plain = torch.is_grad_enabled() or observed()
+            flat = torch.addmm(sums, *product) if plain else sums.addmm_(*product)
             total = flat.view(total.shape)
     assert total is not None
     return total

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.jit._trace import is_tracing
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _packed = WeakTensorKeyDictionary()
-"""Weight to (where its values lay and their version, its copy in oneDNN's order)."""
+"""Weight to (its storage, address and version, its copy in oneDNN's order)."""
 
 
 def wide_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -40,20 +43,34 @@ def wide_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def _takes(x: Tensor, w: Tensor) -> bool:
     if x.device.type != "cpu" or x.dtype != torch.float32 or type(x) is not Tensor or type(w) is not torch.nn.Parameter:
         return False
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or w.is_inference() or not available():
+    if observed() or w.is_inference() or not available():
         return False
     return x.numel() > 0 and not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad))
 
 
 def _in_own_order(w: Tensor) -> Tensor:
-    # an address alone may be used again, and a version alone does not see that `.data` was exchanged
-    state = w.data_ptr(), w._version
+    # `.data` may be exchanged: the version stays then, and the new values may lie where the old ones lay. A weak
+    # reference to the old storage keeps its identity, not its memory, from being given to another
+    storage, state = StorageWeakRef(w.untyped_storage()), (w.data_ptr(), w._version)
     found = _packed.get(w)
-    if found is None or found[0] != state:
-        found = state, torch.ops.mkldnn._reorder_linear_weight(w.detach(), None)
+    if found is None or found[0].cdata != storage.cdata or found[1] != state:
+        found = storage, state, torch.ops.mkldnn._reorder_linear_weight(w.detach(), None)
         _packed[w] = found
-    packed: Tensor = found[1]
+    packed: Tensor = found[2]
     return packed
+
+
+def forget(module: nn.Module) -> None:
+    """Drop the copies of a module's weights, which are about to move or to change their type."""
+    for parameter in module.parameters():
+        _packed.pop(parameter, None)
+
+
+def observed() -> bool:
+    """Whether somebody records or counts the operations, who knows torch's plain ones and not these."""
+    if torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return True
+    return is_tracing() or _get_current_dispatch_mode() is not None
 
 
 @functools.cache

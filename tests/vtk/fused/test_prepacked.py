@@ -126,3 +126,44 @@ def test_a_fused_model_takes_it_for_the_wide_matrices_only() -> None:
     fused.load_state_dict(state)
     with torch.no_grad():
         assert not fused(images).any()
+
+
+def test_an_address_that_is_used_again_is_seen() -> None:
+    """Two exchanges, and the new values lie where the old ones lay, under the same version."""
+    (w, b), x = weights(), torch.randn(2, 24)
+    values = w.detach().clone()
+    for i in range(60):
+        wide_linear(x, w, b)
+        w.data = values * (1 + i)
+        w.data = values * (0.5 - i)
+        torch.testing.assert_close(wide_linear(x, w, b).double(), exact(x, w, b), rtol=1e-4, atol=1e-2)
+
+
+def test_no_copy_outlives_a_change_of_type() -> None:
+    model = fuse(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5).eval())
+    with torch.no_grad():
+        model(torch.randn(1, 3, 32, 32))
+    assert len(prepacked._packed)
+    model.bfloat16()
+    assert not len(prepacked._packed)
+
+
+def test_tracers_and_counters_see_plain_operators() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    fused, x = fuse(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2).eval()), torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        expected = fused(x)
+        torch.testing.assert_close(torch.jit.trace(fused, x)(x), expected, rtol=1e-4, atol=1e-5)
+        compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+        with FlopCounterMode(display=False) as counter:
+            fused(x)
+    assert counter.get_total_flops() > 2 * 5 * (12 * 192 * 192)  # one block alone: 5 tokens and 12 C² weights
+
+
+def test_weights_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5).eval()
+        images = torch.randn(1, 3, 32, 32)
+        torch.testing.assert_close(fuse(model)(images), model(images), rtol=1e-4, atol=1e-5)
