@@ -15,8 +15,17 @@ from torch import Tensor
 
 from vtk_kernels._device import chained, follow, is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._matmul import GROUP, has_tensor_map, mapped_product, product, tensor_map, tile_config, tile_of
-from vtk_kernels._rows import as_rows, check_channels
+from vtk_kernels._matmul import (
+    GROUP,
+    check_linear,
+    has_tensor_map,
+    mapped_product,
+    product,
+    tensor_map,
+    tile_config,
+    tile_of,
+)
+from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
 LAUNCHES["splitk_linear"] = 1
@@ -199,10 +208,6 @@ def splitk_linear(x: Tensor, w: Tensor, splits: int, *, use_triton: bool | None 
 
 
 def _check(x: Tensor, w: Tensor, splits: int) -> None:
-    check_channels(x)
-    if w.ndim != 2 or w.shape[1] != x.shape[-1] or w.dtype != x.dtype:
-        raise ValueError(
-            f"`w` is {tuple(w.shape)} {w.dtype}; it must be (F, {x.shape[-1]}) {x.dtype} to fit `x`, {tuple(x.shape)}"
-        )
+    check_linear(x, w, None)
     if splits < 1:
         raise ValueError(f"`splits` ({splits}) must be at least 1")
