@@ -115,7 +115,7 @@ def run(
     work = _work(source, shape)
     repeated = ", repeated in larger batches" if max(config.batch_sizes) > DISTINCT else ""
     return ProfileResult(
-        source=config.source,
+        source=config.source if source.held is None else source.name,
         kind=source.kind,
         model=source.card.model.name,
         input_shape=shape,

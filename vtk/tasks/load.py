@@ -16,7 +16,7 @@ from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
 from vtk.formats import check_safetensors, read_json
 from vtk.models.base import Base, base_id
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import blank_model
 from vtk.models.parts import head_names
@@ -196,7 +196,7 @@ def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
 
 def _create(card: Card, where: Path, **source: Any) -> Created:
     try:
-        return create_model(
+        return build_model(
             card.model.name,
             num_classes=len(card.classes),
             img_size=card.input.size,

@@ -10,7 +10,7 @@ from vtk.data.loader import make_loader
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
-from vtk.models.create import check_transforms, create_model
+from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import input_spec
 from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
@@ -100,7 +100,7 @@ class Setup:
         self.teacher = open_teacher(
             config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
         )
-        self.created = create_model(
+        self.created = build_model(
             begin.name, num_classes=len(self.audit.classes), img_size=begin.size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=begin.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(), base=self.base,

@@ -18,7 +18,7 @@ from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.formats import write_json
 from vtk.models.arguments import parse_model_kwargs
-from vtk.models.create import check_transforms, create_model
+from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec
 from vtk.training import checkpoint, policy
 from vtk.training import outputs as run_outputs
@@ -136,7 +136,7 @@ class PretrainRun:
             if ranks.main == turn:
                 self.audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
             ranks.wait()
-        self.created = create_model(
+        self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(),
