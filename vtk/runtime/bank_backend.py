@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.runtime.fp32 import FullPrecision
+from vtk.models.fp32 import FullPrecision
 from vtk.runtime.source import Source
 from vtk.tasks.load import Task
 
