@@ -172,8 +172,10 @@ def test_an_error_of_a_callback_ends_the_run_and_keeps_what_was_saved(small):
     out = small().out
     assert len(table(out)) == 2
     load_task(out / "task")
-    result = vtk.finetune(small(epochs=4, resume=True))
+    again = Log()
+    result = vtk.finetune(small(epochs=4, resume=True), callbacks=[again])
     assert [row["epoch"] for row in result.rows] == [1, 2, 3, 4]
+    assert [e.epoch for e in again.told["epoch"]] == [3, 4], "the state of the second epoch was lost"
 
 
 def test_an_error_in_a_step_closes_everything(small):
