@@ -10,8 +10,9 @@ __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
+        "Callback": "vtk.training.callbacks",
         "Card": "vtk.card",
-        "create_model": "vtk.models.create",
+        "create_model": "vtk.models.module",
         "evaluate": "vtk.evaluation.metrics",
         "export_onnx": "vtk_export.onnx",
         "export_tasks": "vtk_export.tasks",

@@ -26,8 +26,9 @@ from vtk.errors import DataError, UsageError, VerificationError, VtkError
 from vtk.files import check_writable, replace_file
 from vtk.formats import write_json
 from vtk.fused import fuse
+from vtk.models.devices import DTYPES, resolve_device
 from vtk.runtime import aoti_backend
-from vtk.runtime.backend import DTYPES, load_backend, resolve_device
+from vtk.runtime.backend import load_backend
 from vtk.runtime.source import Source
 from vtk.runtime.torch_backend import EagerBackend
 from vtk_export.aoti_config import AotiConfig

@@ -13,7 +13,8 @@ from vtk import console
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import PLAIN, Facts
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 from vtk_export.build import build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel

@@ -19,7 +19,7 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.tasks.pack import save_task
 
 TIMM = {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -46,7 +46,7 @@ def make_pack(root: Path, noise: float) -> Packed:
     torch.manual_seed(2)
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **TIMM)
     save_file(plain.state_dict(), root / "base.safetensors")
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=5, img_size=(32, 48), weights=root / "base.safetensors", kwargs=TIMM
     )
     state = {k: v.clone() for k, v in created.model.state_dict().items()}

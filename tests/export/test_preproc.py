@@ -17,7 +17,7 @@ from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data.transforms import eval_transform
 from vtk.errors import UsageError, VerificationError
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 from vtk_export.config import OnnxConfig
 from vtk_export.limits import LIMITS
 from vtk_export.preproc import check_preproc, prepend

@@ -15,7 +15,8 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError, VerificationError
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 from vtk_export.build import _check_resize
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import _name_sides

@@ -117,7 +117,7 @@ def test_the_file_has_the_ir_version_and_says_what_it_needs(
 
 def test_an_ir_version_that_the_file_has_not_is_found(tmp_path: Path, exported_calm: Any) -> None:
     from vtk.errors import VerificationError
-    from vtk.runtime.source import open_onnx
+    from vtk.runtime.onnx_file import open_onnx
     from vtk_export.verify import verify_structure
 
     path = exported_calm.out / "model.onnx"

@@ -22,7 +22,7 @@ from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.runtime.images import find_images, recorded_division
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import MODELS, Source, open_source
 from vtk.training.parallel import Ranks
 
 _FEW = 200  # for so few images, starting processes takes longer than decoding
@@ -46,7 +46,7 @@ def open_models(texts: Sequence[str], config: AnalyzeCommand) -> list[Source]:
         if file or not any(files):
             options["base"] = config.base
         source = open_source(text, **options)
-        if source.kind not in ("pack", "checkpoint", "timm"):
+        if source.kind not in MODELS:
             raise UsageError(f"{text} is no torch model; give the pack, checkpoint or timm name it was exported from")
         for note in source.notes:
             console.say(note)

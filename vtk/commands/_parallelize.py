@@ -30,9 +30,9 @@ from vtk.evaluation.metrics import evaluate
 from vtk.files import prepare_output
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
+from vtk.models.devices import resolve_device
 from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize
-from vtk.runtime.backend import resolve_device
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.source import Source, open_source
 from vtk.tasks.plain import plain_call

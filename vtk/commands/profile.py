@@ -102,8 +102,8 @@ def _ceilings(config: ProfileCommand) -> int:
 
     import torch
 
+    from vtk.models.devices import resolve_device
     from vtk.profiling import ceilings
-    from vtk.runtime.backend import resolve_device
 
     device, threads = resolve_device(config.device), config.threads or torch.get_num_threads()
     found = ceilings.measure(device, threads)

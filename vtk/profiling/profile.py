@@ -10,6 +10,7 @@ import torch
 from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output
+from vtk.models.devices import resolve_device
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
 from vtk.profiling.config import ProfileConfig
@@ -21,7 +22,7 @@ from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
 from vtk.profiling.session import FILES, Answers, Loader, Session
 from vtk.profiling.work import Ceilings, Work, work_of
-from vtk.runtime.backend import load_backend, resolve_device
+from vtk.runtime.backend import load_backend
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Source, open_source
 

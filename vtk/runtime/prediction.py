@@ -2,9 +2,8 @@
 
 import csv
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,20 @@ from PIL import Image
 from torch import Tensor
 
 from vtk import console
+from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
 from vtk.data.images import one_line, reason
 from vtk.data.listing import list_images
-from vtk.data.pool import usable_cpus
 from vtk.data.transforms import EvalTransform, eval_transform
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
+from vtk.evaluation.labels import Prediction, check_threshold, predictions
 from vtk.files import replace_file
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 
 _SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The most likely labels of one image, best first, with their softmax probabilities.
-
-    Of a model of several labels they are those that reach the threshold, if any, with their sigmoids.
-    """
-
-    path: Path
-    labels: tuple[str, ...]
-    scores: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -85,10 +73,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         UnavailableError: a back-end or device asked for is not here.
     """
     source.require_description("predict")
-    if not source.card.multi_label and config.threshold is not None:
-        raise UsageError(
-            f"`--threshold` is for models of several labels; {source.name} gives one label an image: use --top-k"
-        )
+    check_threshold(source.card, config.threshold, source.name)
     paths = list_images(config.images)
     _check_out(config)
     conditions = choose_conditions(
@@ -104,13 +89,14 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
     )
     transform = eval_transform(source.card.input)
-    predictions: list[Prediction] = []
+    found: list[Prediction] = []
     skipped: list[tuple[Path, str]] = []
     try:
         predict = predictor(backend)
         with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
-            for batch in _batches(paths, transform, conditions.batch_size, pixel_limit(source.card)):
+            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card))
+            for batch in batches_ahead(paths, load, conditions.batch_size):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
                 for path, problem in batch:
                     if isinstance(problem, str):
@@ -119,61 +105,27 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
                 if good:
                     logits = predict(torch.stack([image for _, image in good]))
                     named = [path for path, _ in good]
-                    if source.card.multi_label:
-                        least = 0.5 if config.threshold is None else config.threshold
-                        predictions += _above(logits, named, source.card.classes, least)
-                    else:
-                        predictions += _top(logits, named, source.card.classes, config.top_k)
+                    found += predictions(
+                        source.card, logits, named, top_k=config.top_k, threshold=config.threshold
+                    )  # fmt: skip
                 bar.advance(len(batch))
     finally:
         backend.close()
-    if not predictions:
+    if not found:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(predictions), tuple(skipped), config.out, backend.provider, many)
+    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many)
     _write(result, min(config.top_k, len(source.card.classes)))
     _print(result)
     return result
 
 
-def _batches(
-    paths: Sequence[Path], transform: EvalTransform, size: int, max_pixels: int
-) -> Iterator[list[tuple[Path, Tensor | str]]]:
-    """Decode in threads, one batch ahead of the model; a file that cannot be read gives the reason instead."""
-
-    def load(path: Path) -> tuple[Path, Tensor | str]:
-        try:
-            return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
-        except DataError as error:
-            return path, reason(error.__cause__ or error, path)
-
-    with ThreadPoolExecutor(min(usable_cpus(), 8)) as pool:
-        waiting = None
-        for start in range(0, len(paths), size):
-            coming = [pool.submit(load, path) for path in paths[start : start + size]]
-            if waiting is not None:
-                yield [future.result() for future in waiting]
-            waiting = coming
-        if waiting is not None:
-            yield [future.result() for future in waiting]
-
-
-def _top(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], k: int) -> list[Prediction]:
-    scores, indices = logits.float().softmax(1).topk(min(k, len(classes)))
-    return [
-        Prediction(path, tuple(classes[i] for i in row), tuple(values))
-        for path, row, values in zip(paths, indices.tolist(), scores.tolist(), strict=True)
-    ]
-
-
-def _above(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], least: float) -> list[Prediction]:
-    """Return the labels of each image whose sigmoid is ``least`` or more."""
-    found = []
-    for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
-        order = scores.argsort(descending=True, stable=True)
-        kept = [int(i) for i in order if scores[i] >= least]
-        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
-    return found
+def _load(path: Path, transform: EvalTransform, max_pixels: int) -> tuple[Path, Tensor | str]:
+    """Decode an image; one that cannot be read gives the reason instead."""
+    try:
+        return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
+    except DataError as error:
+        return path, reason(error.__cause__ or error, path)
 
 
 def _header(k: int) -> list[str]:

@@ -1,10 +1,7 @@
 """The files of a run: which there are, how they are cleared away, and how they are written."""
 
 import contextlib
-import csv
 import dataclasses
-import io
-import json
 import platform
 import shlex
 import shutil
@@ -148,18 +145,6 @@ def versions() -> dict[str, str]:
 
             found[key] = __version__ if key == "vtk" else "unknown"
     return found
-
-
-def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Write the metrics per epoch as ``metrics.csv`` and ``metrics.jsonl``."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    whole = [{k: int(v) if k == "epoch" else v for k, v in row.items()} for row in rows]
-    writer.writerows(whole)
-    write_text(out / "metrics.csv", text.getvalue())
-    write_text(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in whole))
 
 
 def write_best(out: Path, metrics: "Metrics | MultiLabelMetrics") -> None:

@@ -21,7 +21,7 @@ from vtk.__main__ import main
 from vtk.card import Card, Regime
 from vtk.data.transforms import eval_transform
 from vtk.formats import write_json
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.tasks.load import read_card
 from vtk.tasks.pack import save_task
 
@@ -71,7 +71,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     torch.manual_seed(5)
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, **TIMM)
     save_file(plain.state_dict(), root / "base.safetensors")
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=4, img_size=32, weights=root / "base.safetensors", kwargs=TIMM
     )
     state = {k: v.clone() for k, v in created.model.state_dict().items()}

@@ -79,7 +79,7 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
         import vtk.training.packs as packs
         import vtk.training.setup as setup
 
-        create, feed = setup.create_model, setup.Setup.feed
+        create, feed = setup.build_model, setup.Setup.feed
 
         def wide(*args, **kwargs):
             created = create(*args, **kwargs)
@@ -91,7 +91,7 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
             narrow = self.augment
             self.stream._loader.dataset.transform = lambda image: narrow(image).double()
 
-        monkeypatch.setattr(setup, "create_model", wide)
+        monkeypatch.setattr(setup, "build_model", wide)
         monkeypatch.setattr(setup.Setup, "feed", wide_feed)
         monkeypatch.setattr(packs, "evaluate_ranks", in_fp64(packs.evaluate_ranks))
         monkeypatch.setattr(packs, "save_task", keep_fp64)
