@@ -9,6 +9,7 @@ import torch
 from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output
+from vtk.packages import require
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
 from vtk.profiling.config import ProfileConfig
@@ -61,6 +62,7 @@ def profile(source: str | Path | ProfileConfig, *, command: str = "", show_progr
     if not config.source or config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:
+        require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
     opened = open_asked(config, many=True)
     reference = None if config.reference is None else open_source(config.reference)

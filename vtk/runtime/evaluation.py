@@ -17,6 +17,7 @@ from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
 from vtk.evaluation.rows import per_class_csv
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
+from vtk.packages import require
 from vtk.runtime.agreement import Agreement
 from vtk.runtime.backend import dtype_name, load_backend, predictor
 from vtk.runtime.facts import PLAIN
@@ -87,6 +88,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     """
     source.require_description("eval")
     if config.out is not None:
+        require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
     conditions = choose_conditions(
         source,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
+from vtk.packages import require
 from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import PLAIN, Facts, read_facts
 
@@ -153,6 +154,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         UsageError: a file of many tasks where only one task's will do.
         DataError: not an ONNX file, weights beside it that are not whole, or no images of a fixed size as its input.
     """
+    require("onnx", "google.protobuf")
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk import console
+from vtk.packages import require
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
@@ -87,7 +88,9 @@ def export_triton(config: TritonConfig, *, show: bool = True, measure: Measure |
         BaseError: packs of different bases for one model.
         DataError: a damaged source, or a repository that cannot be written or holds another model of this name.
         VerificationError: a file is not what was asked for.
+        UnavailableError: what describes a model to the server is not installed.
     """
+    require("tritonclient")
     start = time.perf_counter()
     named = named_packs(config.sources)
     if config.server in ("onnxruntime", "tensorrt"):
