@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
         ),
     )
     from vtk.files import prepare_output
+    from vtk.packages import require
 
+    require("matplotlib")
     command = shlex.join(["vtk", "analyze", *argv])
     if config.threads is not None:
         import torch

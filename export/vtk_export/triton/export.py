@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
+from vtk.packages import require
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
@@ -99,7 +100,9 @@ def export_triton(
         BaseError: packs of different bases for one model.
         DataError: a damaged source, or a repository that cannot be written or holds another model of this name.
         VerificationError: a file is not what was asked for.
+        UnavailableError: what describes a model to the server is not installed.
     """
+    require("tritonclient")
     start = time.perf_counter()
     texts = [f"{k}={v}" for k, v in sources.items()] if isinstance(sources, Mapping) else list(map(str, sources))
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TritonConfig)}
