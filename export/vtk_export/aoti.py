@@ -135,7 +135,7 @@ def temporary_aoti(
     """Export and verify into a temporary folder, for the back-end ``aoti``; gone at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"dtype": precision, "device": str(device), "threads": threads}
-        config = AotiConfig(source=source.name, out=Path(folder) / "export", **options)
+        config = AotiConfig(out=Path(folder) / "export", **options)
         result = export_aoti(source, config, show=False)
         worst = max(row.error for row in result.rows)
         console.say(f"{source.name}: compiled by AOTInductor and verified (max error {worst:.1e})")

@@ -148,7 +148,7 @@ def temporary_onnx(
     """Export and verify into a temporary folder, for a back-end that runs ONNX files; gone at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
-        config = OnnxConfig(source=source.name, out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
         console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")

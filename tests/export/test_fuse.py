@@ -51,7 +51,7 @@ def given(branches: int) -> Source:
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("merged") / "onnx"
-    return export_onnx(given(2), OnnxConfig(source="given", out=out), show=False)
+    return export_onnx(given(2), OnnxConfig(out=out), show=False)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
@@ -150,7 +150,7 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
 
     monkeypatch.setattr("vtk_export.build.choose_form", form)
     with pytest.raises(DataError, match="far enough"):
-        export_onnx(given(2), OnnxConfig(source="given", out=tmp_path / "onnx", **options), show=False)
+        export_onnx(given(2), OnnxConfig(out=tmp_path / "onnx", **options), show=False)
     assert seen == [divides]
 
 

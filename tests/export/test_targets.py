@@ -78,7 +78,7 @@ def test_oldest_run_times_of_a_file() -> None:
 )
 def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        OnnxConfig(source="x", out=Path("y"), target=text)
+        OnnxConfig(out=Path("y"), target=text)
     assert "\n" not in str(caught.value)
 
 
@@ -94,7 +94,7 @@ def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> N
 )
 def test_more_than_the_run_time_takes_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxConfig(source="x", out=Path("y"), **options)
+        OnnxConfig(out=Path("y"), **options)
 
 
 @pytest.mark.parametrize(

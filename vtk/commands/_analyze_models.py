@@ -12,7 +12,7 @@ from timm.data.mixup import Mixup
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand
 from vtk.analysis.diagnostics.base import Batches, Context
 from vtk.analysis.share import Share
 from vtk.data.bands import pixel_limit
@@ -28,7 +28,7 @@ from vtk.training.parallel import Ranks
 _FEW = 200  # for so few images, starting processes takes longer than decoding
 
 
-def open_models(texts: Sequence[str], config: AnalyzeConfig) -> list[Source]:
+def open_models(texts: Sequence[str], config: AnalyzeCommand) -> list[Source]:
     """Recognise one model, or those that are compared.
 
     Flags for timm names go to those, and ``--base`` to packs; a flag that none of the models takes is refused.
@@ -77,7 +77,7 @@ class Images:
         return told.hexdigest()
 
 
-def choose_images(source: Source, config: AnalyzeConfig, division: Mapping[str, Any]) -> Images:
+def choose_images(source: Source, config: AnalyzeCommand, division: Mapping[str, Any]) -> Images:
     """Draw the images of a model, by the seed.
 
     Raises:
@@ -91,7 +91,7 @@ def choose_images(source: Source, config: AnalyzeConfig, division: Mapping[str, 
     return Images(chosen, _classes(source, audit, config), audit)
 
 
-def _classes(source: Source, audit: DataAudit, config: AnalyzeConfig) -> tuple[str, ...] | None:
+def _classes(source: Source, audit: DataAudit, config: AnalyzeCommand) -> tuple[str, ...] | None:
     if source.described:
         return source.card.classes
     outputs = len(source.card.classes)
@@ -116,7 +116,7 @@ def shared_division(sources: Sequence[Source]) -> dict[str, Any]:
     return found[0] if found else {}
 
 
-def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: Ranks) -> Context:
+def make_context(source: Source, images: Images, config: AnalyzeCommand, ranks: Ranks) -> Context:
     """Load a model and lay out its images."""
     model: nn.Module = source.model().float().to(ranks.device).eval()
     spec, limit = source.card.input, pixel_limit(source.card)

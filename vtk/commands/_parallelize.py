@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.branches.config import ParallelizeCommand
 from vtk.card import Card, Transform
 from vtk.commands._parallelize_tune import (
     LOAD,
@@ -21,7 +22,6 @@ from vtk.commands._parallelize_tune import (
     tune,
     write_model,
 )
-from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.samples import DataAudit
@@ -45,7 +45,7 @@ DRIFT = "drift.json"
 _ROUNDING = 1e-5  # of the largest logit: one model, built in two ways
 
 
-def run(config: ParallelizeConfig) -> dict[str, Any]:
+def run(config: ParallelizeCommand) -> dict[str, Any]:
     """Make the parallel model, write it to ``config.out`` and return what was measured.
 
     Raises:
@@ -96,7 +96,7 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
     return result
 
 
-def _card(card: Card, depth: int, join: Transform, config: ParallelizeConfig) -> Card:
+def _card(card: Card, depth: int, join: Transform, config: ParallelizeCommand) -> Card:
     """Return the card of the parallel model: a name of its own where there is one, else a transform of the original."""
     spec, transforms = parallel_spec(card.model, depth, config.branches), card.transforms
     if spec is None:
@@ -121,21 +121,21 @@ def _verify(card: Card, model: nn.Module, images: Tensor) -> None:
         )
 
 
-def _write(config: ParallelizeConfig, card: Card, model: nn.Module, result: dict[str, Any]) -> None:
+def _write(config: ParallelizeCommand, card: Card, model: nn.Module, result: dict[str, Any]) -> None:
     write_model(config.out, card, model)
     write_json(config.out / DRIFT, result)
     code = plain_call(card).code(repr(MODEL))
     console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with\n{code}")
 
 
-def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
+def _split(card: Card, config: ParallelizeCommand) -> dict[str, Any]:
     """Return how a folder without a held-out part is divided: as the training run did, where the card tells it."""
     if card.data.get("layout") == "flat" and {"val_split", "seed"} <= card.data.keys():
         return {"val_split": card.data["val_split"], "seed": card.data["seed"]}
     return {"seed": config.seed}
 
 
-def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
+def _labelled(source: Source, config: ParallelizeCommand) -> DataAudit | None:
     """Read the folder, if its classes are the model's and some of its images are held out."""
     if config.data is None or not source.described or not config.data.is_dir() or not config.labels:
         return None
@@ -175,8 +175,8 @@ def _on(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def _train(
-    config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module], audit: DataAudit | None,
-    before: dict[str, Any], device: torch.device,
+    config: ParallelizeCommand, source: Source, card: Card, models: tuple[nn.Module, nn.Module],
+    audit: DataAudit | None, before: dict[str, Any], device: torch.device,
 ) -> dict[str, Any]:  # fmt: skip
     """Do what ``--finetune`` asks for; return what to add to the result."""
     sequential, joined = models
@@ -192,7 +192,7 @@ def _train(
     return found
 
 
-def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> None:
+def _print(drift: Drift, config: ParallelizeCommand, depth: int, what: str) -> None:
     rows = [
         (f"{row.blocks[0]}–{row.blocks[1]}", console.percent(row.output, 2), console.percent(row.update, 1))
         for row in drift.blocks

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtk import console
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand
 from vtk.commands import _cli
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ network. A model without what a diagnostic looks at (a ResNet has no attention) 
 def main(argv: list[str]) -> int:
     """Run ``vtk analyze``; exit code 5 where a diagnostic named one by one could not be done."""
     config = _cli.parse(
-        AnalyzeConfig,
+        AnalyzeCommand,
         argv,
         prog="vtk analyze",
         description=_DESCRIPTION,
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     return 5 if missing else 0
 
 
-def _one(text: str, config: AnalyzeConfig, command: str, ranks: "Ranks") -> "Analysis":
+def _one(text: str, config: AnalyzeCommand, command: str, ranks: "Ranks") -> "Analysis":
     from vtk.commands._analyze_models import choose_images, open_models, shared_division
 
     (source,) = open_models([text], config)
@@ -69,7 +69,7 @@ def _one(text: str, config: AnalyzeConfig, command: str, ranks: "Ranks") -> "Ana
     return _analyse(source, images, config, command, ranks, config.out, source.name)
 
 
-def _pair(config: AnalyzeConfig, command: str, ranks: "Ranks") -> list["Analysis"]:
+def _pair(config: AnalyzeCommand, command: str, ranks: "Ranks") -> list["Analysis"]:
     from vtk.analysis.run import read_analysis
     from vtk.commands._analyze_models import choose_images, open_models, shared_division
 
@@ -111,7 +111,7 @@ def _labels(texts: Sequence[str], sources: dict[str, "Source"]) -> list[str]:
 
 
 def _analyse(
-    source: "Source", images: "Images", config: AnalyzeConfig, command: str, ranks: "Ranks", out: Path, label: str
+    source: "Source", images: "Images", config: AnalyzeCommand, command: str, ranks: "Ranks", out: Path, label: str
 ) -> "Analysis":
     import torch
 
@@ -143,7 +143,7 @@ def _analyse(
     return analyse(context, config.chosen(), out, label=label, identity=identity, facts=facts, main=ranks.main)
 
 
-def _report(found: Sequence["Analysis"], config: AnalyzeConfig, command: str) -> None:
+def _report(found: Sequence["Analysis"], config: AnalyzeCommand, command: str) -> None:
     from vtk.analysis.page import page
     from vtk.analysis.run import draw
     from vtk.analysis.tables import print_analyses

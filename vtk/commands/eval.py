@@ -4,7 +4,7 @@ import contextlib
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.evaluation.config import EvalConfig
+from vtk.evaluation.config import EvalCommand
 
 _DESCRIPTION = """Evaluate a task pack, a merged checkpoint or an .onnx on a folder of images.
 
@@ -15,7 +15,7 @@ pack is run in its training precision and batch size, and gives the metric of it
 def main(argv: list[str]) -> int:
     """Parse, evaluate, print; see `vtk.runtime.evaluate_source`."""
     config = _cli.parse(
-        EvalConfig,
+        EvalCommand,
         argv,
         prog="vtk eval",
         description=_DESCRIPTION,

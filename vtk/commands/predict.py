@@ -4,7 +4,7 @@ import contextlib
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.evaluation.config import PredictConfig
+from vtk.evaluation.config import PredictCommand
 
 _DESCRIPTION = """Label an image, or every image below a folder, and write a CSV file.
 
@@ -14,7 +14,7 @@ Size, preprocessing and class names come from the source. A file that cannot be 
 def main(argv: list[str]) -> int:
     """Parse, predict, print; see `vtk.runtime.predict_images`."""
     config = _cli.parse(
-        PredictConfig,
+        PredictCommand,
         argv,
         prog="vtk predict",
         description=_DESCRIPTION,

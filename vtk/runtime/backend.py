@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.evaluation.config import check_threads
 from vtk.evaluation.labels import check_finite
 from vtk.models.devices import dtype_name, resolve_device, resolve_dtype
+from vtk.options.shared import MOST_THREADS
 from vtk.runtime.source import Source
 
 BACKENDS: dict[str, tuple[str, str]] = {
@@ -114,6 +114,16 @@ def load_backend(
     return _class(name).load(
         source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
     )
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse numbers that no machine wants.
+
+    Raises:
+        UsageError: ``threads`` is below 1 or far above the number of CPUs.
+    """
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"`--threads` is {threads}; allowed is from 1 to {MOST_THREADS}")
 
 
 def check_backend(name: str) -> None:

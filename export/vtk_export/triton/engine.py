@@ -22,7 +22,7 @@ from vtk_export.limits import LIMITS
 from vtk_export.rows import check_rows, print_rows
 from vtk_export.tensorrt import scripts
 from vtk_export.triton.pbtxt import PLAN, TYPES, Slot
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 from vtk_export.verify import BATCHES, verify_values
 
 
@@ -90,7 +90,7 @@ def read_engine(path: Path) -> Engine:
     return Engine(file, folder, stamp, inputs, outputs, batches, batched, card)
 
 
-def check_engine(engine: Engine, source: Source, config: TritonConfig, *, show: bool) -> None:
+def check_engine(engine: Engine, source: Source, config: TritonCommand, *, show: bool) -> None:
     """Hold an engine against the source and the options.
 
     Raises:

@@ -1,8 +1,11 @@
 """``vtk export triton``: models of a repository, each verified before it is published."""
 
+import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vtk import console
 from vtk_export.many.names import named_packs
@@ -12,7 +15,7 @@ from vtk_export.triton.lines import command_lines
 from vtk_export.triton.models import Filled, Measure, Order, fill, image_dims
 from vtk_export.triton.names import check_name
 from vtk_export.triton.publish import Draft, draft
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand, TritonConfig
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,20 @@ class TritonExportResult:
         return {"path": str(self.path), "backend": self.backend, "models": models, "export_ms": 1000 * self.seconds}
 
 
-def export_triton(config: TritonConfig, *, show: bool = True, measure: Measure | None = None) -> TritonExportResult:
+def export_triton(
+    sources: Sequence[str | Path] | Mapping[str, str | Path],
+    config: TritonConfig,
+    *,
+    show: bool = True,
+    measure: Measure | None = None,
+    **opening: Any,
+) -> TritonExportResult:
     """Export, verify and publish; a model that fails leaves the repository as it was.
 
     Args:
-        config: options.
+        sources: packs, run folders, checkpoints or timm names, each ``SOURCE`` or ``NAME=SOURCE``; or name to source.
+        config: what to make of them.
+        opening: how to open them, see `vtk.open_source`.
         show: print the gates' tables.
         measure: takes the latency of a written graph, for ``--profile``.
 
@@ -89,6 +101,9 @@ def export_triton(config: TritonConfig, *, show: bool = True, measure: Measure |
         VerificationError: a file is not what was asked for.
     """
     start = time.perf_counter()
+    texts = [f"{k}={v}" for k, v in sources.items()] if isinstance(sources, Mapping) else list(map(str, sources))
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TritonConfig)}
+    config = TritonCommand(sources=tuple(texts), **values, **opening)
     named = named_packs(config.sources)
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:

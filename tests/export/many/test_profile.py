@@ -11,7 +11,7 @@ import pytest
 from vtk.__main__ import main
 from vtk.commands import _export_profile
 from vtk.profiling.result import ProfileResult
-from vtk_export.config import TasksConfig
+from vtk_export.config import TasksCommand
 from vtk_export.many.index import known_files
 
 QUICK = ("--backends", "ort-cpu", "--device", "cpu", "--threads", "1", "--duration", "0.02", "--batch-sizes", "3")
@@ -35,7 +35,7 @@ def test_each_file_is_measured_and_the_gathered_one_with_a_mix(
     monkeypatch.setattr(_export_profile, "SECONDS", 0.02)
     out = tmp_path / "all"
     shutil.copytree(both.out, out)
-    config = TasksConfig(out, (packs["pets"], packs["cars"]), form="both", threads=1, profile=(1, 3))
+    config = TasksCommand(out=out, packs=(packs["pets"], packs["cars"]), form="both", threads=1, profile=(1, 3))
     files = tuple(SimpleNamespace(name=name, path=out / f"{name}.onnx") for name in ("pets", "cars"))
     code, found = _export_profile.profile_tasks(
         SimpleNamespace(path=out, files=files, gathered=out / "gathered.onnx"), config
@@ -75,7 +75,7 @@ def test_a_gathered_file_that_takes_the_wrong_tasks_weights_gets_no_number(
     assert "2 tasks in turn" in capsys.readouterr().out
     source = open_source(file, many=True)
     assert source.tasks == ("pets", "cars")
-    config = ProfileConfig(str(file), batch_sizes=(3,), backends=("ort-cpu",), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(3,), backends=("ort-cpu",), duration=0.02, device="cpu", threads=1)
     for names, code in ((("pets", "cars"), 0), (("cars", "pets"), 4)):
         answers = mixed_answers({name: packs[name] for name in names})
         assert run(config, source, load_backend, reference=answers, show_progress=False).exit_code == code

@@ -239,7 +239,7 @@ def test_lint_looks_at_any_onnx(exported_calm: Any, fused: onnx.ModelProto, tmp_
 )
 def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        TensorrtConfig(**{"source": "x", "out": Path("y"), **options})
+        TensorrtConfig(**{"out": Path("y"), **options})
     assert "\n" not in str(error.value)
 
 

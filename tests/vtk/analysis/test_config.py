@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand, AnalyzeConfig
 from vtk.analysis.corrupt import KINDS
 from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
 from vtk.analysis.diagnostics.names import CORRUPTIONS
@@ -12,10 +12,10 @@ from vtk.errors import UsageError
 
 
 def test_names_are_chosen_once_in_the_reports_order() -> None:
-    chosen = AnalyzeConfig("m", what=("hessian", "attention", "entropy", "tokens")).chosen()
+    chosen = AnalyzeConfig(what=("hessian", "attention", "entropy", "tokens")).chosen()
     assert chosen == (*GROUPS["attention"], *GROUPS["tokens"], "hessian")
-    assert AnalyzeConfig("m").chosen() == NAMES and len(set(NAMES)) == len(NAMES)
-    config = AnalyzeConfig("m", what=("hessian", "attention"))
+    assert AnalyzeConfig().chosen() == NAMES and len(set(NAMES)) == len(NAMES)
+    config = AnalyzeConfig(what=("hessian", "attention"))
     assert config.named == {"hessian"}  # a group's members may be refused without an error code
 
 
@@ -45,7 +45,7 @@ def test_names_are_chosen_once_in_the_reports_order() -> None:
 )
 def test_values_out_of_range_are_refused(changes: dict, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        AnalyzeConfig(**{"model": "m", "data": Path("d"), **changes})
+        AnalyzeCommand(**{"model": "m", "data": Path("d"), **changes})
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

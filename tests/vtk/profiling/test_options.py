@@ -6,7 +6,7 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk.profiling.config import ProfileConfig
+from vtk.profiling.config import ProfileCommand
 
 
 @pytest.mark.parametrize(("options", "said"), [
@@ -22,15 +22,15 @@ from vtk.profiling.config import ProfileConfig
 ])  # fmt: skip
 def test_contradictions_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ProfileConfig(**{"source": "test_vit", **options})
+        ProfileCommand(**{"source": "test_vit", **options})
     assert said in str(caught.value)
 
 
 def test_what_goes_together_is_taken() -> None:
-    ProfileConfig(source="", ceilings=True, device="cpu", threads=2)
-    ProfileConfig(source="", compare=("a", "b"), fail_above=5.0)
-    ProfileConfig("pack", backends=("bank+graph",), tasks=("a",), h2d="in", order="sequential", ceilings=True)
-    ProfileConfig("test_vit", img_sizes=(32, 64), budget_ms=3.0, reference="other")
+    ProfileCommand(source="", ceilings=True, device="cpu", threads=2)
+    ProfileCommand(source="", compare=("a", "b"), fail_above=5.0)
+    ProfileCommand(source="pack", backends=("bank+graph",), tasks=("a",), h2d="in", order="sequential", ceilings=True)
+    ProfileCommand(source="test_vit", img_sizes=(32, 64), budget_ms=3.0, reference="other")
 
 
 @pytest.mark.parametrize(("argv", "code", "said"), [

@@ -211,7 +211,7 @@ def test_a_profile_compares_it_with_onnxruntime_and_says_tf32(
     rounded = weight.astype(np.float16).astype(np.float32) if tf32 else weight
     install(FakeTensorrt(rounded))
     path = write_engine(tf32=tf32)
-    config = ProfileConfig(str(path), batch_sizes=(1, 4, 8), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(1, 4, 8), duration=0.02, device="cpu", threads=1)
 
     def load(name: str, source: Source, **options: Any) -> Any:
         # the device is a CPU to all but the back-end
@@ -232,7 +232,7 @@ def test_an_engine_with_other_logits_than_its_model_gets_no_number(
 ) -> None:
     install(FakeTensorrt(weight[::-1].copy()))
     path = write_engine()
-    config = ProfileConfig(str(path), batch_sizes=(2,), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(2,), duration=0.02, device="cpu", threads=1)
 
     def load(name: str, source: Source, **options: Any) -> Any:
         return load_backend(name, source, **{**options, "device": "cuda" if name == "tensorrt" else "cpu"})
