@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.sources import choose_images, make_context, open_models, shared_division
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.commands._analyze_models import choose_images, make_context, open_models, shared_division
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
 from vtk.training.parallel import Ranks
