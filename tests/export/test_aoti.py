@@ -191,7 +191,7 @@ def test_profile_leaves_latency_beside_the_model(
     packed, fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_compiler()
-    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
     out = tmp_path / "out"
     argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,2"]) == 0

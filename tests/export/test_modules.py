@@ -74,7 +74,7 @@ def photos(tmp_path: Path) -> Path:
 def test_onnx_of_a_module_that_is_not_timms(make: Any, shape: tuple[int, int, int], tmp_path: Path) -> None:
     module = make()
     source = open_source(module, img_size=shape[1:], classes=CLASSES)
-    result = export_onnx(source, OnnxConfig("in memory", tmp_path / "out"), show=False)
+    result = export_onnx(source, OnnxConfig(out=tmp_path / "out"), show=False)
     session = onnxruntime.InferenceSession(result.path, providers=["CPUExecutionProvider"])
     images = torch.randn(3, *shape)
     got, want = session.run(["logits"], {"pixel_values": images.numpy()})[0], exact(module, images)
@@ -87,7 +87,7 @@ def test_onnx_of_a_module_that_is_not_timms(make: Any, shape: tuple[int, int, in
 
 def test_tensorrt_files_of_a_module(tmp_path: Path) -> None:
     module = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=1, embed_dim=32, num_heads=2)
-    result = export_tensorrt(open_source(module), TensorrtConfig("in memory", tmp_path / "out"), show=False)
+    result = export_tensorrt(open_source(module), TensorrtConfig(out=tmp_path / "out"), show=False)
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
     images, fused = torch.randn(2, 3, 32, 32), [m.fused_attn for m in module.modules() if hasattr(m, "fused_attn")]
     got, want = session.run(["logits"], {"pixel_values": images.numpy()})[0], exact(module, images)
@@ -98,9 +98,7 @@ def test_tensorrt_files_of_a_module(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_aoti_of_a_module(tmp_path: Path) -> None:
     module = small()
-    export_aoti(
-        open_source(module, img_size=(16, 12)), AotiConfig("in memory", tmp_path / "out", device="cpu"), show=False
-    )
+    export_aoti(open_source(module, img_size=(16, 12)), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
     backend = load_backend("aoti", open_source(tmp_path / "out"))
     images = torch.randn(3, 1, 16, 12)
     got, want = backend.run({"pixel_values": images})["logits"].numpy(), exact(module, images)
@@ -109,14 +107,12 @@ def test_aoti_of_a_module(tmp_path: Path) -> None:
 
 def test_evaluation_and_prediction_of_a_module(mean_colour: nn.Module, photos: Path, tmp_path: Path) -> None:
     source = open_source(mean_colour, img_size=16, classes=CLASSES)
-    found = evaluate_source(source, EvalConfig("in memory", photos))
+    found = evaluate_source(source, EvalConfig(data=photos))
     assert (found.metrics.top1, found.metrics.count) == (1.0, 6)  # type: ignore[union-attr]
-    result = predict_images(source, PredictConfig("in memory", photos, out=tmp_path / "p.csv"))
+    result = predict_images(source, PredictConfig(images=photos, out=tmp_path / "p.csv"))
     assert [p.labels[0] for p in result.predictions] == [name for name in CLASSES for _ in range(2)]
 
 
 def test_names_are_wanted_where_labels_are_given(mean_colour: nn.Module, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="classes="):
-        predict_images(
-            open_source(mean_colour, img_size=16), PredictConfig("in memory", photos, out=tmp_path / "p.csv")
-        )
+        predict_images(open_source(mean_colour, img_size=16), PredictConfig(images=photos, out=tmp_path / "p.csv"))

@@ -80,7 +80,7 @@ def test_latency_is_in_the_version_when_it_appears(
     packed: Any, fake_exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     fake_exporter()
-    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
     repo = tmp_path / "models"
     assert run(f"pets={packed.path}", "--profile", "2", "--threads", "1", "--out", repo, "--json") == 0
     out, err = capsys.readouterr()

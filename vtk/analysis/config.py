@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.analysis.diagnostics.names import CORRUPTIONS, GROUPS, NAMES
 from vtk.errors import UsageError
@@ -126,6 +126,13 @@ class AnalyzeCommand(AnalyzeConfig):
     pretrained: Pretrained = True
     num_classes: NumClasses = None
     base: Base = None
+
+    def opening(self) -> dict[str, Any]:
+        """Return what `vtk.open_source` is told beside the source."""
+        return {
+            "base": self.base, "pretrained": self.pretrained, "num_classes": self.num_classes,
+            "img_size": self.img_size, "seed": self.seed,
+        }  # fmt: skip
 
     def check(self) -> None:
         """Refuse options that contradict each other."""

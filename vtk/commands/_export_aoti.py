@@ -2,7 +2,7 @@
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.commands._export_profile import profile_export
+from vtk.profiling.exported import profile_export
 
 _TEXT = """Compile a pack, a merged checkpoint or a timm model ahead of time to DIR/model.pt2 with torch's AOTInductor.
 

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     )
     if config.lint:
         return _lint(config)
-    from vtk.commands._export_profile import onnx_backends, profile_onnx
+    from vtk.profiling.exported import onnx_backends, profile_onnx
     from vtk.runtime.opening import open_and_tell
     from vtk_export.tensorrt.export import export_tensorrt
 

@@ -60,6 +60,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(path: Path, shown: Path, config: "OnnxConfig", source: "Source") -> tuple[int, dict[str, Any]]:
-    from vtk.commands._export_profile import profile_onnx
+    from vtk.profiling.exported import profile_onnx
 
     return profile_onnx(path, config, source, shown=shown)

@@ -1,14 +1,9 @@
 """``vtk data``: look at a folder of images before anything is trained on it."""
 
-from typing import TYPE_CHECKING, Any
-
 from vtk import console
 from vtk.commands import _cli
-from vtk.data.config import AuditConfig
+from vtk.data.config import AuditCommand
 from vtk.errors import UsageError
-
-if TYPE_CHECKING:
-    from vtk.data.samples import DataAudit
 
 _HELP = {"audit": "decode every image once; classes, split, bad files, and a page of what is odd"}
 
@@ -33,33 +28,14 @@ def main(argv: list[str]) -> int:
 def run_audit(argv: list[str]) -> int:
     """Scan, print, write the page; with ``--on-bad-image fail`` refuse afterwards."""
     config = _cli.parse(
-        AuditConfig, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
+        AuditCommand, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
         examples=(
             "vtk data audit data/pets", "vtk data audit data/pets --out pets.html --on-bad-image fail",
             "vtk data audit data/scenes/labels.csv --multi-label",
         ),
     )  # fmt: skip
-    from vtk.commands._data_page import check_page, write_page
-    from vtk.data.audit import scan
-    from vtk.data.multi import scan_multi
-    from vtk.errors import DataError
+    from vtk.data.report import audit
 
-    check_page(config.out, overwrite=config.overwrite)
-    arguments: dict[str, Any] = {
-        "val_split": config.val_split, "seed": config.seed, "in_chans": config.in_chans,
-        "max_pixels": config.max_pixels, "workers": config.workers, "cache": config.cache,
-    }  # fmt: skip
-    if config.multi_label:
-        audit: DataAudit = scan_multi(config.data, **arguments)
-    else:
-        audit = scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
-    audit.print()
-    write_page(config.out, audit)
-    console.say(f"page {config.out}")
-    if audit.bad and config.on_bad_image == "fail":
-        raise DataError(
-            f"{len(audit.bad)} files of {config.data} cannot be read, and --on-bad-image is fail; {config.out} shows "
-            "them; repair or remove them"
-        )
-    console.emit_json({**audit.to_dict(), "page": str(config.out)})
+    found = audit(config.data, config)
+    console.emit_json({**found.to_dict(), "page": str(config.out)})
     return 0

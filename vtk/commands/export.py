@@ -80,7 +80,7 @@ def _onnx(argv: list[str]) -> int:
             "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
         ),
     )
-    from vtk.commands._export_profile import onnx_backends, profile_onnx
+    from vtk.profiling.exported import onnx_backends, profile_onnx
     from vtk.runtime.opening import open_and_tell
     from vtk_export.onnx import export_onnx
 
@@ -113,7 +113,7 @@ def _tasks(argv: list[str]) -> int:
             "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
         ),
     )
-    from vtk.commands._export_profile import check_task_names, profile_tasks
+    from vtk.profiling.exported import check_task_names, profile_tasks
     from vtk_export.tasks import export_tasks
 
     if config.profile:

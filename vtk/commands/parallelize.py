@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         positional=("source",),
         examples=_EXAMPLES,
     )
-    from vtk.commands._parallelize import run
+    from vtk.branches.join import parallelize
 
-    console.emit_json(run(config))
+    console.emit_json(parallelize(config.source, config, **config.opening()).to_dict())
     return 0

@@ -13,6 +13,10 @@ MultiLabel = Annotated[
     Option("several labels an image; DATA is a table or label folders", "data", often=True),
 ]
 
+_PAGE = Option("page to write; an earlier audit is replaced", "output", often=True)
+_Page = Annotated[Path, _PAGE]
+_MaybePage = Annotated[Path | None, _PAGE]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Config):
@@ -35,16 +39,13 @@ class ImageOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig(ImageOptions):
-    """What ``vtk data audit`` looks at, and the page that it writes.
+    """How a folder is read, and the page that shows what is in it.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    data: Folder
-    out: Annotated[Path, Option("page to write; an earlier audit is replaced", "output", often=True)] = Path(
-        "audit.html"
-    )
+    out: _MaybePage = None
     multi_label: MultiLabel = False
     val_split: ValSplit = 0.2
     seed: Seed = 0
@@ -58,5 +59,11 @@ class AuditConfig(ImageOptions):
         """Refuse options that contradict each other."""
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
-        if self.data.suffix.lower() == ".csv" and not self.multi_label:
-            raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCommand(AuditConfig):
+    """``vtk data audit``: what to look at, and how."""
+
+    data: Folder
+    out: _Page = Path("audit.html")

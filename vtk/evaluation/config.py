@@ -21,6 +21,10 @@ from vtk.options.shared import (
     Workers,
 )
 
+_TABLE = Option("CSV file of paths, labels and scores", "output", often=True)
+_Table = Annotated[Path, _TABLE]
+_MaybeTable = Annotated[Path | None, _TABLE]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Config):
@@ -66,7 +70,7 @@ class PredictConfig(RunOptions):
         Option("several labels: give those of at least this probability (default: 0.5)", "output", often=True, least=0,
                most=1),
     ] = None  # fmt: skip
-    out: Annotated[Path, Option("CSV file of paths, labels and scores", "output", often=True)] = Path("predictions.csv")
+    out: _MaybeTable = None
     overwrite: Overwrite = False
 
 
@@ -82,5 +86,6 @@ class EvalCommand(EvalConfig):
 class PredictCommand(PredictConfig):
     """``vtk predict``: what to open, and what to label with it."""
 
+    out: _Table = Path("predictions.csv")
     source: SourceName
     base: Base = None

@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
@@ -25,7 +25,10 @@ from vtk.profiling.session import FILES, Answers, Loader, Session
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backend import load_backend
 from vtk.runtime.opening import open_and_tell
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import Opening, Source, open_source
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 ONE_WAY = ("aoti", "tensorrt")
 """Kinds of sources that only the back-end of that name runs."""
@@ -45,12 +48,12 @@ _ORDERS = {
 
 
 def profile(
-    source: str | Path | Source,
+    source: "Openable",
     config: ProfileConfig | None = None,
     *,
     command: str = "",
     show_progress: bool = True,
-    **opening: Any,
+    **opening: Unpack[Opening],
 ) -> ProfileResult:
     """Measure latency, throughput and memory per batch size and back-end.
 
@@ -58,7 +61,7 @@ def profile(
     `ProfileResult.exit_code` says what the command line would return. With ``config.out`` the reports are written.
 
     Args:
-        source: what to profile.
+        source: a path, a timm name, a `Task`, a module in memory, or an open source.
         config: options.
         command: kept in the report.
         show_progress: a bar on a terminal, lines elsewhere.
@@ -77,7 +80,7 @@ def profile(
         prepare_output(config.out, overwrite=config.overwrite)
     opened = open_and_tell(source, many=True, **opening)
     reference = None if config.reference is None else open_source(config.reference)
-    name = source.name if isinstance(source, Source) else str(source)
+    name = str(source) if isinstance(source, (str, Path)) else opened.name
     result = run(
         config, opened, load_backend, name=name, reference=reference, command=command, show_progress=show_progress
     )

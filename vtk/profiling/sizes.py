@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from vtk import console
 from vtk.errors import UsageError
@@ -19,10 +19,16 @@ from vtk.profiling.plot import COLOURS, MARKERS
 from vtk.profiling.profile import profile
 from vtk.profiling.report import DASH, ms, rate
 from vtk.profiling.result import ProfileResult
+from vtk.runtime.source import Opening
 
 
 def profile_sizes(
-    source: str | Path, config: ProfileConfig, *, command: str = "", show_progress: bool = True, **opening: Any
+    source: str | Path,
+    config: ProfileConfig,
+    *,
+    command: str = "",
+    show_progress: bool = True,
+    **opening: Unpack[Opening],
 ) -> list[ProfileResult]:
     """Measure a timm model at each of ``config.img_sizes``.
 
@@ -52,7 +58,8 @@ def profile_sizes(
         # ceilings are the device's: once is enough
         one = replace(config, img_sizes=(), out=out, ceilings=config.ceilings and not results)
         try:
-            found = profile(source, one, command=command, show_progress=show_progress, **{**opening, "img_size": size})
+            opening["img_size"] = size
+            found = profile(source, one, command=command, show_progress=show_progress, **opening)
             results.append(found)
         except KeyboardInterrupt:
             if not results:

@@ -1,13 +1,15 @@
 """A source opened, and what the user should know of it said."""
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from vtk import console
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import Opening, Source, open_source
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 
-def open_and_tell(source: str | Path | Source, *, many: bool = False, **opening: Any) -> Source:
+def open_and_tell(source: "Openable", *, many: bool = False, **opening: Unpack[Opening]) -> Source:
     """Open a source and print its notes; see `open_source` for the arguments and for what it raises.
 
     Args:
@@ -15,9 +17,7 @@ def open_and_tell(source: str | Path | Source, *, many: bool = False, **opening:
         many: it may be a file of many tasks.
         opening: how to open it.
     """
-    if isinstance(source, Source):
-        return source
     found = open_source(source, many=many, **opening)
-    for note in found.notes:
+    for note in () if found is source else found.notes:
         console.say(note)
     return found

@@ -35,14 +35,14 @@ class PredictResult:
     Attributes:
         predictions: of the images that could be read, in the order of the listing.
         skipped: the others, and why.
-        out: the CSV file.
+        out: the CSV file; None where none was asked for.
         provider: what really ran.
         multi_label: whether an image may have several labels.
     """
 
     predictions: tuple[Prediction, ...]
     skipped: tuple[tuple[Path, str], ...]
-    out: Path
+    out: Path | None
     provider: str
     multi_label: bool = False
 
@@ -50,7 +50,7 @@ class PredictResult:
         """Return plain JSON values."""
         return {
             "count": len(self.predictions),
-            "out": str(self.out),
+            "out": None if self.out is None else str(self.out),
             "provider": self.provider,
             **({"multi_label": True} if self.multi_label else {}),
             "predictions": [
@@ -115,7 +115,8 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
     result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many)
-    _write(result, min(config.top_k, len(source.card.classes)))
+    if config.out is not None:
+        _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
     return result
 
@@ -134,6 +135,8 @@ def _header(k: int) -> list[str]:
 
 def _check_out(config: PredictConfig) -> None:
     """Refuse to replace something that an earlier prediction did not write."""
+    if config.out is None:
+        return
     if config.out.is_dir():
         raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
     if config.out.is_file() and not config.overwrite:
@@ -142,8 +145,8 @@ def _check_out(config: PredictConfig) -> None:
                 raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
 
 
-def _write(result: PredictResult, k: int) -> None:
-    with replace_file(result.out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+def _write(result: PredictResult, out: Path, k: int) -> None:
+    with replace_file(out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file, lineterminator="\n")
         if result.multi_label:  # as `--multi-label` reads them, with the scores beside them
             writer.writerow(["path", "labels", "scores"])
@@ -174,6 +177,7 @@ def _print(result: PredictResult) -> None:
         ]
     console.table("Predictions", columns, rows, left=left)
     if len(result.predictions) > _SHOWN:
-        console.say(f"… and {len(result.predictions) - _SHOWN} more in {result.out}")
+        console.say(f"… and {len(result.predictions) - _SHOWN} more{f' in {result.out}' if result.out else ''}")
     skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
-    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}; written: {result.out}")
+    written = f"; written: {result.out}" if result.out else ""
+    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from vtk.card import Card, ModelSpec
 from vtk.errors import DataError, UsageError
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vtk.tasks.load import Task
+
+    Openable: TypeAlias = "str | Path | Source | Task | nn.Module"
+    """What `open_source` takes."""
 
 Kind = Literal["pack", "checkpoint", "onnx", "aoti", "tensorrt", "timm", "module"]
 MODELS = ("pack", "checkpoint", "timm", "module")
@@ -108,6 +111,16 @@ class Source:
         base: Path | None = self._options.get("base")
         return base
 
+    @property
+    def random_classifier(self) -> bool:
+        """Whether it is a timm name whose classifier is random numbers: without weights, or of other classes."""
+        if self.kind != "timm":
+            return False
+        from vtk.models.inputs import blank_model
+
+        config = getattr(blank_model(self.name), "pretrained_cfg", None) or {}
+        return not self._options["pretrained"] or len(self.card.classes) != config.get("num_classes")
+
     def require_description(self, command: str) -> None:
         """Refuse a source without a card of its own.
 
@@ -127,7 +140,7 @@ class Source:
 
 
 def open_source(
-    source: "str | Path | Source | Task | nn.Module",
+    source: "Openable",
     *,
     base: str | Path | None = None,
     pretrained: bool = True,

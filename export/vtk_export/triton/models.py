@@ -10,7 +10,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx
 from vtk_export.tasks import export_tasks
@@ -39,6 +39,8 @@ class Order:
         in_graph: images are prepared by nodes of the graph.
         part_of: the ensemble that it is a step of.
         measure: takes a graph's latency; None without ``--profile``.
+        opening: how to open a source.
+        held: those that are in memory, by their names.
     """
 
     name: str
@@ -48,14 +50,12 @@ class Order:
     in_graph: bool = False
     part_of: str = ""
     measure: Measure | None = None
+    opening: Opening = field(default_factory=Opening)
+    held: Mapping[str, Source] = field(default_factory=dict)
 
     def open(self, task: str) -> Source:
         """Open a task's source."""
-        config = self.config
-        return open_source(
-            self.named[task], base=config.base, pretrained=config.pretrained, num_classes=config.num_classes,
-            img_size=config.img_size, seed=config.seed,
-        )  # fmt: skip
+        return self.held[task] if task in self.held else open_source(self.named[task], **self.opening)
 
 
 @dataclass

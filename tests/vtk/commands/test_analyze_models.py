@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from vtk.analysis.config import AnalyzeCommand
+from vtk.analysis.sources import choose_images, make_context, open_models, shared_division
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.commands._analyze_models import choose_images, make_context, open_models, shared_division
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
 from vtk.training.parallel import Ranks
@@ -35,7 +35,7 @@ def config(flat: Path, **changes: object) -> AnalyzeCommand:
 
 
 def timm_source(options: AnalyzeCommand) -> Source:
-    return open_models(["test_vit"], options)[0]
+    return open_models(["test_vit"], options.opening())[0]
 
 
 def trained(**data: object) -> Source:

@@ -243,7 +243,7 @@ def test_a_bank_refuses_a_module() -> None:
 
 def test_profile_of_a_module_in_every_torch_back_end() -> None:
     config = ProfileConfig(
-        "in memory", batch_sizes=(1, 2), duration=0.01, backends=("eager", "fused"), device="cpu", stability=100.0
+        batch_sizes=(1, 2), duration=0.01, backends=("eager", "fused"), device="cpu", stability=100.0
     )
     result = run(config, open_source(vit()), load_backend, show_progress=False)
     assert result.source == "VisionTransformer" and result.kind == "module"
@@ -254,9 +254,7 @@ def test_profile_of_a_module_in_every_torch_back_end() -> None:
 
 def test_profile_of_a_model_that_is_not_timms() -> None:
     module = torchvision.models.resnet18(num_classes=6)
-    config = ProfileConfig(
-        "in memory", batch_sizes=(2,), duration=0.01, backends=("eager",), device="cpu", stability=100.0
-    )
+    config = ProfileConfig(batch_sizes=(2,), duration=0.01, backends=("eager",), device="cpu", stability=100.0)
     result = run(config, open_source(module, img_size=64), load_backend, show_progress=False)
     assert [(b.name, c.status) for b in result.backends for c in b.cells] == [("eager", "ok")]
     assert result.input_shape == (3, 64, 64)

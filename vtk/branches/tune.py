@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vtk import console
-from vtk.branches.config import ParallelizeCommand
+from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader
@@ -83,7 +83,7 @@ def write_model(folder: Path, card: Card, model: nn.Module) -> None:
 
 
 def tune(
-    config: ParallelizeCommand, card: Card, teacher: Trained, split: dict[str, Any], samples: tuple[Sample, ...],
+    config: ParallelizeConfig, card: Card, teacher: Trained, split: dict[str, Any], samples: tuple[Sample, ...],
     device: torch.device,
 ) -> dict[str, Any]:  # fmt: skip
     """Fine-tune the written model on labelled images, with ``--distill`` also on what ``teacher`` says of them.
@@ -107,7 +107,7 @@ def tune(
     }  # fmt: skip
     if config.distill:
         options |= {
-            "distill_from": config.source, "distill_kind": config.distill_kind, "distill_alpha": config.distill_alpha,
+            "distill_from": teacher.name, "distill_kind": config.distill_kind, "distill_alpha": config.distill_alpha,
             "distill_temperature": config.distill_temperature,
         }  # fmt: skip
     result = finetune(
@@ -126,7 +126,7 @@ def tune(
     return found
 
 
-def read_loose(config: ParallelizeCommand, card: Card) -> DataAudit | None:
+def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
     """Return the images of ``--no-labels``, which need no classes: a tenth of them is held out, or ``val/``.
 
     Raises:
@@ -141,7 +141,7 @@ def read_loose(config: ParallelizeCommand, card: Card) -> DataAudit | None:
 
 
 def distill_images(
-    config: ParallelizeCommand, card: Card, teacher: Trained, joined: nn.Module, audit: DataAudit, device: torch.device
+    config: ParallelizeConfig, card: Card, teacher: Trained, joined: nn.Module, audit: DataAudit, device: torch.device
 ) -> dict[str, Any]:
     """Train a copy of ``joined`` on the teacher's word alone, and write it to ``DIR/distilled``.
 
