@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from vtk import __version__, console
 from vtk.commands import COMMANDS
 from vtk.errors import UsageError, VtkError
+from vtk.packages import explain
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except VtkError as error:
         return _report(error, error.exit_code, args)
+    except ModuleNotFoundError as error:
+        known = explain(error)
+        if known is None:
+            console.emit_json({"error": f"{type(error).__name__}: {error}", "exit_code": 1})
+            raise
+        return _report(known, known.exit_code, args)
     except KeyboardInterrupt:
         print("vtk: stopped", file=sys.stderr)
         console.emit_json({"error": "stopped", "exit_code": 130})

@@ -17,7 +17,12 @@ def attach(package: str, where: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def getattr_(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(where[name]), name)
+        try:
+            value = getattr(importlib.import_module(where[name]), name)
+        except ModuleNotFoundError as error:
+            from vtk.packages import explain
+
+            raise explain(error) or error from error
         setattr(sys.modules[package], name, value)
         return value
 

@@ -19,6 +19,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse, separate_qkv
+from vtk.packages import require
 from vtk_export.attention import four_axes
 from vtk_export.rewrite import complete_norms, reorder_bias, reorder_gelu
 
@@ -94,6 +95,7 @@ def convert(
     Raises:
         VerificationError: the exporter cannot convert the model.
     """
+    require("onnxscript")  # torch's exporter is written in it
     # with a batch of one, torch.export would take the batch for a constant
     # and with a square image, height and width for one number
     width = 2 * spec.width if dynamic_size else spec.width

@@ -33,3 +33,9 @@ LIMITS = {
     "int8": Limits(cosine=0.7, mean=0.95, agreement=0.9, top1=0.01),
 }
 """Per kind of file. int8 rounds so coarsely that its cosine only finds a file that is wrong; its accuracy is judged."""
+
+RELATIVE_BOUND = LIMITS["fp32"].error or 0.0
+"""Largest error of an fp32 file, as a fraction of the batch's largest absolute logit."""
+
+LEAST_COSINE = 0.999
+"""Of outputs with the preprocessing of the graph and with Pillow's: a level more or less in some pixels."""

@@ -20,13 +20,10 @@ from vtk.runtime.backend import Backend
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
 from vtk_export.judge import Photographs
-from vtk_export.limits import Limits
+from vtk_export.limits import LEAST_COSINE, Limits
 from vtk_export.place import save
 from vtk_export.preproc import prepend
 from vtk_export.verify import open_sessions, reference_outputs
-
-LEAST_COSINE = 0.999
-"""Of outputs with the preprocessing of the graph and with Pillow's: a level more or less in some pixels."""
 
 _COUNT = 16
 # sides of drawn images, in shares of the model's: enlarged, reduced, wide, tall, and as they are

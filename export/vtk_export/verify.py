@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vtk.errors import DataError, UnavailableError, VerificationError
 from vtk.runtime.backend import Backend, load_backend
 from vtk.runtime.onnx_file import open_onnx
-from vtk_export.limits import LIMITS, Limits
+from vtk_export.limits import LIMITS, RELATIVE_BOUND, Limits
 from vtk_export.rows import GateRow, check_rows, print_rows
 from vtk_export.structure import verify_structure
 
@@ -24,9 +24,6 @@ __all__ = ["BATCHES", "RELATIVE_BOUND", "GateRow", "check_rows", "compare", "ope
 
 BATCHES = (1, 2, 3, 7, 16)
 """Batch sizes that a file with a dynamic batch is run with."""
-
-RELATIVE_BOUND = LIMITS["fp32"].error or 0.0
-"""Largest error of an fp32 file, as a fraction of the batch's largest absolute logit."""
 
 
 def verify_values(

@@ -87,8 +87,8 @@ def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> N
     [
         ({"target": "ort:1.16", "opset": 20}, r"`--opset` 20 is more than ort:1.16 takes; give at most 19"),
         ({"target": "ort:1.16", "ir_version": 10}, r"`--ir-version` 10 is more than ort:1.16 takes; give at most 9"),
-        ({"ir_version": 7}, "give 8 to 10"),
-        ({"ir_version": 11}, "give 8 to 10"),
+        ({"ir_version": 7}, "allowed is from 8 to 10"),
+        ({"ir_version": 11}, "allowed is from 8 to 10"),
         ({"target": "trt:10.3", "int8": "dynamic"}, "trt:10.3 cannot run `--int8 dynamic`"),
     ],
 )

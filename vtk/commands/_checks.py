@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vtk import console
 from vtk.files import home
+from vtk.packages import ORT, PACKAGES, find
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -29,10 +30,11 @@ PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that the toolkit declares."""
 
 REQUIRED = (
-    "torch", "torchvision", "numpy", "psutil", "timm", "accelerate", "safetensors", "onnx", "onnxscript", "pillow",
-    "tyro", "rich", "matplotlib", "pyyaml", "scikit-learn", "natsort",
+    "torch", "torchvision", "numpy", "psutil", "timm", "huggingface-hub", "safetensors", "pillow", "tyro", "rich",
+    "pyyaml", "natsort", "packaging",
 )  # fmt: skip
-"""Used when the toolkit runs from a checkout that was never installed, so that nothing declares what it needs."""
+"""What every job needs. Used when the toolkit runs from a checkout that was never installed, so that nothing declares
+it; `vtk.packages` has the others."""
 
 MIN_FREE = 2_000_000_000
 """Bytes below which a run of a small model and its packs may not fit."""
@@ -112,22 +114,40 @@ def check_packages(installed: dict[str, str]) -> Iterator[Check]:
 
     yield Check("versions", "vit-toolkit", "ok", installed.get("vit-toolkit", "runs from a checkout, not installed"))
     needed = requirements("vit-toolkit") or [Requirement(name) for name in REQUIRED]
-    names = [normalise(requirement.name) for requirement in needed]
-    for name, requirement in zip(names, needed, strict=True):
+    wheel = next((name for name in ORT if name in installed), None)  # either ONNX Runtime serves
+    done = set()
+    for requirement in needed:
+        name = normalise(requirement.name)
+        if name in ORT:
+            name = wheel or name
+        done.add(name)
         wanted, version = f"{name}{requirement.specifier}", installed.get(name)
-        if version is None and name.startswith("onnxruntime") and any(map(is_onnxruntime, installed)):
+        if version is None and name in ORT and any(map(is_onnxruntime, installed)):
             continue  # another wheel of it is there; the check of the wheels speaks about that
         if version is None:
-            yield Check("versions", name, "fatal", "not installed", f"pip install '{wanted}'")
+            yield check_absent(name, wanted)
         elif not requirement.specifier.contains(version, prereleases=True):
             detail = f"{version}, needs {requirement.specifier}"
             yield Check("versions", name, "problem", detail, f"pip install '{wanted}'")
         else:
             yield from check_fit(name, installed)
-    for name in ("triton", "peft", "tritonclient"):
-        if name not in names:
-            version = installed.get(name)
-            yield Check("versions", name, "ok" if version else "note", version or "not installed (optional)")
+    for package in PACKAGES.values():
+        name = normalise(package.distribution)
+        if name in done or (name in ORT and wheel in done):
+            continue
+        if found := installed.get(wheel if name in ORT and wheel else name):
+            yield Check("versions", name, "ok", found)
+        elif name not in ("triton", "nvidia-ml-py") or nvidia_driver():  # which are of use with NVIDIA's GPUs only
+            yield check_absent(name, name)
+
+
+def check_absent(name: str, wanted: str) -> Check:
+    """Say what does not work without a distribution, and how to install it; ``wanted`` is it with its versions."""
+    package = find(name)
+    if package is None:
+        detail = "not installed; nothing works without it"
+        return Check("versions", name, "fatal", detail, f"pip install '{wanted}'")
+    return Check("versions", name, "note", f"not installed; needed for {package.jobs}", package.install)
 
 
 def check_fit(name: str, installed: dict[str, str]) -> Iterator[Check]:
@@ -218,8 +238,7 @@ def check_conflicts(installed: dict[str, str]) -> Iterator[Check]:
         detail = f"{' and '.join(wheels)} write into the same folder; whichever came last wins, providers get lost"
         yield Check("conflicts", "onnxruntime wheels", "problem", detail, mend)
     elif not wheels:
-        yield Check("conflicts", "onnxruntime wheels", "fatal", "no onnxruntime at all", "pip install onnxruntime-gpu "
-                    "(Linux x86-64) or onnxruntime")  # fmt: skip
+        yield Check("conflicts", "onnxruntime wheels", "ok", "none")
     else:
         yield Check("conflicts", "onnxruntime wheels", "ok", f"one: {wheels[0]} {installed[wheels[0]]}")
     if "vtk" in installed:

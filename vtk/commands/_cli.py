@@ -60,20 +60,40 @@ def parse(
     if "" in argv:  # as a path it would be the folder one is in
         raise UsageError("an argument is empty (a variable that is not set?); give its value, or leave it out")
     if (every := "--help-all" in argv) or {"-h", "--help"} & set(argv):
-        print(_help.text(kind, Common, prog=prog, description=description, positional=positional, examples=examples,
-                         every=every))  # fmt: skip
+        rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
+        print(_help.text(
+            kind, Common, _known(kind, rest, prog, positional, preset), prog=prog, description=description,
+            positional=positional, examples=examples, every=every,
+        ))  # fmt: skip
         raise SystemExit(0)
-    words = _read(kind, argv, prog, positional)
-    given = {name: _value(kind, name, value, positional) for name, value in words.items()}
-    common = {name: given.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in given}
+    values, common = _values(kind, argv, prog, positional, preset)
     console.set_json(bool(common.get("json")))
-    values = _file_defaults(kind, common.get("config"), given, preset) | given
     for f in dataclasses.fields(kind):
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             name = f.name.upper() if f.name in positional else flag_of(kind, f.name)
             told = option_of(kind, f.name).help
             raise UsageError(f"`{name}` is missing; give {_article(told)}{told}; see `{prog} --help`")
     return kind(**values)
+
+
+def _values(
+    kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that flags and files give, and those of the flags that every command has."""
+    words = _read(kind, argv, prog, positional)
+    given = {name: _value(kind, name, value, positional) for name, value in words.items()}
+    common = {name: given.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in given}
+    return _file_defaults(kind, common.get("config"), given, preset) | given, common
+
+
+def _known(
+    kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
+) -> dict[str, Any]:
+    """Return what help shows as defaults: what stands beside ``--help``, if it is right."""
+    try:
+        return _values(kind, argv, prog, positional, preset)[0]
+    except UsageError:
+        return {}
 
 
 def _article(told: str) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtk.options import Config, groups_of, option_of, type_of
@@ -17,6 +17,7 @@ _LAST = ("running", "output", "general")
 def text(
     kind: type[Config],
     common: type[Config],
+    defaults: Mapping[str, Any],
     *,
     prog: str,
     description: str,
@@ -29,6 +30,7 @@ def text(
     Args:
         kind: config of the command.
         common: config with the flags of every command.
+        defaults: that take the place of the config's own, for instance of a recipe.
         prog: name of the command.
         description: first paragraphs.
         positional: options given without a flag, in order.
@@ -49,7 +51,7 @@ def text(
         if kept:
             lines += ["", f"{title}:"]
         for name in [*(n for n in positional if n in kept), *(n for n in kept if n not in positional)]:
-            lines += _entry(owner, name, shown.get(name))
+            lines += _entry(owner, name, shown.get(name), defaults)
     lines.append("")
     if every:
         lines.append("-h, --help shows only the options that people use most.")
@@ -79,14 +81,15 @@ def _required(kind: type[Config], name: str) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _entry(kind: type[Config], name: str, positional: str | None) -> list[str]:
+def _entry(kind: type[Config], name: str, positional: str | None, defaults: Mapping[str, Any]) -> list[str]:
     """Return the lines of an option: its flag, and beside or below it what it does and its default."""
     option, hint = option_of(kind, name), type_of(kind, name)
-    (default,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
+    (own,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
+    default = defaults.get(name, own)
     told = option.help
     if bool in alternatives(hint):
         flag = flag_of(kind, name)
-        head = f"--no-{flag[2:]}" if default is True else flag  # a switch that is on is shown as what turns it off
+        head = f"--no-{flag[2:]}" if own is True else flag  # a switch that is on is shown as what turns it off
     else:
         head = positional or f"{flag_of(kind, name)} {option.metavar or placeholder(hint)}"
         if _worth_telling(default):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtk.commands._checks import Check, one_line
+from vtk.packages import PACKAGES
 
 DEADLINE_S = 10.0
 """Seconds for all providers together."""
@@ -107,6 +108,10 @@ def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> 
         torch_cuda: CUDA version that torch was built for.
     """
     version, tried = trial.result()
+    if not version and importlib.util.find_spec("onnxruntime") is None:
+        package = PACKAGES["onnxruntime"]
+        yield Check("onnxruntime", "import", "note", f"not installed; needed for {package.jobs}", package.install)
+        return
     if not version:
         mend = "pip install --force-reinstall onnxruntime-gpu (Linux x86-64) or onnxruntime"
         yield Check("onnxruntime", "import", "fatal", f"onnxruntime does not import: {tried[0].got}", mend)
@@ -153,16 +158,12 @@ def judge(tried: Tried, cuda_device: bool) -> Check:
     return Check("onnxruntime", short, "note", f"{detail}; {needed}")
 
 
-def tiny_model() -> bytes:
-    """Return an ONNX model that squares its input (2, 2)."""
-    from onnx import TensorProto, helper
-
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"])], "tiny", [x], [y])
-    # an old IR version, since onnx may be newer than what onnxruntime reads
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    return bytes(model.SerializeToString())
+# an ONNX model that squares its input `x` (2, 2), opset 13; of IR version 8, which every onnxruntime reads. In bytes,
+# since onnx may not be here
+_SQUARE = bytes.fromhex(
+    "08083a400a0e0a01780a017812017922034d756c120474696e795a130a0178120e0a0c0801"
+    "12080a0208020a02080262130a0179120e0a0c080112080a0208020a02080242040a00100d"
+)
 
 
 def build_cuda() -> str | None:
@@ -200,7 +201,7 @@ def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen([sys.executable, "-P", "-c", *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it ended before reading; its exit code says so
-        process.stdin.write(tiny_model())  # a hundred bytes: fits the pipe's buffer
+        process.stdin.write(_SQUARE)  # a hundred bytes: fits the pipe's buffer
         process.stdin.close()
     process.stdin = None
     return process

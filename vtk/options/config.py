@@ -69,9 +69,13 @@ class Option:
         return f"at least {least}" if least else low
 
     def fault(self, value: Any) -> str:
-        """Return what is allowed in place of a value that has the right type; empty if it is fine."""
+        """Return what is wrong with a value that has the right type, and what is allowed; empty if it is fine."""
         if isinstance(value, tuple):
             return self._list_fault(value)
+        allowed = self._not_allowed(value)
+        return f"is {show(value)}; allowed is {allowed}" if allowed else ""
+
+    def _not_allowed(self, value: Any) -> str:
         if isinstance(value, float) and not math.isfinite(value):
             return self.allowed or f"a finite number{', ' * bool(self.range())}{self.range()}"
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not self._within(value):
@@ -95,16 +99,21 @@ class Option:
 
     def _list_fault(self, value: tuple[Any, ...]) -> str:
         if self.nonempty and not value:
-            return self.allowed or "at least one value"
+            return f"is empty; allowed is {self.allowed or ', '.join(self.among) or 'at least one value'}"
         if self.length is not None and len(value) != self.length:
-            return self.allowed or f"{self.length} values"
-        if fault := next(filter(None, map(self.fault, value)), ""):
-            return fault
-        return "each value once" if self.unique and len(set(value)) < len(value) else ""
+            return f"is {show(value)}; allowed is {self.allowed or f'{self.length} values'}"
+        for item in value:
+            if allowed := self._not_allowed(item):
+                return f"{'is' if len(value) == 1 else 'has'} {show(item)}; allowed is {allowed}"
+        if self.unique and len(set(value)) < len(value):
+            return f"{show(value)} names one of them twice; name each once"
+        return ""
 
 
 def _plain(value: float | None) -> str:
-    return "" if value is None else f"{value:.15g}"
+    if value is None:
+        return ""
+    return f"{value:g}".replace("e+0", "e") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +158,9 @@ def set_value(kind: type[Config], name: str, value: Any, *, text: bool = False) 
         value = coerce(type_of(kind, name), value, text=text)
         fault = option.fault(value)
     except ValueError as error:
-        fault = option.allowed or within(str(error), option)
+        fault = f"is {show(value)}; allowed is {option.allowed or within(str(error), option)}"
     if fault:
-        raise UsageError(f"`{flag_of(kind, name)}` is {show(value)}; allowed is {fault}")
+        raise UsageError(f"`{flag_of(kind, name)}` {fault}")
     return value
 
 

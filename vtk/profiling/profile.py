@@ -11,6 +11,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output
 from vtk.models.devices import resolve_device
+from vtk.packages import require
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
 from vtk.profiling.config import ProfileConfig
@@ -75,6 +76,7 @@ def profile(
     if config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:
+        require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
     opened = open_and_tell(source, many=True, **opening)
     reference = None if config.reference is None else open_source(config.reference)

@@ -19,8 +19,6 @@ from vtk.runtime.backend import Backend, least_images
 from vtk.runtime.engine import model_beside, read_stamp
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-from vtk_export.aoti import temporary_aoti
-from vtk_export.onnx import temporary_onnx
 
 Loader = Callable[..., Backend]
 
@@ -185,12 +183,17 @@ class Session:
         return self._made[kind]
 
     def _export(self, kind: str) -> Source | VtkError:
+        # both need onnx, which the other back-ends do without
         try:
             if kind == "aoti":
+                from vtk_export.aoti import temporary_aoti
+
                 made = temporary_aoti(
                     self.source, precision=self.config.precision, device=self.device, threads=self.threads
                 )
                 return self._files.enter_context(made)
+            from vtk_export.onnx import temporary_onnx
+
             return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))
         except VtkError as error:
             return error

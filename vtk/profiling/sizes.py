@@ -13,6 +13,7 @@ from vtk.errors import UsageError
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
 from vtk.html import document, table
+from vtk.packages import require
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.plot import COLOURS, MARKERS
 from vtk.profiling.profile import profile
@@ -48,6 +49,7 @@ def profile_sizes(
     if not config.img_sizes:
         raise UsageError("`img_sizes` is empty; give sizes in pixels, or use `profile`")
     if config.out is not None:
+        require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
     results: list[ProfileResult] = []
     for size in sorted(config.img_sizes):

@@ -18,6 +18,7 @@ from vtk.evaluation.rows import per_class_csv
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
 from vtk.models.devices import dtype_name
+from vtk.packages import require
 from vtk.runtime.agreement import Agreement
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.facts import PLAIN
@@ -88,6 +89,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     """
     source.require_description("eval")
     if config.out is not None:
+        require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
     conditions = choose_conditions(
         source,

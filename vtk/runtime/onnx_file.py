@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
+from vtk.packages import require
 from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import Facts, read_facts
 from vtk.runtime.source import Source
@@ -22,6 +23,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         UsageError: a file of many tasks where only one task's will do.
         DataError: not an ONNX file, weights beside it that are not whole, or no images of a fixed size as its input.
     """
+    require("onnx", "google.protobuf")
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

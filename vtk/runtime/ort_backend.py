@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.packages import require
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 
@@ -104,6 +105,7 @@ class OrtCpuBackend:
     @classmethod
     def check(cls) -> None:
         """Refuse to work where the installed onnxruntime lacks the provider."""
+        require("onnxruntime")
         import onnxruntime as ort
 
         if cls.execution_provider not in ort.get_available_providers():
@@ -225,6 +227,7 @@ def _open(
     path: Path, provider: str, device: torch.device, threads: int | None, optimize: bool, prepack: bool = True
 ) -> Any:
     """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
+    require("onnxruntime")
     import onnxruntime as ort
 
     ort.set_default_logger_severity(_FATAL)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec
 from vtk.errors import UnavailableError, UsageError
+from vtk.packages import PACKAGES
 from vtk.tasks.plain import PlainCall, plain_call
 
 CONFIG, WEIGHTS, BASE, README = "adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"
@@ -25,7 +26,7 @@ def import_peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise UnavailableError(f"PEFT cannot be used ({error}); pip install 'vit-toolkit[peft]'") from error
+        raise UnavailableError(f"PEFT cannot be used ({error}); {PACKAGES['peft'].install}") from error
     return peft
 
 

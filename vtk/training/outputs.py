@@ -15,6 +15,7 @@ import yaml
 from vtk import files
 from vtk.errors import DataError
 from vtk.files import existing_dir, prepare_output, write_text
+from vtk.packages import require
 from vtk.training.recipes import is_file
 from vtk.training.tracking import clear_events
 from vtk.training.train_config import RunConfig
@@ -45,7 +46,9 @@ def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
 
     Raises:
         DataError: ``out`` is not empty and neither flag was given, or a pack's folder holds foreign files.
+        UnavailableError: what draws a run's plots is not installed.
     """
+    require("matplotlib")
     prepare_output(out, overwrite=overwrite, resume=resume)
     if not overwrite:
         return

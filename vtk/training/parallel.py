@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.packages import require
 
 
 class Ranks:
@@ -61,6 +62,7 @@ class AccelerateRanks(Ranks):
 
     def __init__(self, cpu: bool) -> None:
         # imported here because a single process does not need it, and it takes a second
+        require("accelerate")
         accelerate = importlib.import_module("accelerate")
         ddp = accelerate.DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=[ddp])

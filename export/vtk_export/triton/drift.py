@@ -16,7 +16,8 @@ from vtk.card import Card, InputSpec
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, VerificationError
 from vtk_export.judge import Photographs
-from vtk_export.raw import LEAST_COSINE, Drift
+from vtk_export.limits import LEAST_COSINE
+from vtk_export.raw import Drift
 from vtk_export.triton.served.vtk_images import Unreadable, decode, prepare
 
 _COUNT = 16

@@ -5,10 +5,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.packages import require
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
@@ -105,7 +106,9 @@ def export_triton(
         BaseError: packs of different bases for one model.
         DataError: a damaged source, or a repository that cannot be written or holds another model of this name.
         VerificationError: a file is not what was asked for.
+        UnavailableError: what describes a model to the server is not installed.
     """
+    require("tritonclient")
     start = time.perf_counter()
     texts, held = _texts(sources, opening)
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TritonConfig)}
@@ -113,9 +116,7 @@ def export_triton(
     config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else told)})
     named = named_packs(config.sources)
     if held and config.server not in ("onnxruntime", "tensorrt"):
-        raise UsageError(
-            f"`--backend` {config.server} serves packs from their files; give paths, or --backend onnxruntime"
-        )
+        raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
     opening.setdefault("seed", config.seed)
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
@@ -140,7 +141,8 @@ def _texts(
     if isinstance(sources, Mapping):
         pairs: list[tuple[str, Openable]] = list(sources.items())
     else:
-        pairs = [("", one) for one in (sources if isinstance(sources, (list, tuple)) else [sources])]
+        several: Any = sources if isinstance(sources, (list, tuple)) else [sources]
+        pairs = [("", one) for one in several]
     for name, source in pairs:
         if isinstance(source, (str, Path)):
             texts.append(f"{name}={source}" if name else str(source))

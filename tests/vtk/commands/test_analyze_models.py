@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand
 from vtk.analysis.sources import choose_images, make_context, open_models, shared_division
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
@@ -29,12 +29,12 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(flat: Path, **changes: object) -> AnalyzeConfig:
+def config(flat: Path, **changes: object) -> AnalyzeCommand:
     values = {"model": "test_vit", "data": flat, "pretrained": False, "img_size": 32, "num_classes": 3, "workers": 0}
-    return AnalyzeConfig(**{**values, **changes})
+    return AnalyzeCommand(**{**values, **changes})
 
 
-def timm_source(options: AnalyzeConfig) -> Source:
+def timm_source(options: AnalyzeCommand) -> Source:
     return open_models(["test_vit"], options)[0]
 
 

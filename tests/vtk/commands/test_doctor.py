@@ -35,11 +35,41 @@ def test_two_onnxruntime_wheels_are_a_problem(monkeypatch: pytest.MonkeyPatch) -
     assert check.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
 
-def test_one_wheel_is_fine_and_none_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_wheel_is_fine_and_so_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     one = _checks.check_conflicts(pretend_installed(monkeypatch, "onnxruntime==1.22", "onnxruntime-extensions"))
     assert only(one, "onnxruntime wheels").status == "ok"
     none = _checks.check_conflicts(pretend_installed(monkeypatch, "onnx"))
-    assert only(none, "onnxruntime wheels").status == "fatal"
+    assert only(none, "onnxruntime wheels").status == "ok"
+
+
+@pytest.mark.parametrize("wheel", ["onnxruntime", "onnxruntime-gpu"])
+def test_either_onnxruntime_serves_and_is_named(wheel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "requires", {"vit-toolkit": ["onnxruntime-gpu>=1.22"]}.get)
+
+    def found(version: str) -> Check:
+        checks = list(_checks.check_packages(pretend_installed(monkeypatch, f"{wheel}=={version}")))
+        assert [check.name for check in checks if "runtime" in check.name] == [wheel]
+        return only(checks, wheel)
+
+    assert (found("1.31.1").status, found("1.31.1").detail) == ("ok", "1.31.1")
+    assert (found("1.20").status, found("1.20").mend) == ("problem", f"pip install '{wheel}>=1.22'")
+
+
+def test_a_package_that_some_jobs_need_is_a_note_that_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = ["onnxruntime-gpu>=1.22", "onnx>=1.18", "scikit-learn", "tritonclient[grpc]>=2.40", "timm"]
+    monkeypatch.setattr(importlib.metadata, "requires", {"vit-toolkit": declared}.get)
+    checks = list(_checks.check_packages(pretend_installed(monkeypatch, "timm")))
+    for name, jobs, how in (
+        ("onnx", "read an .onnx file", "pip install onnx"),
+        ("scikit-learn", "training, evaluation", "pip install scikit-learn"),
+        ("tritonclient", "vtk export triton", "pip install 'tritonclient[grpc]'"),
+        ("onnxruntime-gpu", "ort-cpu", "pip install onnxruntime-gpu"),
+        ("tensorboard", "--track tensorboard", "pip install tensorboard"),
+    ):
+        check = only(checks, name)
+        assert check.status == "note" and jobs in check.detail and check.mend.startswith(how), check
+        assert "\n" not in check.detail + check.mend
+    assert doctor.exit_code(tuple(checks)) == 0
 
 
 def test_kitwares_vtk_is_a_problem_and_we_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +220,13 @@ def test_a_provider_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     version, tried = _providers.Trial(with_torch=False, deadline_s=1.5).result()
     assert version == "9.9" and [t.right for t in tried] == [True, False, False]
     assert tried[1].got == tried[2].got == "no answer in time"
+
+
+def test_an_onnxruntime_that_is_not_installed_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_providers, "_TRY", "import onnxruntime_that_is_absent")
+    monkeypatch.setattr(_providers.importlib.util, "find_spec", lambda name: None)
+    (check,) = _providers.check_providers(_providers.Trial(with_torch=False), False, None)
+    assert check.status == "note" and "ort-cpu" in check.detail and check.mend.startswith("pip install onnxruntime")
 
 
 def test_an_onnxruntime_that_does_not_import_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:

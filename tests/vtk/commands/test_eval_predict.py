@@ -256,6 +256,22 @@ def test_eval_of_an_onnx_with_a_reference(
     assert _json(capsys, "eval", tmp_path / "m.onnx", shop.photos)["agreement"] is None
 
 
+@pytest.mark.parametrize(("fraction", "warned"), [(0.9985, True), (0.9995, False)])
+def test_a_plain_onnx_that_disagrees_with_its_reference_is_warned_of(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    fraction: float, warned: bool,
+) -> None:  # fmt: skip
+    from vtk.runtime.agreement import Agreement
+
+    _onnx(tmp_path / "m.onnx", dataclasses.replace(shop.card, base=None))
+    monkeypatch.setattr(Agreement, "fraction", fraction)
+    assert main(["eval", str(tmp_path / "m.onnx"), str(shop.photos), "--reference", str(shop.pack)]) == 0
+    out, err = capsys.readouterr()
+    line = f"(eager, fp32, cpu): {100 * fraction:.2f} % of the images"
+    assert (line in err, line in out) == (warned, not warned)
+    assert ("an fp32 ONNX file should reach 99.9 %" in err) == warned
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [

@@ -240,7 +240,11 @@ def test_images_without_classes_are_enough(
         (["test_vit", "--distill"], 2, "`--distill` is a way of --finetune"),
         (["test_vit", "--data", ".", "--finetune", "1", "--no-labels"], 2, "add --distill"),
         (["test_vit", "--distill-kind", "hard"], 2, "`--distill-kind` says how to learn from the teacher"),
-        (["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"], 2, "above 0 to 1"),
+        (
+            ["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"],
+            2,
+            "allowed is above 0, at most 1",
+        ),
         (["nowhere.safetensors"], 3, "does not exist"),
     ],
 )

@@ -10,7 +10,7 @@ BatchSize = Annotated[
     int | Literal["auto"],
     Option("images per forward pass; auto: the largest that fits", "schedule", often=True, least=1),
 ]
-FixedBatchSize = Annotated[int, Option("images per forward pass, of all processes", "schedule", often=True, least=1)]
+FixedBatchSize = Annotated[int, Option("images per forward pass", "schedule", often=True, least=1)]
 LearningRate = Annotated[
     float, Option("peak learning rate (SGD: about 100×)", "schedule", often=True, above=0, most=1e6)
 ]
