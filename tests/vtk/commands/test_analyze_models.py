@@ -35,7 +35,7 @@ def config(flat: Path, **changes: object) -> AnalyzeCommand:
 
 
 def timm_source(options: AnalyzeCommand) -> Source:
-    return open_models(["test_vit"], options)[0]
+    return open_models(["test_vit"], options.opening())[0]
 
 
 def trained(**data: object) -> Source:
