@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from vtk.runtime.backend import check_backend
 from vtk.runtime.source import Source
-from vtk_export.onnx import temporary_onnx
 
 
 @contextlib.contextmanager
@@ -20,5 +19,7 @@ def runnable(source: Source, backend: str | None) -> Iterator[Source]:
         yield source
         return
     check_backend(backend)
+    from vtk_export.onnx import temporary_onnx  # takes packages that a machine which only evaluates may lack
+
     with temporary_onnx(source) as made:
         yield made

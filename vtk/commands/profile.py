@@ -84,10 +84,10 @@ def _server(argv: list[str]) -> int:
 
 
 def _compare(config: ProfileCommand) -> int:
-    from vtk.profiling.regression import compare_files, print_comparison
+    from vtk.profiling.regression import compare_profiles, print_comparison
 
     old, new = config.compare
-    found = compare_files(Path(old), Path(new))
+    found = compare_profiles(Path(old), Path(new))
     print_comparison(found, config.compare)
     failed = [] if config.fail_above is None else found.regressions(config.fail_above)
     for change in failed:

@@ -116,9 +116,7 @@ def export_triton(
     config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else told)})
     named = named_packs(config.sources)
     if held and config.server not in ("onnxruntime", "tensorrt"):
-        raise UsageError(
-            f"`--backend` {config.server} serves packs from their files; give paths, or --backend onnxruntime"
-        )
+        raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
     opening.setdefault("seed", config.seed)
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
