@@ -134,7 +134,7 @@ def _read(kind: type[Config], argv: Sequence[str], prog: str, positional: Sequen
             parser.add_argument(flag, dest=f.name, nargs="*")
         else:
             singles.add(flag)
-            parser.add_argument(flag, dest=f.name, nargs=1)
+            parser.add_argument(flag, dest=f.name, nargs="?", const=[])
     spelled = _spell(argv, flags, singles, switches)
     if unknown := next((word for word in spelled if word.startswith("--") and _name(word) not in flags), None):
         near = difflib.get_close_matches(_name(unknown), flags, 1)

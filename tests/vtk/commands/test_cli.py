@@ -145,7 +145,7 @@ def test_a_size_may_be_written_as_people_write_it(text: str) -> None:
         (["d", "--mode", "z"], "`--mode` is z; allowed is a or b+c"),
         (["d", "--modee", "a"], "unknown option `--modee`; did you mean --mode?"),
         (["d", "e"], "unexpected argument `e`"),
-        (["d", "--lr"], "argument --lr: expected 1 argument"),
+        (["d", "--lr"], "`--lr` is nothing; allowed is a number"),
         (["d", "-x"], "unexpected argument `-x`"),
         (["d", "--no-short"], "unknown option `--no-short`; did you mean --short?"),
         (["d", "--flag", "maybe"], "unexpected argument `maybe`"),
