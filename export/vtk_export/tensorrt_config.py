@@ -68,7 +68,9 @@ class TensorrtConfig(Config):
     opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
     max: Annotated[int, Option("most images of one call", often=True)] = 32
     static_batch: StaticBatch = None
-    tf32: Annotated[bool, Option("round fp32 products to TF32, as TensorRT does; --no-tf32: keep fp32")] = True
+    tf32: Annotated[
+        bool, Option("round fp32 products to TF32", off="keep fp32 products, which TensorRT rounds to TF32")
+    ] = True
     workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
     opset: Opset = 18
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False

@@ -42,7 +42,7 @@ class ParallelizeConfig(Config):
     batch_size: FixedBatchSize = 32
     distill: Annotated[bool, Option("the sequential model teaches the parallel one in --finetune", often=True)] = False
     labels: Annotated[
-        bool, Option("--no-labels: learn from the teacher alone, on any images, into DIR/distilled", often=True)
+        bool, Option("learn from labels, too", often=True, off="learn from the teacher alone, into DIR/distilled")
     ] = True
     distill_kind: Kind = DistillOptions.distill_kind
     distill_alpha: Alpha = DistillOptions.distill_alpha

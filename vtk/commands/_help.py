@@ -11,7 +11,7 @@ from vtk.options.values import alternatives, is_list, placeholder
 
 WIDTH = 80
 _INDENT = 24
-_LAST = ("running", "output", "general")
+_FIRST, _LAST = ("source", "data"), ("running", "output", "general")
 
 
 def text(
@@ -63,10 +63,10 @@ def text(
 
 
 def _sections(kind: type[Config], common: type[Config] | None) -> list[tuple[type[Config], str, list[str]]]:
-    """Return the groups of options in the order of the config, with those that every command has at the end."""
+    """Return the groups of options: what to open, then in the order of the config, at the end what all have."""
     own = groups_of(kind)
-    order = [title for title in own if title not in _LAST] + [title for title in _LAST if title in own]
-    found = [(kind, title, own[title]) for title in order]
+    order = [*_FIRST, *(title for title in own if title not in (*_FIRST, *_LAST)), *_LAST]
+    found = [(kind, title, own[title]) for title in order if title in own]
     return found if common is None else [*found, *((common, *one) for one in groups_of(common).items())]
 
 
@@ -89,7 +89,7 @@ def _entry(kind: type[Config], name: str, positional: str | None, defaults: Mapp
     told = option.help
     if bool in alternatives(hint):
         flag = flag_of(kind, name)
-        head = f"--no-{flag[2:]}" if own is True else flag  # a switch that is on is shown as what turns it off
+        head, told = (f"--no-{flag[2:]}", option.off) if own is True else (flag, told)
     else:
         head = positional or f"{flag_of(kind, name)} {option.metavar or placeholder(hint)}"
         if _worth_telling(default):

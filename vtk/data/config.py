@@ -50,7 +50,9 @@ class AuditConfig(ImageOptions):
     val_split: ValSplit = 0.2
     seed: Seed = 0
     workers: Workers = None
-    cache: Annotated[bool, Option("use and keep what was decoded before; --no-cache: decode again", "running")] = True
+    cache: Annotated[bool, Option("remember what was decoded", "running", off="decode again, and remember nothing")] = (
+        True
+    )
     overwrite: Overwrite = False
 
     def check(self) -> None:

@@ -36,6 +36,7 @@ class Option:
         metavar: what stands for the value in help.
         convert: called with the value first, for instance ``str`` where torch's own types serve too.
         only_yes: a switch without a ``--no-`` form.
+        off: of a switch that is on by default: what its ``--no-`` form does.
     """
 
     help: str
@@ -55,6 +56,7 @@ class Option:
     metavar: str = ""
     convert: Any = None
     only_yes: bool = False
+    off: str = ""
 
     def range(self) -> str:
         """Return the bounds in words; empty where there are none."""

@@ -20,7 +20,9 @@ SourceName = Annotated[
     str, Option("task pack, run folder, merged .safetensors, exported file, or timm model name", "source", often=True)
 ]
 Base = Annotated[Path | None, Option("base weights of the pack, if they moved (default: looked up)", "source")]
-Pretrained = Annotated[bool, Option("timm name: the hub's weights; --no-pretrained: random ones", "source", often=True)]
+Pretrained = Annotated[
+    bool, Option("timm name: the hub's weights", "source", often=True, off="timm name: random weights, not the hub's")
+]
 NumClasses = Annotated[int | None, Option("timm name: another number of classes", "source", least=1)]
 ImgSize = Annotated[
     int | tuple[int, int] | None,

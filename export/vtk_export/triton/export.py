@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from vtk import console
 from vtk.errors import UsageError
@@ -140,9 +140,10 @@ def _texts(
     held: dict[str, Source] = {}
     if isinstance(sources, Mapping):
         pairs: list[tuple[str, Openable]] = list(sources.items())
+    elif isinstance(sources, Sequence) and not isinstance(sources, str):
+        pairs = [("", one) for one in sources]
     else:
-        several: Any = sources if isinstance(sources, (list, tuple)) else [sources]
-        pairs = [("", one) for one in several]
+        pairs = [("", sources)]
     for name, source in pairs:
         if isinstance(source, (str, Path)):
             texts.append(f"{name}={source}" if name else str(source))

@@ -228,12 +228,15 @@ def test_a_fault_of_the_toolkit_and_ctrl_c_give_their_json_object_too(
 
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["tasks", "list", "."]], ids=str)
 def test_a_reader_that_goes_away_is_no_error(argv: list[str], tmp_path: Path) -> None:
-    code = "import time; time.sleep(1); from vtk.__main__ import entry; entry()"
+    # it waits on its input until the reader is gone
+    code = "import sys; sys.stdin.read(); from vtk.__main__ import entry; entry()"
     run = subprocess.Popen(
-        [sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert run.stdout is not None and run.stderr is not None
+        [sys.executable, "-c", code, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert run.stdin is not None and run.stdout is not None and run.stderr is not None
     run.stdout.close()
+    run.stdin.close()
     assert (run.wait(), run.stderr.read()) == (0, "")
     run.stderr.close()
 
