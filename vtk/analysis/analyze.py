@@ -65,8 +65,8 @@ def analyze(
     With several processes (torchrun) all call it; the main one writes and has the report.
 
     Args:
-        source: a path, a timm name, a `Task`, a module in memory, an open source; with ``against`` also the folder of
-            an earlier analysis.
+        source: a path, a timm name, a `Task`, a module in memory, or an open source; with ``against`` also the folder
+            of an earlier analysis.
         config: what to look at, on which images, and where the report goes.
         against: a second model, or the folder of its analysis, to be shown beside the first.
         command: kept in the report.
@@ -75,7 +75,7 @@ def analyze(
     Raises:
         UsageError: a source is no torch model, or an option is for another kind of model.
         DataError: the images, a file or the output folder cannot be used.
-        UnavailableError: the device is not here, or what draws is not installed.
+        UnavailableError: the device, or what draws the plots, is not here.
     """
     require("matplotlib")
     config = config or AnalyzeConfig()
