@@ -60,8 +60,8 @@ def evaluate(*given: Any, **options: Any) -> Any:
         return metrics.evaluate(*given, **options)
     what = "a module" if isinstance(first, nn.Module) else repr(first)[:60]
     raise UsageError(
-        f"`evaluate` does not take {what} with this: give evaluate(source, EvalConfig(data=FOLDER)), or evaluate(predict, "
-        "loader, classes)"
+        f"`evaluate` does not take {what} like this: give evaluate(source, EvalConfig(data=FOLDER)), or "
+        "evaluate(predict, loader, classes)"
     )
 
 
