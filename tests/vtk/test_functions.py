@@ -56,6 +56,10 @@ def test_evaluate_takes_a_source_or_a_function(mean_colour: nn.Module, photos: P
     batches = [(torch.eye(3), torch.tensor([0, 1, 0]))]
     old = vtk.evaluate(lambda images: images, batches, CLASSES, show_progress=False)
     assert old.top1 == pytest.approx(2 / 3) and type(old).__name__ == "Metrics"
+    named = vtk.evaluate(predict=lambda images: images, loader=batches, classes=CLASSES, show_progress=False)
+    assert named.top1 == old.top1
+    again = vtk.evaluate(lambda images: images, batches, classes=CLASSES, show_progress=False, device="cpu")
+    assert again.top1 == old.top1
     config = vtk.EvalConfig(data=photos)
     for wrong in ((mean_colour, "pets"), ("pets", photos, CLASSES), (mean_colour, config, CLASSES)):
         with pytest.raises(UsageError, match="`evaluate`"):

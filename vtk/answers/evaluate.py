@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+import torch
 from torch import Tensor, nn
 
 from vtk import console
@@ -23,12 +24,17 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 @overload
-def evaluate(source: "Openable", config: EvalConfig, /, **opening: Unpack[Opening]) -> EvalResult: ...
+def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult: ...
 @overload
 def evaluate(
-    predict: Callable[[Tensor], Tensor], loader: Batches, classes: Sequence[str], /, **options: Any
+    predict: Callable[[Tensor], Tensor],
+    loader: Batches,
+    classes: Sequence[str],
+    *,
+    device: torch.device | str = "cpu",
+    show_progress: bool = True,
 ) -> Metrics: ...
-def evaluate(first: Any, second: Any, classes: Sequence[str] | None = None, /, **options: Any) -> Any:
+def evaluate(*given: Any, **options: Any) -> Any:
     """Evaluate a model on a folder of images; or, as in version 0.1, a function on a loader.
 
     ``evaluate(source, EvalConfig(data=FOLDER), **opening)`` is ``vtk eval``: size, preprocessing and class names come
@@ -38,25 +44,25 @@ def evaluate(first: Any, second: Any, classes: Sequence[str] | None = None, /, *
     to logits (B, classes) and batches of images and labels, and returns `Metrics`.
 
     Args:
-        first: a path, a timm name, a `Task`, a module, an open source; or the function.
-        second: an `EvalConfig`; or the loader.
-        classes: of the second form: names of the classes.
-        options: how to open the source, see `vtk.open_source`; or the options of the second form.
+        given: source and config; or function, loader and names of the classes. All may be given by name, too.
+        options: how to open the source, see `vtk.open_source`; or ``device`` and ``show_progress`` of the second form.
 
     Raises:
         UsageError: the source carries no class names, or options contradict each other.
         DataError: the folder's classes are not the model's, or it has no images.
         UnavailableError: a back-end or device asked for is not here.
     """
-    if isinstance(second, EvalConfig):
-        if classes is not None:
-            raise UsageError("`evaluate` of a source takes a config alone; give class names as classes=[…]")
-        return _evaluate(first, second, **options)
-    if callable(first) and classes is not None:
-        return metrics.evaluate(first, second, classes, **options)
+    if isinstance(options.get("config"), EvalConfig) or (len(given) == 2 and isinstance(given[1], EvalConfig)):
+        return _evaluate(*given, **options)
+    first = given[0] if given else options.get("predict")
+    configs = any(isinstance(one, EvalConfig) for one in given)
+    if callable(first) and not configs and len(given) + len(options.keys() & {"predict", "loader", "classes"}) == 3:
+        return metrics.evaluate(*given, **options)
     what = "a module" if isinstance(first, nn.Module) else repr(first)[:60]
-    raise UsageError(f"`evaluate` got {what} and no EvalConfig; give evaluate(source, EvalConfig(data=FOLDER)), or "
-                     "evaluate(predict, loader, classes)")  # fmt: skip
+    raise UsageError(
+        f"`evaluate` does not take {what} like this: give evaluate(source, EvalConfig(data=FOLDER)), or "
+        "evaluate(predict, loader, classes)"
+    )
 
 
 def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult:

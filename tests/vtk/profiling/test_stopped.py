@@ -71,8 +71,8 @@ def test_reports_of_a_stopped_run_are_written(
 def test_sizes_that_were_measured_are_kept(fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = fakes.run({"eager": fakes.Backend("eager")}, batch_sizes=(1,))
 
-    def fake(config: ProfileConfig, **_: object) -> ProfileResult:
-        if config.img_size == 64:
+    def fake(source: str, config: ProfileConfig, *, img_size: int, **_: object) -> ProfileResult:
+        if img_size == 64:
             raise KeyboardInterrupt
         return measured
 

@@ -67,5 +67,7 @@ class SourceOptions(Config):
         chans = getattr(self, "in_chans", 3)
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if value is not None and len(value) != chans:
-                raise UsageError(f"`--{name}` has {len(value)} values for {chans} channels; give one for each")
+            if value is not None and len(value) not in (1, chans):
+                raise UsageError(
+                    f"`--{name}` has {len(value)} values; the input has {chans} channels: give one, or one each"
+                )
