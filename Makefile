@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+# in the order of the folders; by default the files with the fewest tests come last, and those are the longest
+DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
@@ -31,11 +33,11 @@ demo: $(STAMP)  ## the whole path on bundled digits: train, share, export, verif
 
 # one torch thread per worker: two workers on two cores would otherwise fight for them
 test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(DIST)
 
 # PART=2/3 runs the second third of the files: every test is in exactly one part
 test-slow: $(STAMP)  ## long tables, the demo and the documents' examples; PART=K/N runs a part of them
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'slow and not timing and not gpu and not server and not peers' $(if $(PART),--part $(PART))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(DIST) -m 'slow and not timing and not gpu and not server and not peers' $(if $(PART),--part $(PART))
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server' $(if $(PART),--part $(PART))
 
 # the Triton Inference Server of that wheel has a Python back-end which gives empty tensors with numpy 2
