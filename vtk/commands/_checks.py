@@ -133,7 +133,7 @@ def check_packages(installed: dict[str, str]) -> Iterator[Check]:
             yield from check_fit(name, installed)
     for package in PACKAGES.values():
         name = normalise(package.distribution)
-        if name in done or (name in ORT and wheel in done):
+        if name in done or (name in ORT and done & set(ORT)):
             continue
         if found := installed.get(wheel if name in ORT and wheel else name):
             yield Check("versions", name, "ok", found)

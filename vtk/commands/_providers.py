@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtk.commands._checks import Check, one_line
-from vtk.packages import PACKAGES
+from vtk.commands._checks import Check, distributions, one_line
+from vtk.packages import ORT, PACKAGES
 
 DEADLINE_S = 10.0
 """Seconds for all providers together."""
@@ -113,7 +113,7 @@ def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> 
         yield Check("onnxruntime", "import", "note", f"not installed; needed for {package.jobs}", package.install)
         return
     if not version:
-        mend = "pip install --force-reinstall onnxruntime-gpu (Linux x86-64) or onnxruntime"
+        mend = f"pip install --force-reinstall {wheel()}"
         yield Check("onnxruntime", "import", "fatal", f"onnxruntime does not import: {tried[0].got}", mend)
         return
     yield from check_cuda_major(version, cuda_device, torch_cuda)
@@ -148,7 +148,7 @@ def judge(tried: Tried, cuda_device: bool) -> Check:
     fell_back = f"onnxruntime fell back to {tried.got}" if tried.got.endswith("Provider") else one_line(tried.got)
     detail = f"listed, but does not load: {why(tried.stderr) or fell_back}"
     if name == "CPUExecutionProvider":
-        return Check("onnxruntime", short, "fatal", detail, "pip install --force-reinstall onnxruntime-gpu")
+        return Check("onnxruntime", short, "fatal", detail, f"pip install --force-reinstall {wheel()}")
     if name == "CUDAExecutionProvider" and cuda_device:
         mend = "install an onnxruntime-gpu for torch's CUDA, and cuDNN 9: pip install 'onnxruntime-gpu[cuda,cudnn]'"
         return Check("onnxruntime", short, "problem", detail, mend)
@@ -164,6 +164,12 @@ _SQUARE = bytes.fromhex(
     "08083a400a0e0a01780a017812017922034d756c120474696e795a130a0178120e0a0c0801"
     "12080a0208020a02080262130a0179120e0a0c080112080a0208020a02080242040a00100d"
 )
+
+
+def wheel() -> str:
+    """Return the distribution that the module onnxruntime is of: another one beside it would overwrite its files."""
+    installed = distributions()
+    return next((name for name in ORT if name in installed), ORT[-1])
 
 
 def build_cuda() -> str | None:

@@ -69,6 +69,7 @@ def test_a_package_that_some_jobs_need_is_a_note_that_names_them(monkeypatch: py
         check = only(checks, name)
         assert check.status == "note" and jobs in check.detail and check.mend.startswith(how), check
         assert "\n" not in check.detail + check.mend
+    assert [check.name for check in checks if "runtime" in check.name] == ["onnxruntime-gpu"], "one line, not two"
     assert doctor.exit_code(tuple(checks)) == 0
 
 
