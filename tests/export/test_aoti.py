@@ -167,7 +167,7 @@ def test_what_cannot_be_fused_is_compiled_as_it_is_unless_one_insists(
     compiled = fake_compiler(resnet)
     source = open_source("test_resnet", pretrained=False, num_classes=5)
     monkeypatch.setattr(type(source), "model", lambda self: resnet)
-    options = {"device": "cpu", "pretrained": False, "num_classes": 5}
+    options = {"device": "cpu"}
     result = aoti.export_aoti(source, AotiConfig(out=tmp_path / "a", **options), show=False)
     assert not result.fused and type(compiled[0][0]).__name__ == "ResNet"
     assert "compiled as it is" in capsys.readouterr().out

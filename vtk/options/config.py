@@ -70,12 +70,17 @@ class Option:
             return f"{low} to below {below}"
         return f"at least {least}" if least else low
 
-    def fault(self, value: Any) -> str:
-        """Return what is wrong with a value that has the right type, and what is allowed; empty if it is fine."""
+    def fault(self, value: Any, given: Any) -> str:
+        """Return what is wrong with a value, and what is allowed; empty if it is fine.
+
+        Args:
+            value: of the right type.
+            given: as it was before it was converted to that, for the message.
+        """
         if isinstance(value, tuple):
             return self._list_fault(value)
         allowed = self._not_allowed(value)
-        return f"is {show(value)}; allowed is {allowed}" if allowed else ""
+        return f"is {show(given)}; allowed is {allowed}" if allowed else ""
 
     def _not_allowed(self, value: Any) -> str:
         if isinstance(value, float) and not math.isfinite(value):
@@ -162,14 +167,14 @@ def set_value(kind: type[Config], name: str, value: Any, *, text: bool = False) 
     Raises:
         UsageError: it has another type, or is out of bounds.
     """
-    option = option_of(kind, name)
+    option, given = option_of(kind, name), value
     if option.convert is not None and value is not None:
         value = option.convert(value)
     try:
         value = coerce(type_of(kind, name), value, text=text)
-        fault = option.fault(value)
+        fault = option.fault(value, given)
     except ValueError as error:
-        fault = f"is {show(value)}; allowed is {option.allowed or within(str(error), option)}"
+        fault = f"is {show(given)}; allowed is {option.allowed or within(str(error), option)}"
     if fault:
         raise UsageError(f"`{flag_of(kind, name)}` {fault}")
     return value

@@ -302,7 +302,7 @@ def test_refusals(config, photos, shades, tmp_path):
         ({"cb_scale": True}, "`--cb-scale` trains"),
         ({"grad_checkpointing": True}, "use --memory minimal"),
         ({"init_from": ("c=x",)}, "NAME being one of a, b"),
-        ({"sampling": 0.5}, "`--sampling` is 0.5; allowed is 1 or above"),
+        ({"sampling": 0.5}, "`--sampling` is 0.5; allowed is at least 1"),
     ):
         with pytest.raises(UsageError, match=match):
             config(**{"data": None, "tasks": tasks, **changes})
