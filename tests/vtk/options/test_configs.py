@@ -75,7 +75,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     ("FinetuneConfig", {"attn_only": False}),
     ("FinetuneConfig", {"attn_only": True, "train": "full"}),
     ("FinetuneConfig", {"weights": "w.safetensors", "pretrained": False}),
-    ("FinetuneConfig", {"mean": (0.5,)}),
+    ("FinetuneConfig", {"mean": (0.5, 0.5)}),
     ("FinetuneConfig", {"std": (0.5, 0.5, 0.0)}),
     ("FinetuneConfig", {"mean": (0.5, 0.5, 0.5), "in_chans": 1}),
     ("FinetuneConfig", {"crop_scale": (0.9, 0.1)}),
