@@ -16,6 +16,7 @@ from vtk import files
 from vtk.errors import DataError
 from vtk.files import existing_dir, prepare_output, write_text
 from vtk.options import option_of
+from vtk.options.config import flag_of
 from vtk.packages import require
 from vtk.training.recipes import is_file
 from vtk.training.tracking import clear_events
@@ -128,9 +129,9 @@ def command_line(config: RunConfig) -> str:
             continue
         if f.name == "memory" and value != "gelu8":  # the other modes change no result
             continue
-        flag = f.name.replace("_", "-")
-        if name := option_of(type(config), f.name).flag:  # once for each
-            words += [word for each in value for word in (f"--{name}", each)]
+        flag = flag_of(type(config), f.name).removeprefix("--")
+        if option_of(type(config), f.name).flag and isinstance(value, tuple):  # once for each
+            words += [word for each in value for word in (f"--{flag}", str(each))]
         elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
