@@ -52,11 +52,17 @@ def foreign(tmp_path: Path, images: np.ndarray) -> Foreign:
 
 
 @pytest.fixture
-def pack(tmp_path: Path) -> Path:
-    """A pack whose attention and classifier are far from its base's."""
+def weights(tmp_path: Path) -> Path:
+    """Base weights for 224 px and a thousand classes."""
     torch.manual_seed(1)
     save_file(timm.create_model(NAME, **KWARGS).state_dict(), tmp_path / "vit.safetensors")
-    created = create_model(NAME, num_classes=3, img_size=32, weights=tmp_path / "vit.safetensors", kwargs=KWARGS)
+    return tmp_path / "vit.safetensors"
+
+
+@pytest.fixture
+def pack(weights: Path, tmp_path: Path) -> Path:
+    """A pack whose attention and classifier are far from its base's."""
+    created = create_model(NAME, num_classes=3, img_size=32, weights=weights, kwargs=KWARGS)
     state = created.model.state_dict()
     trained = [k for k in state if ".attn." in k or k.startswith(("head.", "pos_embed"))]
     for key in trained:

@@ -1,10 +1,12 @@
 """What vtk writes, opened by others' tools in an environment without vtk."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vtk.__main__ import main
 from vtk.tasks import load_task
@@ -53,9 +55,7 @@ with torch.no_grad():
     np.testing.assert_allclose(found, logits(pack, images), atol=1e-5)
 
 
-def test_stock_peft_loads_the_adapter_of_a_lora_run(foreign, images, tmp_path):
-    from PIL import Image
-
+def test_stock_peft_loads_the_adapter_of_a_lora_run_as_its_page_says(foreign, images, weights, tmp_path):
     rng = np.random.default_rng(0)
     for part, count in (("train", 4), ("val", 2)):
         for label, name in enumerate(("blue", "green", "red")):
@@ -65,15 +65,19 @@ def test_stock_peft_loads_the_adapter_of_a_lora_run(foreign, images, tmp_path):
                 pixels[..., 2 - label] += 100
                 Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "photos" / part / name / f"{i}.png")
     command(
-        "finetune", tmp_path / "photos", "--train", "lora", "--lora-rank", 4, "--out", tmp_path / "run", "--lr", 0.05,
+        "finetune", tmp_path / "photos", "--train", "lora", "--lora-rank", 4, "--out", tmp_path / "run",
         "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=2", "embed_dim=48", "num_heads=2",
-        "--no-pretrained", "--img-size", 32, "--epochs", 2, "--batch-size", 4, "--workers", 0, "--device", "cpu",
+        "--weights", weights, "--img-size", 32, "--epochs", 2, "--batch-size", 4, "--workers", 0, "--device", "cpu",
     )  # fmt: skip
-    found = foreign(f"""{MODEL}
-from peft import PeftModel
-model.load_state_dict(load_file("run/adapter/base.safetensors"), strict=True)
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "run" / "adapter" / "README.md").read_text("utf-8"), re.S)
+    found = foreign(f"""
+import os
+import torch
+os.chdir("run/adapter")
+{code}
+os.chdir("../..")
 with torch.no_grad():
-    logits = PeftModel.from_pretrained(model, "run/adapter").eval()(torch.from_numpy(images)).numpy()
+    logits = model(torch.from_numpy(images)).numpy()
 """)
     np.testing.assert_allclose(found, logits(tmp_path / "run" / "task", images), atol=1e-5)
 
