@@ -4,10 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+# in the order of the folders; by default the files with the fewest tests come last, and those are the longest
+DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
+PEERS := .venv-peers
+# what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
+PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime
+
+# tests start many processes: without compiled modules each would compile vtk again
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-server papers check style docs wheel clean
+.PHONY: help install demo test test-slow test-server test-peers clean-peers papers check style docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -25,11 +33,12 @@ demo: $(STAMP)  ## the whole path on bundled digits: train, share, export, verif
 
 # one torch thread per worker: two workers on two cores would otherwise fight for them
 test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(DIST)
 
-test-slow: $(STAMP)  ## long tables, the demo and the documents' examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'slow and not timing and not gpu and not server'
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server'
+# PART=2/3 runs the second third of the files: every test is in exactly one part
+test-slow: $(STAMP)  ## long tables, the demo and the documents' examples; PART=K/N runs a part of them
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(DIST) -m 'slow and not timing and not gpu and not server and not peers' $(if $(PART),--part $(PART))
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server' $(if $(PART),--part $(PART))
 
 # the Triton Inference Server of that wheel has a Python back-end which gives empty tensors with numpy 2
 $(SERVER)/.installed: pyproject.toml
@@ -40,6 +49,18 @@ $(SERVER)/.installed: pyproject.toml
 
 test-server: $(SERVER)/.installed  ## exported repositories in a real Triton Inference Server, on the CPU
 	OMP_NUM_THREADS=1 $(SERVER)/bin/python -m pytest -m server -s tests/server
+
+$(PEERS)/.installed: Makefile
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet $(PEER_PACKAGES)
+	@touch $@
+
+test-peers: $(STAMP) $(PEERS)/.installed  ## what vtk writes, opened by plain timm, PEFT and ONNX Runtime without vtk
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python $(BIN)/python -m pytest -m peers tests/peers
+
+clean-peers:  ## remove the environment of test-peers, for one with other packages
+	rm -rf $(PEERS)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
@@ -71,4 +92,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

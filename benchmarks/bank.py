@@ -38,14 +38,14 @@ TOLERANCE = 6e-2
 def make_tasks(folder: Path, smoke: bool) -> list[object]:
     """Write two packs of one random base and return them loaded."""
     from vtk.card import Card
-    from vtk.models import create_model
+    from vtk.models.create import build_model
     from vtk.tasks import load_task, save_task, store_base
 
     name = "vit_tiny_patch16_224" if smoke else "vit_base_patch16_224"
     kwargs = {"depth": 2, "embed_dim": 64, "num_heads": 2} if smoke else {}
     tasks, base = [], None
     for i, classes in enumerate((37, 196)):
-        created = create_model(
+        created = build_model(
             name, num_classes=classes, img_size=32 if smoke else 224, pretrained=False, kwargs=kwargs, base=base
         )
         base = created.base

@@ -65,7 +65,7 @@ def export(folder: Path) -> dict[str, Path]:
         "int8 dynamic, plain": {"int8": "dynamic", "fuse": False}, "int8 static": {"int8": "static"},
     }  # fmt: skip
     for i, (side, how) in enumerate(options.items()):
-        config = OnnxConfig(source=NAME, out=folder / str(i), opset=OPSET, data=data, **how)  # type: ignore[arg-type]
+        config = OnnxConfig(out=folder / str(i), opset=OPSET, data=data, **how)  # type: ignore[arg-type]
         files[side] = export_onnx(source, config, show=False).path
     return files
 

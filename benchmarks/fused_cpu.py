@@ -91,7 +91,7 @@ def exported(fused: bool, folder: Path, name: str) -> Path:
     from vtk_export.onnx import export_onnx
 
     out = folder / ("fused" if fused else "parallel")
-    config = OnnxConfig(source=name, out=out, opset=OPSET, pretrained=False, fuse=fused)
+    config = OnnxConfig(out=out, opset=OPSET, fuse=fused)
     return export_onnx(open_source(name, pretrained=False), config, show=False).path
 
 

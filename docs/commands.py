@@ -3,8 +3,6 @@
 Usage: python docs/commands.py [--check]
 """
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,27 +18,15 @@ COMMANDS = (
 )  # fmt: skip
 HEAD = """# Commands
 
-Written by `make docs` from `vtk … --help`; do not edit by hand.
+Written by `make docs` from `vtk … --help-all`; do not edit by hand.
 """
 
 
 def help_text(command: str) -> str:
-    """Return a command's help without colours, boxes and trailing blanks."""
-    run = subprocess.run(
-        [sys.executable, "-m", "vtk", *command.split(), "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"},
-    )
-    text = re.sub(r"\x1b\[[0-9;]*m", "", run.stdout)
-    lines = []
-    for line in text.splitlines():
-        if re.fullmatch(r"╰─*╯", line.strip()):
-            continue
-        title = re.fullmatch(r"╭─ (.*?) ─*╮", line.strip())
-        lines.append(f"{title[1]}:" if title else re.sub(r"^│ ?| *│$", "", line).rstrip())
-    return "\n".join(lines).strip()
+    """Return a command's help with all its options."""
+    words = [*command.split(), "--help-all"] if command else ["--help"]
+    run = subprocess.run([sys.executable, "-m", "vtk", *words], capture_output=True, text=True, check=True)
+    return run.stdout.strip()
 
 
 def page() -> str:

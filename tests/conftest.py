@@ -1,7 +1,10 @@
 """Fixtures that every test may use."""
 
+import gc
 import importlib.util
+import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Triton decides at decoration time, so this comes before any kernel is imported; on a CUDA machine kernels really run
@@ -14,6 +17,7 @@ import pytest
 
 from vtk import console
 
+pytest_plugins = ["tests._parts"]
 REPO = Path(__file__).resolve().parents[1]
 # the server and its clients are in an environment of their own (make test-server)
 collect_ignore = [] if importlib.util.find_spec("pytriton") else ["server"]
@@ -26,6 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "assets" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="the real weights and photographs are not here (VTK_ASSETS)"))
+
+
+def pytest_collection_finish() -> None:
+    """Let later collections of garbage leave out what is there for good: libraries and tests, a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +58,17 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    # numbered here: `mktemp` looks at all earlier folders each time, and there are thousands
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def vtk_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def vtk_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh $VTK_HOME for every test, so that no test finds another's bases."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(_homes)
+    home.mkdir()
     monkeypatch.setenv("VTK_HOME", str(home))
     return home

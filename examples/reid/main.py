@@ -60,7 +60,7 @@ def train(data: Path, weights: Path, out: Path, epochs: int, seed: int) -> dict[
     created = create_model(
         MODEL, num_classes=EMBEDDING, img_size=(HEIGHT, WIDTH), weights=weights, seed=seed,
         kwargs={key: int(value) for key, value in kwargs.items()},
-    )  # fmt: skip
+    ).created  # fmt: skip
     before = judge(created.model, created.input, data / "test")
     found, _ = samples(data / "train")
     torch.manual_seed(seed)

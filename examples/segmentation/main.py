@@ -41,7 +41,7 @@ def train(weights: Path, head: str, cb: bool, out: Path, epochs: int, seed: int)
     created = create_model(
         MODEL, num_classes=len(CLASSES), img_size=SIZE, weights=weights, seed=seed, kwargs=kwargs,
         transforms=(CB,) if cb else (),
-    )  # fmt: skip
+    ).created  # fmt: skip
     torch.manual_seed(seed)
     shape = kwargs["embed_dim"], len(CLASSES), len(BLOCKS)
     model = Segmenter(created.model, HEADS[head](*shape), BLOCKS)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,11 @@ from vtk.errors import DataError, UsageError, VerificationError, VtkError
 from vtk.files import check_writable, replace_file
 from vtk.formats import write_json
 from vtk.fused import fuse
+from vtk.models.devices import DTYPES, resolve_device
 from vtk.runtime import aoti_backend
-from vtk.runtime.backend import DTYPES, load_backend, resolve_device
-from vtk.runtime.source import Source
+from vtk.runtime.backend import load_backend
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source
 from vtk.runtime.torch_backend import EagerBackend
 from vtk_export.aoti_config import AotiConfig
 from vtk_export.convert import silence
@@ -36,6 +38,9 @@ from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.place import LATENCY
 from vtk_export.verify import BATCHES, GateRow, check_rows
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 FILES = ("model.pt2", "model.json")
 """Everything an export leaves in its folder."""
@@ -78,13 +83,14 @@ class AotiResult:
         }  # fmt: skip
 
 
-def export_aoti(source: Source, config: AotiConfig, *, show: bool = True) -> AotiResult:
+def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **opening: Unpack[Opening]) -> AotiResult:
     """Compile, load back, verify, and put the files into ``config.out``; a file that fails is not kept.
 
     Args:
-        source: a pack, a merged checkpoint or a timm model.
+        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
         config: options.
         show: print the gate's table.
+        opening: how to open the source, see `vtk.open_source`.
 
     Raises:
         UsageError: the source is an exported file itself, or ``fuse`` was asked for and cannot be.
@@ -92,6 +98,7 @@ def export_aoti(source: Source, config: AotiConfig, *, show: bool = True) -> Aot
         UnavailableError: the device or a C++ compiler is not here.
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
+    source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
@@ -134,7 +141,7 @@ def temporary_aoti(
     """Export and verify into a temporary folder, for the back-end ``aoti``; gone at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"dtype": precision, "device": str(device), "threads": threads}
-        config = AotiConfig(source=source.name, out=Path(folder) / "export", **options)
+        config = AotiConfig(out=Path(folder) / "export", **options)
         result = export_aoti(source, config, show=False)
         worst = max(row.error for row in result.rows)
         console.say(f"{source.name}: compiled by AOTInductor and verified (max error {worst:.1e})")

@@ -7,13 +7,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from vtk import console
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import PLAIN, Facts
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source
 from vtk_export.build import build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
@@ -28,6 +30,9 @@ from vtk_export.verify import (
     BATCHES,
     GateRow,
 )
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 __all__ = ["FILES", "INLINE_LIMIT", "ExportResult", "choose_form", "convert", "export_form", "export_onnx",
            "is_parallel", "temporary_onnx"]  # fmt: skip
@@ -89,13 +94,16 @@ class ExportResult:
         }  # fmt: skip
 
 
-def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> ExportResult:
+def export_onnx(
+    source: "Openable", config: OnnxConfig, *, show: bool = True, **opening: Unpack[Opening]
+) -> ExportResult:
     """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
 
     Args:
-        source: a pack, a merged checkpoint or a timm model, from `vtk.runtime.open_source`.
+        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
         config: options.
         show: print the gate's table; a failure's table is always printed.
+        opening: how to open the source, see `vtk.open_source`.
 
     Raises:
         UsageError: the source is itself an ONNX file, or the model cannot give what was asked for.
@@ -103,6 +111,7 @@ def export_onnx(source: Source, config: OnnxConfig, *, show: bool = True) -> Exp
         VerificationError: torch's exporter cannot convert the model, or the file is not what was asked for.
         UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
     """
+    source = open_and_tell(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()
@@ -147,7 +156,7 @@ def temporary_onnx(
     """Export and verify into a temporary folder, for a back-end that runs ONNX files; gone at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
-        config = OnnxConfig(source=source.name, out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
         console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")

@@ -7,7 +7,7 @@ import onnx
 
 from vtk.card import Card
 from vtk.errors import VerificationError
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 
 Axes = Sequence[int | str]
 """Of a value: numbers, and names of symbolic axes."""

@@ -81,13 +81,18 @@ class TasksExportResult:
 
 
 def export_tasks(
-    packs: Mapping[str, str | Path] | Sequence[str | Path], config: TasksConfig, *, show: bool = True
+    packs: Mapping[str, str | Path] | Sequence[str | Path],
+    config: TasksConfig,
+    *,
+    base: str | Path | None = None,
+    show: bool = True,
 ) -> TasksExportResult:
     """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
 
     Args:
         packs: name to pack or run folder; or a sequence of ``PACK`` and ``NAME=PACK``.
-        config: options; its own ``packs`` are not read.
+        config: options.
+        base: file with the base weights; by default looked up.
         show: print the gate's table; a failure's table is always printed.
 
     Raises:
@@ -103,7 +108,7 @@ def export_tasks(
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
     with workspace(config.out, overwrite=config.overwrite, known=known_files(config.out)) as folder:
-        built = Build(config, members)
+        built = Build(config, members, None if base is None else Path(base))
         built.convert()
         built.write(folder)
         rows = built.verify(folder)

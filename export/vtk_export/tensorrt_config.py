@@ -1,11 +1,28 @@
 """Options of ``vtk export tensorrt``; free of torch and onnx."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar
 
 from vtk.errors import UsageError
+from vtk.options import Config, Option
+from vtk.options.shared import (
+    Dtype,
+    Fuse,
+    JudgeImages,
+    KeepIoTypes,
+    MaybeOut,
+    Opset,
+    Overwrite,
+    ProfileSizes,
+    Seed,
+    SourceOptions,
+    StaticBatch,
+    Threads,
+    Unverified,
+    VerifyData,
+)
 from vtk_export.config import OPSETS, OnnxConfig
 from vtk_export.targets import Target, parse_target
 
@@ -31,87 +48,58 @@ def parse_version(text: str) -> Target:
     return parse_target(f"trt:{major}.{'0' if minor == 'x' else minor}")
 
 
-@dataclass(frozen=True)
-class TensorrtConfig:
-    """Options of ``vtk export tensorrt``."""
+@dataclass(frozen=True, kw_only=True)
+class TensorrtConfig(Config):
+    """What is made of a model for TensorRT, where, and for which version and batch sizes.
 
-    source: str = field(
-        metadata={"help": "task pack, run folder, merged .safetensors, or timm model name; of --lint an .onnx"}
-    )
-    out: Path | None = field(default=None, metadata={"help": "folder for model.onnx and what builds an engine of it"})
-    trt: str = field(
-        default="10.x",
-        metadata={"help": "version the engine is built with: 10.x, 11.x, one of them such as 10.3, or 8.6 (fp32 only)"},
-    )
-    dtype: Literal["fp32", "fp16", "bf16"] = field(
-        default="fp32",
-        metadata={"help": "of weights, arithmetic, inputs and outputs; norms and softmax stay fp32. TensorRT has fused "
-                          "attention for fp16 and bf16 alone"},
-    )  # fmt: skip
-    keep_io_types: bool = field(default=False, metadata={"help": "inputs and outputs stay fp32 whatever the --dtype"})
-    min: int = field(default=1, metadata={"help": "fewest images of one call"})
-    opt: int = field(default=8, metadata={"help": "images of one call that the engine is tuned for"})
-    max: int = field(default=32, metadata={"help": "most images of one call"})
-    static_batch: int | None = field(
-        default=None, metadata={"help": "a graph of this batch size only, in place of --min, --opt and --max"}
-    )
-    tf32: bool = field(default=True, metadata={"help": "fp32 products may be rounded to TF32, as TensorRT does itself"})
-    workspace: int = field(default=4096, metadata={"help": "MiB of GPU memory that building and running may use"})
-    opset: int = field(default=18, metadata={"help": "ONNX opset, 18 to 22; for 8.6 the file is lowered to 17"})
-    build: bool = field(
-        default=False, metadata={"help": "also build the engine, where TensorRT is installed (exit code 5 elsewhere)"}
-    )
-    lint: bool = field(
-        default=False, metadata={"help": "only say what TensorRT would refuse or run slowly in an .onnx of any program"}
-    )
-    fuse: bool | None = field(
-        default=None,
-        metadata={"help": "fold norms and scales, merge branches, split q, k, v; default: wherever that can be"},
-    )
-    data: Path | None = field(
-        default=None, metadata={"help": "image or folder of images to verify with; default: smoothed random images"}
-    )
-    base: Path | None = field(default=None, metadata={"help": "base weights of the pack, if they moved"})
-    pretrained: bool = field(default=True, metadata={"help": "timm name: take the hub's weights, else random ones"})
-    num_classes: int | None = field(default=None, metadata={"help": "timm name: another number of classes"})
-    img_size: int | tuple[int, int] | None = field(
-        default=None, metadata={"help": "timm name: pixels, one number or height and width"}
-    )
-    unverified: bool = field(
-        default=False, metadata={"help": "keep a file that nothing here can run (bf16 without a GPU); it says so"}
-    )
-    images: int = field(default=256, metadata={"help": "images of --data that fp16 and bf16 files are judged on"})
-    seed: int = field(default=0, metadata={"help": "of random images, and of random weights of a timm name"})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads of the verification"})
-    profile: tuple[int, ...] = field(
-        default=(),
-        metadata={"help": "batch sizes such as 1,8,32: measure model.onnx in ONNX Runtime, with --build the engine "
-                          "too, and leave latency.json beside them"},
-    )  # fmt: skip
-    overwrite: bool = field(default=False, metadata={"help": "write into a folder that holds other files too"})
+    Raises:
+        UsageError: a value is out of range, or two values contradict each other.
+    """
 
-    def __post_init__(self) -> None:
+    GROUP: ClassVar[str] = "format"
+
+    out: MaybeOut = None
+    trt: Annotated[
+        str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
+    ] = "10.x"
+    dtype: Dtype = "fp32"
+    keep_io_types: KeepIoTypes = False
+    min: Annotated[int, Option("fewest images of one call", often=True)] = 1
+    opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
+    max: Annotated[int, Option("most images of one call", often=True)] = 32
+    static_batch: StaticBatch = None
+    tf32: Annotated[
+        bool, Option("round fp32 products to TF32", off="keep fp32 products, which TensorRT rounds to TF32")
+    ] = True
+    workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
+    opset: Opset = 18
+    build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
+    fuse: Fuse = None
+    data: VerifyData = None
+    unverified: Unverified = False
+    images: JudgeImages = 256
+    seed: Seed = 0
+    threads: Threads = None
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
         target = self.target
-        if self.lint:
-            if self.out is not None or self.build or self.profile:
-                raise UsageError("`--lint` writes, builds and measures nothing; leave out --out, --build and --profile")
-            return
         if self.out is None:
             raise UsageError("`--out` is missing; give a folder, or --lint to look at an .onnx only")
         if self.static_batch is None:
             if not 1 <= self.min <= self.opt <= self.max:
-                raise UsageError(f"`--min` {self.min}, `--opt` {self.opt}, `--max` {self.max}: give numbers from 1 on "
-                                 "that do not fall")  # fmt: skip
+                raise UsageError(f"`--min` {self.min}, `--opt` {self.opt}, `--max` {self.max}: required is "
+                                 "1 ≤ min ≤ opt ≤ max")  # fmt: skip
         elif (self.min, self.opt, self.max) != (1, 8, 32):
             raise UsageError("`--static-batch` is the one batch size; leave out --min, --opt and --max")
-        if self.workspace < 1:
-            raise UsageError(f"`--workspace` is {self.workspace} MiB; give at least 1")
         if target is OLD and self.dtype != "fp32":
             raise UsageError(f"`--trt 8.6` lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
                              "strongly typed; give --dtype fp32, or --trt 10.x")  # fmt: skip
         if target is OLD and self.opset != OPSETS.start:
             raise UsageError(f"`--opset` {self.opset} cannot be lowered to the 17 of TensorRT 8.6; leave it out")
-        self.onnx_config(Path())  # has its own checks
+        self.onnx_config(self.out)  # has its own checks
 
     @property
     def target(self) -> Target:
@@ -127,9 +115,25 @@ class TensorrtConfig:
         """Return the options of the ONNX file; ``more`` replaces some."""
         options: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("source", "dtype", "keep_io_types", "static_batch", "opset", "fuse", "data", "base",
-                         "pretrained", "num_classes", "img_size", "unverified", "images", "seed", "threads", "profile")
+            for name in ("dtype", "keep_io_types", "static_batch", "opset", "fuse", "data", "unverified", "images",
+                         "seed", "threads", "profile")
         }  # fmt: skip
         old = self.target is OLD
         target = {"ir_version": OLD.ir_version} if old else {"target": self.target.text}
         return OnnxConfig(**{**options, **target, "out": out, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorrtCommand(TensorrtConfig, SourceOptions):
+    """``vtk export tensorrt``: what to open, and what to make of it; or a look at a file of any program."""
+
+    lint: Annotated[bool, Option("only report what TensorRT refuses or runs slowly in an .onnx", often=True)] = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if not self.lint:
+            super().check()
+        elif self.out is not None or self.build or self.profile:
+            raise UsageError("`--lint` writes, builds and measures nothing; leave out --out, --build and --profile")
+        else:
+            parse_version(self.trt)

@@ -1,10 +1,30 @@
 """Options of ``vtk export triton``; free of torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.errors import UsageError
+from vtk.options import Config, Option
+from vtk.options.shared import (
+    Base,
+    CalibrationImages,
+    Fuse,
+    ImgSize,
+    Int8,
+    JudgeImages,
+    KeepIoTypes,
+    NumClasses,
+    Opset,
+    Pretrained,
+    ProfileSizes,
+    Seed,
+    Softmax,
+    StaticBatch,
+    Threads,
+    Unverified,
+    VerifyData,
+)
 from vtk_export.config import OPSETS, OnnxConfig
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
@@ -16,131 +36,118 @@ _SEVERAL = "several packs share their weights in fp32"
 _CPU = "it runs on the CPU, where ONNX Runtime has no arithmetic in 16 bits"
 
 
-@dataclass(frozen=True)
-class TritonConfig:
-    """Options of ``vtk export triton``."""
+@dataclass(frozen=True, kw_only=True)
+class TritonConfig(Config):
+    """What a Triton Inference Server is to serve, and how.
 
-    out: Path = field(metadata={"help": "the model repository: the folder that a server is given"})
-    sources: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "task packs, run folders, merged .safetensors or timm names, each as SOURCE or NAME=SOURCE"},
-    )
-    backend: Server | None = field(
-        default=None,
-        metadata={"help": "onnxruntime: a whole copy for each source; python: all packs of one base in one model, on "
-                          "onnxruntime and numpy only; vtk: the same in a bank, mixed batches, packs come and go while "
-                          "it serves; tensorrt: onnxruntime that builds TensorRT engines in the server, or --engine; "
-                          "default: onnxruntime for one source, python for several"},
-    )  # fmt: skip
-    name: str | None = field(
-        default=None, metadata={"help": "of the model in the server; default: the source's, or `tasks` for several"}
-    )
-    with_preproc: bool = field(
-        default=False,
-        metadata={"help": "take images, not normalised tensors: uint8 RGB, prepared in the graph; or, with --ensemble "
-                          "and where the graph cannot, also JPEG and PNG files, prepared by a step before the model"},
-    )  # fmt: skip
-    ensemble: bool | None = field(
-        default=None,
-        metadata={"help": "--with-preproc by a step of numpy and Pillow before the model (--ensemble), or by nodes of "
-                          "its graph (--no-ensemble); default: the graph, where back-end and resize mode allow it"},
-    )  # fmt: skip
-    softmax: bool = field(default=False, metadata={"help": "give `probabilities` instead of `logits`"})
-    engine: Path | None = field(
-        default=None,
-        metadata={"help": "tensorrt: folder of `vtk export tensorrt` with an engine built for the server's GPU"},
-    )
-    max_batch_size: int = field(default=32, metadata={"help": "most images that the server puts into one call"})
-    static_batch: int | None = field(
-        default=None, metadata={"help": "ONNX: a graph of this batch size only, which the server does not batch"}
-    )
-    max_queue_delay_us: int = field(
-        default=500, metadata={"help": "microseconds that a request may wait for others to share a call with"}
-    )
-    instances: int = field(default=1, metadata={"help": "copies that run side by side, for each GPU where there are"})
-    server_device: Literal["auto", "cpu", "gpu"] = field(
-        default="auto",
-        metadata={"help": "auto: the server's GPUs if it has any; the python back-end has no use for them"},
-    )
-    server_threads: int | None = field(
-        default=None,
-        metadata={"help": "CPU threads of each instance; default: what the run time takes, mostly all cores"},
-    )
-    engine_cache: str = field(
-        default="/tmp/vtk-engines", metadata={"help": "tensorrt: folder in the server that keeps the engines it built"}
-    )
-    warmup: bool = field(
-        default=False, metadata={"help": "the server runs a batch of 1 and of the most before it says ready"}
-    )
-    dtype: Literal["auto", "fp32", "fp16", "bf16"] = field(
-        default="auto", metadata={"help": "auto: fp32; of vtk: fp32 on a CPU, bf16 on CUDA"}
-    )
-    keep_io_types: bool = field(
-        default=False, metadata={"help": "ONNX: inputs and outputs stay fp32 whatever the --dtype"}
-    )
-    int8: Literal["dynamic", "static"] | None = field(
-        default=None,
-        metadata={"help": "onnxruntime, or python with one source: dynamic for CPU servers, static (QDQ) calibrated on "
-                          "--data"},
-    )  # fmt: skip
-    calibration_images: int = field(default=128, metadata={"help": "--int8 static: images of --data to calibrate on"})
-    opset: int = field(default=18, metadata={"help": "ONNX opset, 18 to 22"})
-    fuse: bool | None = field(
-        default=None,
-        metadata={"help": "ONNX: fold norms and scales, merge branches; default: as vtk export onnx and tasks do"},
-    )
-    data: Path | None = field(
-        default=None, metadata={"help": "image or folder of images to verify with; default: smoothed random images"}
-    )
-    images: int = field(default=256, metadata={"help": "images of --data that fp16, bf16 and int8 files are judged on"})
-    unverified: bool = field(
-        default=False, metadata={"help": "keep a file that nothing here can run (bf16 without a GPU); it says so"}
-    )
-    profile: tuple[int, ...] = field(
-        default=(), metadata={"help": "batch sizes such as 1,8,32: measure the graph and leave latency.json beside it"}
-    )
-    base: Path | None = field(default=None, metadata={"help": "base weights of the packs, if they moved"})
-    pretrained: bool = field(default=True, metadata={"help": "timm name: take the hub's weights, else random ones"})
-    num_classes: int | None = field(default=None, metadata={"help": "timm name: another number of classes"})
-    img_size: int | tuple[int, int] | None = field(
-        default=None, metadata={"help": "timm name: pixels, one number or height and width"}
-    )
-    seed: int = field(default=0, metadata={"help": "of random images, and of random weights of a timm name"})
-    threads: int | None = field(default=None, metadata={"help": "CPU threads of the verification"})
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    GROUP: ClassVar[str] = "server"
+
+    out: Annotated[Path, Option("model repository: the folder that a server is given", "output", often=True)]
+    backend: Annotated[
+        Server | None,
+        Option("what runs in the server (default: onnxruntime for one source, python for several)", often=True),
+    ] = None
+    name: Annotated[
+        str | None,
+        Option("name of the model in the server (default: the source's, or `tasks`)", often=True, nonempty=True),
+    ] = None
+    with_preproc: Annotated[
+        bool, Option("take uint8 RGB images; with --ensemble, JPEG and PNG files too", "format", often=True)
+    ] = False
+    ensemble: Annotated[
+        bool | None,
+        Option("--with-preproc by a step of its own, or in the graph (default: where possible)", "format"),
+    ] = None
+    softmax: Softmax = False
+    engine: Annotated[
+        Path | None, Option("tensorrt: folder of `vtk export tensorrt` with an engine for the server's GPU")
+    ] = None
+    max_batch_size: Annotated[int, Option("most images that the server puts into one call", often=True, least=1)] = 32
+    static_batch: StaticBatch = None
+    max_queue_delay_us: Annotated[
+        int, Option("microseconds that a request may wait for others to share a call", least=0)
+    ] = 500
+    instances: Annotated[
+        int, Option("copies that run side by side, on each GPU if there are any", often=True, least=1)
+    ] = 1
+    server_device: Annotated[
+        Literal["auto", "cpu", "gpu"], Option("auto: the server's GPUs if it has any; python runs on the CPU")
+    ] = "auto"
+    server_threads: Annotated[
+        int | None, Option("CPU threads of each instance (default: the runtime's, mostly all cores)", least=1)
+    ] = None
+    engine_cache: Annotated[
+        str, Option("tensorrt: folder in the server for the engines that it built", nonempty=True)
+    ] = "/tmp/vtk-engines"
+    warmup: Annotated[bool, Option("run the smallest and the largest batch before the server says ready")] = False
+    dtype: Annotated[
+        Literal["auto", "fp32", "fp16", "bf16"],
+        Option("number format; auto: fp32, and bf16 of --backend vtk on CUDA", "format", often=True),
+    ] = "auto"
+    keep_io_types: KeepIoTypes = False
+    int8: Int8 = None
+    calibration_images: CalibrationImages = 128
+    opset: Opset = 18
+    fuse: Fuse = None
+    data: VerifyData = None
+    images: JudgeImages = 256
+    unverified: Unverified = False
+    profile: ProfileSizes = ()
+    seed: Seed = 0
+    threads: Threads = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonCommand(TritonConfig):
+    """``vtk export triton``: what to open, and what to make of it.
+
+    Raises:
+        UsageError: a value is out of range, contradicts another, or is not for the back-end.
+    """
+
+    sources: Annotated[
+        tuple[str, ...],
+        Option("packs, run folders, merged .safetensors or timm names, each SOURCE or NAME=SOURCE", "source",
+               often=True),
+    ] = ()  # fmt: skip
+    base: Base = None
+    pretrained: Pretrained = True
+    num_classes: NumClasses = None
+    img_size: ImgSize = None
+
+    def opening(self) -> dict[str, Any]:
+        """Return what `vtk.open_source` is told beside each source; the seed is an option of its own."""
+        return {name: getattr(self, name) for name in ("base", "pretrained", "num_classes", "img_size")}
 
     @property
     def server(self) -> str:
         """The back-end, the default resolved."""
         return self.backend or (ONE if len(self.sources) == 1 else MANY)
 
-    def onnx_config(self, source: str, out: Path, *, with_preproc: bool = False) -> OnnxConfig:
+    def onnx_config(self, out: Path, *, with_preproc: bool = False) -> OnnxConfig:
         """Return the options of an ONNX file.
 
         Args:
-            source: what it is made of.
             out: its folder.
             with_preproc: whether its graph prepares images.
         """
         # the score beside the logits is their softmax, so the model of one task gives both from logits
         softmax = self.softmax and self.server != "python"
         return OnnxConfig(
-            source, out, opset=self.opset, static_batch=self.static_batch, data=self.data, fuse=self.fuse,
+            out=out, opset=self.opset, static_batch=self.static_batch, data=self.data, fuse=self.fuse,
             dtype="fp32" if self.dtype == "auto" else self.dtype, keep_io_types=self.keep_io_types, int8=self.int8,
             calibration_images=self.calibration_images, images=self.images, unverified=self.unverified,
             softmax=softmax, with_preproc=with_preproc, profile=self.profile, seed=self.seed, threads=self.threads,
         )  # fmt: skip
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse options that contradict each other, or that the back-end does not take."""
         if not self.sources:
             raise UsageError("no sources; give packs, run folders, merged .safetensors or timm names")
-        if self.opset not in OPSETS:
-            raise UsageError(f"`--opset` {self.opset} is not supported; give {OPSETS.start} to {OPSETS.stop - 1}")
-        least = {"max_batch_size": 1, "static_batch": 1, "max_queue_delay_us": 0, "instances": 1, "server_threads": 1,
-                 "num_classes": 1, "threads": 1}  # fmt: skip
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is not None and value < low:
-                raise UsageError(f"`--{name.replace('_', '-')}` is {value}; give at least {low}")
         if self.ensemble is not None and not self.with_preproc:
             flag = "--ensemble" if self.ensemble else "--no-ensemble"
             raise UsageError(f"`{flag}` says where --with-preproc is done; add that, or leave it out")
@@ -153,7 +160,7 @@ class TritonConfig:
             raise UsageError(f"`--engine` {self.engine} is of one source, {len(self.sources)} were given; export them "
                              "one by one")  # fmt: skip
         if self.server != "vtk":
-            self.onnx_config(self.sources[0], Path(), with_preproc=self.ensemble is False)  # has its own checks
+            self.onnx_config(Path(), with_preproc=self.ensemble is False)  # has its own checks
 
     def _refuse(self) -> None:
         """Refuse what the back-end does not do, with the reason."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vtk.errors import DataError, UnavailableError, VerificationError
 from vtk.runtime.backend import Backend, load_backend
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 from vtk_export.limits import LIMITS, RELATIVE_BOUND, Limits
 from vtk_export.rows import GateRow, check_rows, print_rows
 from vtk_export.structure import verify_structure

@@ -106,7 +106,7 @@ def test_a_whole_run_in_small(tmp_path):
 def test_stages_need_no_command_line_package():
     program = f"""
 import sys
-for name in ("tyro", "accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
+for name in ("accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
     sys.modules[name] = None
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import breakdown, correct, e2e, roofline, train

@@ -1,11 +1,14 @@
 """One trained-looking pack and two exports of it, made once: torch's exporter takes seconds."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,41 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.tasks.pack import save_task
+
+_registry = ONNXRegistry.from_torchlib.__func__
+
+
+@functools.cache
+def _registry_once(cls: type[ONNXRegistry], opset: int) -> ONNXRegistry:
+    return _registry(cls, opset)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exporters_functions_once() -> Iterator[None]:
+    """torch's exporter looks at two thousand functions before each model, a third of its time; they stay the same."""
+
+    def from_torchlib(cls: type[ONNXRegistry], opset_version: int) -> ONNXRegistry:
+        found = copy.copy(_registry_once(cls, opset_version))
+        found.functions = {name: list(metas) for name, metas in found.functions.items()}
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", classmethod(from_torchlib))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _cheap_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture and the collections of garbage take longer than what is measured; tests of profiles have both."""
+    monkeypatch.setattr("vtk.profiling.plot.latency_png", lambda *_, **__: b"not drawn")
+    monkeypatch.setattr("vtk.profiling.memory.gc", SimpleNamespace(collect=lambda: 0))
+
 
 TIMM = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 
@@ -46,7 +79,7 @@ def make_pack(root: Path, noise: float) -> Packed:
     torch.manual_seed(2)
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **TIMM)
     save_file(plain.state_dict(), root / "base.safetensors")
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=5, img_size=(32, 48), weights=root / "base.safetensors", kwargs=TIMM
     )
     state = {k: v.clone() for k, v in created.model.state_dict().items()}

@@ -125,7 +125,7 @@ def test_images_that_the_library_would_read_beyond_are_refused(file: Path, fake_
 def test_export_is_verified_and_kept(packed, fake_compiler, tmp_path: Path) -> None:
     compiled = fake_compiler()
     out = tmp_path / "out"
-    result = aoti.export_aoti(open_source(packed.path), AotiConfig(str(packed.path), out, device="cpu", threads=1))
+    result = aoti.export_aoti(open_source(packed.path), AotiConfig(out=out, device="cpu", threads=1))
     ((form, shape, dtype),) = compiled
     assert type(form).__name__ == "FusedViT" and shape == (2, 3, 32, 48) and dtype == torch.float32
     assert [row.batch for row in result.rows] == [1, 2, 3, 7, 16] and all(row.passed for row in result.rows)
@@ -167,12 +167,12 @@ def test_what_cannot_be_fused_is_compiled_as_it_is_unless_one_insists(
     compiled = fake_compiler(resnet)
     source = open_source("test_resnet", pretrained=False, num_classes=5)
     monkeypatch.setattr(type(source), "model", lambda self: resnet)
-    options = {"device": "cpu", "pretrained": False, "num_classes": 5}
-    result = aoti.export_aoti(source, AotiConfig("test_resnet", tmp_path / "a", **options), show=False)
+    options = {"device": "cpu"}
+    result = aoti.export_aoti(source, AotiConfig(out=tmp_path / "a", **options), show=False)
     assert not result.fused and type(compiled[0][0]).__name__ == "ResNet"
     assert "compiled as it is" in capsys.readouterr().out
     with pytest.raises(UsageError):
-        aoti.export_aoti(source, AotiConfig("test_resnet", tmp_path / "b", fuse=True, **options), show=False)
+        aoti.export_aoti(source, AotiConfig(out=tmp_path / "b", fuse=True, **options), show=False)
 
 
 def test_a_missing_compiler_is_exit_5_and_other_files_are_exit_3(
@@ -191,7 +191,7 @@ def test_profile_leaves_latency_beside_the_model(
     packed, fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_compiler()
-    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
     out = tmp_path / "out"
     argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,2"]) == 0
@@ -220,7 +220,7 @@ class _Half(Source):
 def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     card = Card(ModelSpec("half"), InputSpec(32, 32), tuple("abcde"))
     source = _Half("timm", "half", None, card, described=False)
-    result = aoti.export_aoti(source, AotiConfig("half", tmp_path, dtype="bf16", device="cpu"), show=False)
+    result = aoti.export_aoti(source, AotiConfig(out=tmp_path, dtype="bf16", device="cpu"), show=False)
     assert min(row.cosine for row in result.rows) < 1 - 1e-7  # it really is another precision
     backend = load_backend("aoti", open_source(tmp_path), dtype="bf16")
     assert backend.run({"pixel_values": torch.zeros(5, 3, 32, 32)})["logits"].dtype == torch.bfloat16

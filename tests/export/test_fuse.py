@@ -1,5 +1,6 @@
 """``vtk export onnx --fuse``: the merged graph, against timm's own model and against the unmerged graph."""
 
+import functools
 import json
 from collections import Counter
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import timm
@@ -48,10 +50,16 @@ def given(branches: int) -> Source:
     return _Given("timm", "given", None, card, described=False, _options={"branches": branches})
 
 
+@functools.cache
+def graph(divide_scores: bool = True, **kwargs: Any) -> onnx.ModelProto:
+    """Return `parallel(**kwargs)` in its fused form as the exporter wrote it; not to be changed."""
+    return convert(export_form(parallel(**kwargs), divide_scores=divide_scores), InputSpec(32, 32), opset=18)
+
+
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("merged") / "onnx"
-    return export_onnx(given(2), OnnxConfig(source="given", out=out), show=False)
+    return export_onnx(given(2), OnnxConfig(out=out), show=False)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
@@ -66,12 +74,10 @@ def test_merged_file_gives_timms_logits(merged: Any, batch: int) -> None:
 
 
 def test_only_standard_operators_in_the_form_that_fusions_look_for(merged: Any) -> None:
-    import onnx
-
-    graph = onnx.load(merged.path).graph
-    assert merged.nodes == len(graph.node)
-    assert {node.domain for node in graph.node} <= {"", "ai.onnx"}
-    kinds = Counter(node.op_type for node in graph.node)
+    nodes = onnx.load(merged.path).graph.node
+    assert merged.nodes == len(nodes) <= 80  # of the whole file; those of the blocks alone are counted slowly
+    assert {node.domain for node in nodes} <= {"", "ai.onnx"}
+    kinds = Counter(node.op_type for node in nodes)
     # one node a norm; q, k, v, output, two layers and two of attention as products: 8 a block; one softmax
     assert kinds["LayerNormalization"] == 5
     assert kinds["MatMul"] + kinds["Gemm"] == 2 * 8 + 1
@@ -83,7 +89,8 @@ def test_only_standard_operators_in_the_form_that_fusions_look_for(merged: Any) 
     [
         ("vit", "token", 2, 32),
         ("vit", "avg", 3, 48),
-        ("clip", "avg", 2, 32),
+        ("clip", "avg", 3, 48),
+        pytest.param("clip", "avg", 2, 32, marks=pytest.mark.slow),
         pytest.param("bert", "avg", 2, 32, marks=pytest.mark.slow),
         pytest.param("vit", "avg", 4, 32, marks=pytest.mark.slow),
         pytest.param("clip", "token", 3, 48, marks=pytest.mark.slow),
@@ -93,12 +100,13 @@ def test_onnxruntimes_optimizer_finds_every_attention_and_changes_no_number(
     tmp_path: Path, kind: str, pool: str, heads: int, width: int
 ) -> None:
     """Its Attention supplies 1/√D itself, whatever the graph says: a scale elsewhere would be applied twice."""
-    import onnx
     from onnxruntime.transformers import optimizer
 
-    model = parallel(global_pool=pool, embed_dim=width, num_heads=heads, fc_norm=False)
-    path = tmp_path / "model.onnx"
-    onnx.save(convert(export_form(model), InputSpec(32, 32), opset=18), path)
+    options = {} if (pool, width, heads) == ("token", 32, 2) else {
+        "global_pool": pool, "embed_dim": width, "num_heads": heads, "fc_norm": False
+    }  # fmt: skip
+    model, path = parallel(**options), tmp_path / "model.onnx"
+    onnx.save(graph(**options), path)
     fused = optimizer.optimize_model(str(path), model_type=kind, num_heads=0, hidden_size=0, opt_level=0)
     found = Counter(node.op_type for node in fused.model.graph.node)
     if kind != "clip":  # its fusion is for another form of the scale, and must find nothing rather than half
@@ -114,9 +122,7 @@ def test_onnxruntimes_optimizer_finds_every_attention_and_changes_no_number(
 
 
 def test_the_scale_can_stand_on_q_or_on_the_scores() -> None:
-    spec = InputSpec(32, 32)
-    forms = [export_form(parallel(), divide_scores=divides) for divides in (True, False)]
-    on_scores, on_q = (Counter(n.op_type for n in convert(form, spec, opset=18).graph.node) for form in forms)
+    on_scores, on_q = (Counter(n.op_type for n in graph(*divides).graph.node) for divides in ((), (False,)))
     on_q["Div"] += 2
     assert on_scores == on_q
 
@@ -150,10 +156,11 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
 
     monkeypatch.setattr("vtk_export.build.choose_form", form)
     with pytest.raises(DataError, match="far enough"):
-        export_onnx(given(2), OnnxConfig(source="given", out=tmp_path / "onnx", **options), show=False)
+        export_onnx(given(2), OnnxConfig(out=tmp_path / "onnx", **options), show=False)
     assert seen == [divides]
 
 
+@pytest.mark.slow
 def test_two_merged_blocks_have_at_most_80_nodes_and_unmerged_more_than_twice_as_many() -> None:
     """The issue's bound, on the blocks alone; of whole models the fused one is smaller by as much."""
     model, spec = parallel(global_pool="avg", fc_norm=False), InputSpec(32, 32)

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.config import OnnxConfig
+from vtk_export.config import OnnxCommand
 from vtk_export.onnx import INLINE_LIMIT
 
 Fault = Callable[[onnx.ModelProto], None]
@@ -288,7 +288,7 @@ def test_an_onnx_is_not_exported_again(exported: Any, tmp_path: Path, capsys: py
 @pytest.mark.parametrize("options", [{"opset": 17}, {"opset": 23}, {"static_batch": 0}, {"num_classes": 0}])
 def test_impossible_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(options)).replace("_", "-")):
-        OnnxConfig(source="x", out=Path("y"), **options)
+        OnnxCommand(source="x", out=Path("y"), **options)
 
 
 def test_targets_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -270,4 +270,4 @@ def test_a_provider_that_fails_for_another_reason_is_no_missing_precision(tmp_pa
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxConfig(source="x", out=Path("y"), **options)
+        OnnxConfig(out=Path("y"), **options)

@@ -17,7 +17,7 @@ from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data.transforms import eval_transform
 from vtk.errors import UsageError, VerificationError
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 from vtk_export.config import OnnxConfig
 from vtk_export.limits import LIMITS
 from vtk_export.preproc import check_preproc, prepend
@@ -193,7 +193,7 @@ def test_what_the_nodes_cannot_do_is_refused(spec: InputSpec, message: str) -> N
 
 def test_a_target_that_cannot_resize_is_refused() -> None:
     with pytest.raises(UsageError, match=r"trt:10.9 cannot resize with antialiasing.*in a server ensemble"):
-        OnnxConfig(source="x", out=Path("y"), with_preproc=True, target="trt:10.9")
+        OnnxConfig(out=Path("y"), with_preproc=True, target="trt:10.9")
 
 
 @pytest.mark.parametrize("cosine", [0.9989, float("nan")])

@@ -16,7 +16,7 @@ def test_latency_is_left_beside_the_file_and_goes_with_the_next_export(
     packed, fake_exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_exporter()
-    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
     out = tmp_path / "onnx"
     argv = ["export", "onnx", str(packed.path), "--out", str(out), "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,3"]) == 0
@@ -32,7 +32,7 @@ def test_latency_is_left_beside_the_file_and_goes_with_the_next_export(
 
 
 @pytest.mark.parametrize("flags,said", [
-    (["--profile", "0"], "`--profile` 0"), (["--profile", "2,2"], "different batch sizes"),
+    (["--profile", "0"], "`--profile` is 0"), (["--profile", "2,2"], "name each once"),
     (["--profile", "1,8", "--static-batch", "2"], "batches of 2 only"),
     (["--profile", "1", "--output", "features"], "gives no logits"),
 ])  # fmt: skip
@@ -63,7 +63,7 @@ def test_work_of_a_fused_operator_is_not_guessed(exported, tmp_path: Path) -> No
     assert work_of_onnx(tmp_path / "m.onnx") is None
 
 
-SECONDS = "vtk.commands._export_profile.SECONDS"
+SECONDS = "vtk.profiling.exported.SECONDS"
 
 
 @pytest.fixture

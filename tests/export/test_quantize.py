@@ -209,4 +209,4 @@ def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> N
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxConfig(source="x", out=Path("y"), **options)
+        OnnxConfig(out=Path("y"), **options)

@@ -15,7 +15,8 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError, VerificationError
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 from vtk_export.build import _check_resize
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import _name_sides
@@ -41,7 +42,7 @@ class Dynamic(Source):
 def dynamic(tmp_path_factory: pytest.TempPathFactory) -> Any:
     card = Card(ModelSpec("dynamic"), InputSpec(32, 32), tuple("abcde"))
     out = tmp_path_factory.mktemp("dynamic") / "onnx"
-    config = OnnxConfig(source="dynamic", out=out, dynamic_size=True, threads=1)
+    config = OnnxConfig(out=out, dynamic_size=True, threads=1)
     return export_onnx(Dynamic("timm", "dynamic", None, card, described=False), config, show=False)
 
 
@@ -102,18 +103,18 @@ def test_a_wrong_other_size_fails_the_gate(dynamic: Any, tmp_path: Path, monkeyp
                 attribute.s = b"linear"
     monkeypatch.setattr("vtk_export.build.convert", lambda *args, **kwargs: proto)
     card = Card(ModelSpec("dynamic"), InputSpec(32, 32), tuple("abcde"))
-    config = OnnxConfig(source="dynamic", out=tmp_path / "out", dynamic_size=True, threads=1)
+    config = OnnxConfig(out=tmp_path / "out", dynamic_size=True, threads=1)
     with pytest.raises(VerificationError, match=r"batch 2 of 48×32 pixels: max error"):
         export_onnx(Dynamic("timm", "dynamic", None, card, described=False), config, show=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_time_that_cannot_resample_is_refused(dynamic: Any) -> None:
-    config = OnnxConfig(source="x", out=Path("y"), dynamic_size=True, target="trt:10.9")
+    config = OnnxConfig(out=Path("y"), dynamic_size=True, target="trt:10.9")
     with pytest.raises(UsageError, match=r"trt:10.9 cannot resample this model's position table"):
         _check_resize(onnx.load(dynamic.path), config)
 
 
 def test_a_size_of_its_own_and_any_size_contradict_each_other() -> None:
     with pytest.raises(UsageError, match="--dynamic-size opens it"):
-        OnnxConfig(source="x", out=Path("y"), dynamic_size=True, with_preproc=True)
+        OnnxConfig(out=Path("y"), dynamic_size=True, with_preproc=True)

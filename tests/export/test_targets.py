@@ -78,7 +78,7 @@ def test_oldest_run_times_of_a_file() -> None:
 )
 def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        OnnxConfig(source="x", out=Path("y"), target=text)
+        OnnxConfig(out=Path("y"), target=text)
     assert "\n" not in str(caught.value)
 
 
@@ -87,14 +87,14 @@ def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> N
     [
         ({"target": "ort:1.16", "opset": 20}, r"`--opset` 20 is more than ort:1.16 takes; give at most 19"),
         ({"target": "ort:1.16", "ir_version": 10}, r"`--ir-version` 10 is more than ort:1.16 takes; give at most 9"),
-        ({"ir_version": 7}, "give 8 to 10"),
-        ({"ir_version": 11}, "give 8 to 10"),
+        ({"ir_version": 7}, "allowed is from 8 to 10"),
+        ({"ir_version": 11}, "allowed is from 8 to 10"),
         ({"target": "trt:10.3", "int8": "dynamic"}, "trt:10.3 cannot run `--int8 dynamic`"),
     ],
 )
 def test_more_than_the_run_time_takes_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxConfig(source="x", out=Path("y"), **options)
+        OnnxConfig(out=Path("y"), **options)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_file_has_the_ir_version_and_says_what_it_needs(
 
 def test_an_ir_version_that_the_file_has_not_is_found(tmp_path: Path, exported_calm: Any) -> None:
     from vtk.errors import VerificationError
-    from vtk.runtime.source import open_onnx
+    from vtk.runtime.onnx_file import open_onnx
     from vtk_export.verify import verify_structure
 
     path = exported_calm.out / "model.onnx"

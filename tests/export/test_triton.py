@@ -24,13 +24,13 @@ from vtk_export.triton.files import write_model_files
 from vtk_export.triton.names import check_name, label_lines
 from vtk_export.triton.pbtxt import build, graph_slots, task_slots, write_text
 from vtk_export.triton.publish import draft
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 
 NASTY = ('a"b', "a'b", "a\\b", "a\nb", "a/b", "a b", 'x" }\nbackend: "evil', "é\u2028ü", "\t", "a.b", "\udcff", "#")
 
 
-def config(backend: str = "onnxruntime", **options: Any) -> TritonConfig:
-    return TritonConfig(Path("models"), ("pack",), backend=backend, **options)  # type: ignore[arg-type]
+def config(backend: str = "onnxruntime", **options: Any) -> TritonCommand:
+    return TritonCommand(out=Path("models"), sources=("pack",), backend=backend, **options)  # type: ignore[arg-type]
 
 
 def parse(text: str) -> Any:

@@ -346,7 +346,7 @@ def test_an_index_is_followed_and_a_broken_one_is_not(prepared: Images) -> None:
 
 def export(packs: dict[str, Path], repo: Path, **options: Any) -> Any:
     sources = tuple(f"{name}={path}" for name, path in packs.items())
-    return export_triton(TritonConfig(repo, sources, backend="vtk", **options), show=False).models[0]
+    return export_triton(sources, TritonConfig(out=repo, backend="vtk", **options), show=False).models[0]
 
 
 def further(packed: Any, folder: Path) -> Path:

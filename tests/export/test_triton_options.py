@@ -16,7 +16,7 @@ from vtk.__main__ import main
 from vtk.data.images import load_image
 from vtk.data.transforms import eval_transform
 from vtk.errors import UsageError
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 
 
 def run(*argv: object) -> int:
@@ -80,7 +80,7 @@ def test_latency_is_in_the_version_when_it_appears(
     packed: Any, fake_exporter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     fake_exporter()
-    monkeypatch.setattr("vtk.commands._export_profile.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
     repo = tmp_path / "models"
     assert run(f"pets={packed.path}", "--profile", "2", "--threads", "1", "--out", repo, "--json") == 0
     out, err = capsys.readouterr()
@@ -124,7 +124,7 @@ def test_what_a_back_end_cannot_do_is_refused_with_the_reason(
     backend: Any, sources: tuple[str, ...], options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        TritonConfig(Path("models"), sources, backend=backend, **options)
+        TritonCommand(out=Path("models"), sources=sources, backend=backend, **options)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

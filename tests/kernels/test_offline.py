@@ -25,16 +25,21 @@ def compile_offline(out: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def essential(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
-    return compile_offline(tmp_path_factory.mktemp("offline") / "found.json", "--essential")
+    # for Hopper, whose forms are the harder ones; all shapes for Ampere, Hopper and Blackwell are slow
+    flags = ("--essential", "--capabilities", "90")
+    return compile_offline(tmp_path_factory.mktemp("offline") / "found.json", *flags)
 
 
-def test_every_kernel_compiles_for_ampere_and_hopper_without_a_fault(
-    essential: tuple[int, str, dict[str, Any]],
-) -> None:
-    code, said, found = essential
+def test_every_kernel_compiles_for_hopper_without_a_fault(essential: tuple[int, str, dict[str, Any]]) -> None:
+    check(essential, ("sm_90",))
+
+
+def check(done: tuple[int, str, dict[str, Any]], capabilities: tuple[str, ...]) -> None:
+    """Look for a fault, and for a kernel that is not there."""
+    code, said, found = done
     assert code == 0, said
     assert not found["never launched"]
-    for capability in ("sm_80", "sm_90"):
+    for capability in capabilities:
         compiled = {row["kernel"] for label, row in found["rows"].items() if label.endswith(capability)}
         assert compiled == {row["kernel"] for row in BASELINE["rows"].values()}
 
@@ -83,8 +88,14 @@ def test_what_is_missing_is_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--capabilities", "100")], ids=["sm_80 and sm_90", "sm_100"])
-def test_the_whole_table_compiles_without_a_fault(flags: tuple[str, ...], tmp_path: Path) -> None:
-    code, said, found = compile_offline(tmp_path / "found.json", *flags)
-    assert code == 0, said
-    assert len(found["rows"]) >= 200
+@pytest.mark.parametrize(
+    ("flags", "capabilities"),
+    [((), ("sm_80", "sm_90")), (("--capabilities", "100"), ("sm_100",))],
+    ids=["sm_80 and sm_90", "sm_100"],
+)
+def test_the_whole_table_compiles_without_a_fault(
+    flags: tuple[str, ...], capabilities: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = compile_offline(tmp_path / "found.json", *flags)
+    check(done, capabilities)
+    assert len(done[2]["rows"]) >= 200

@@ -42,16 +42,27 @@ def half(*shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape) * scale).to(DEVICE, torch.float16)
 
 
+REAL = 128
+"""Tiles that are enough for every multiprocessor of a card; with fewer, small products take the tiles of large ones."""
+
+
 @pytest.mark.parametrize(
-    "rows,k,f,tile",
-    [(1, 64, 72, 16), (30, 104, 64, 32), (70, 192, 200, 64), (197, 64, 3072, 64), (394, 64, 3072, 64),
-     (1100, 72, 2048, 128)],
+    "rows,k,f,enough,tile",
+    [(1, 64, 72, REAL, (16, 64)), (30, 104, 64, REAL, (32, 64)), (70, 192, 200, REAL, (64, 64)),
+     (130, 64, 128, 4, (64, 64)), (130, 64, 200, 4, (64, 128)), (200, 72, 328, 4, (128, 128)),
+     pytest.param(197, 64, 3072, REAL, (64, 64), marks=pytest.mark.slow),
+     pytest.param(394, 64, 3072, REAL, (64, 128), marks=pytest.mark.slow),
+     pytest.param(1100, 72, 2048, REAL, (128, 128), marks=pytest.mark.slow)],
 )  # fmt: skip
-def test_linear_gelu_takes_every_tile_once(rows: int, k: int, f: int, tile: int, hopper: list[tuple[int, ...]]) -> None:
+def test_linear_gelu_takes_every_tile_once(
+    rows: int, k: int, f: int, enough: int, tile: tuple[int, int], hopper: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
     x, w, b = half(rows, k), half(f, k, scale=k**-0.5), half(f)
     with nan_filled():
         y = linear_gelu(x, w, b, use_triton=True)
-    assert hopper[1][0] == tile and len(hopper) == 3  # of y, x and w
+    assert (hopper[1][0], hopper[2][0]) == tile and len(hopper) == 3  # of y, x and w
     expected = linear_gelu_ref(x.double(), w.double(), b.double())
     assert isinstance(expected, Tensor)
     assert_close(y, expected, 1e-3)

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vtk.card import Card
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks import load_task, save_task
 
 NAME = "vit_tiny_patch16_224"
@@ -164,7 +164,7 @@ class Lab:
         save_file(timm.create_model(NAME, img_size=self.size, **self.kwargs).state_dict(), self.weights)
 
     def pack(self, name: str, classes: int, seed: int, folder: str = "packs") -> Path:
-        created = create_model(
+        created = build_model(
             NAME, num_classes=classes, img_size=self.size, weights=self.weights, kwargs=dict(self.kwargs)
         )
         generator = torch.Generator().manual_seed(seed)

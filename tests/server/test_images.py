@@ -35,8 +35,8 @@ models = pytest.mark.parametrize("model", ["v", "bank"])
 
 def export(repo: Path, packs: dict[str, Path], backend: str, **options: Any) -> Any:
     sources = tuple(f"{name}={path}" for name, path in packs.items())
-    config = TritonConfig(repo, sources, backend=backend, **options)  # type: ignore[arg-type]
-    return export_triton(config, show=False, measure=leave_latency)
+    config = TritonConfig(out=repo, backend=backend, **options)  # type: ignore[arg-type]
+    return export_triton(sources, config, show=False, measure=leave_latency)
 
 
 def leave_latency(graph: Path, shown: Path, options: Any, source: Any) -> tuple[int, dict[str, Any]]:

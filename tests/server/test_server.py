@@ -32,7 +32,7 @@ LOWEST = np.finfo(np.float32).min
 
 def export(repo: Path, packs: dict[str, Path], backend: str, **options: Any) -> Any:
     sources = tuple(f"{name}={path}" for name, path in packs.items())
-    return export_triton(TritonConfig(repo, sources, backend=backend, **options), show=False)  # type: ignore[arg-type]
+    return export_triton(sources, TritonConfig(out=repo, backend=backend, **options), show=False)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tests.vtk._faults import files_below, tree
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks import save_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs limits and mounts of Linux")
@@ -32,7 +32,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     save_file(timm.create_model(NAME, **KWARGS).state_dict(), root / "base.safetensors")
     for name in ("a", "b"):
-        created = create_model(NAME, num_classes=3, img_size=32, weights=root / "base.safetensors", kwargs=KWARGS)
+        created = build_model(NAME, num_classes=3, img_size=32, weights=root / "base.safetensors", kwargs=KWARGS)
         card = Card(model=created.spec, input=created.input, classes=("c0", "c1", "c2"))
         trained = {k for k in created.model.state_dict() if k.startswith(("head", "pos_embed"))}
         save_task(root / name, state=created.model.state_dict(), created=created, card=card, trained=trained)

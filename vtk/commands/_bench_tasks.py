@@ -14,7 +14,7 @@ def run(argv: list[str], description: str) -> int:
     """Measure and print."""
     config = _cli.parse(
         BenchConfig,
-        _gathered(argv),
+        argv,
         prog="vtk tasks bench",
         description=description,
         examples=(
@@ -50,20 +50,3 @@ def print_result(result: "BenchResult") -> None:
         console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)
     console.say(f"logits of all agree within {worst:.1e} of the largest")
-
-
-def _gathered(argv: list[str]) -> list[str]:
-    """Join the values of a repeated ``--pack``: of a flag given twice the parser would take the last."""
-    packs: list[str] = []
-    rest: list[str] = []
-    reading = False
-    for arg in argv:
-        if arg.startswith("-"):
-            reading = arg == "--pack"
-            if arg.startswith("--pack="):
-                packs.append(arg.removeprefix("--pack="))
-            elif not reading:
-                rest.append(arg)
-        else:
-            (packs if reading else rest).append(arg)
-    return [*rest, "--pack", *packs] if packs else rest

@@ -30,7 +30,7 @@ PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that the toolkit declares."""
 
 REQUIRED = (
-    "torch", "torchvision", "numpy", "psutil", "timm", "huggingface-hub", "safetensors", "pillow", "tyro", "rich",
+    "torch", "torchvision", "numpy", "psutil", "timm", "huggingface-hub", "safetensors", "pillow", "rich",
     "pyyaml", "natsort", "packaging",
 )  # fmt: skip
 """What every job needs. Used when the toolkit runs from a checkout that was never installed, so that nothing declares

@@ -1,41 +1,35 @@
-"""From a frozen config dataclass to flags: tyro draws help and type errors, a YAML file gives the defaults.
+"""From a config to flags: argparse reads the words, the options' own checks judge them, a YAML file gives defaults."""
 
-tyro was chosen because it builds the whole command line, with help and type checks, from the dataclasses that the
-library's functions take anyway. The configs stay plain: what only the command line needs is added here.
-"""
-
-import contextlib
+import argparse
 import dataclasses
-import io
-import re
-import types
+import difflib
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import tyro
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from vtk import console
+from vtk.commands import _help
 from vtk.errors import UsageError
-from vtk.values import from_yaml, read_values
+from vtk.options import Config, Option, option_of, type_of
+from vtk.options.config import flag_of, set_value, show, within
+from vtk.options.files import read_values
+from vtk.options.values import alternatives, from_words, is_list
 
-__all__ = ["from_yaml", "parse"]
+__all__ = ["parse"]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Config)
 Preset = tuple[str, Callable[[str], Mapping[str, Any]]]
-_SIZE = int | tuple[int, int] | None
-_SWITCH = bool | None
 
 
-@dataclass(frozen=True)
-class _Common:
+@dataclass(frozen=True, kw_only=True)
+class Common(Config):
     """Flags that every command has."""
 
-    config: Path | None = field(default=None, metadata={"help": "YAML file with defaults; flags win over it"})
-    json: bool = field(default=False, metadata={"help": "one JSON object on stdout, everything else on stderr"})
-    debug: bool = field(default=False, metadata={"help": "show the traceback of an error"})
+    config: Annotated[Path | None, Option("YAML file with defaults; flags win over it", "general", often=True)] = None
+    json: Annotated[bool, Option("one JSON object on stdout, everything else on stderr", "general", often=True)] = False
+    debug: Annotated[bool, Option("show the traceback of an error", "general")] = False
 
 
 def parse(
@@ -48,208 +42,179 @@ def parse(
     examples: Sequence[str] = (),
     preset: Preset | None = None,
 ) -> T:
-    """Parse ``argv`` into an instance of the config dataclass ``kind``.
+    """Parse ``argv`` into an instance of the config ``kind``.
 
     Args:
-        kind: frozen dataclass; help texts are in ``metadata["help"]`` of its fields.
+        kind: of the config.
         argv: arguments after the command's name.
         prog: name shown in help.
-        description: first paragraph of the help.
-        positional: fields given without a flag, in order.
-        examples: command lines shown under the help.
-        preset: a field whose value names further defaults, and what reads them; the file of ``--config`` wins.
+        description: first paragraphs of the help.
+        positional: options given without a flag, in order.
+        examples: command lines shown in the help.
+        preset: an option whose value names further defaults, and what reads them; the file of ``--config`` wins.
 
     Raises:
         UsageError: a flag or the YAML file is wrong, or ``kind`` refuses the values.
+        SystemExit: help was asked for and printed.
     """
     if "" in argv:  # as a path it would be the folder one is in
         raise UsageError("an argument is empty (a variable that is not set?); give its value, or leave it out")
-    common_names = {f.name for f in dataclasses.fields(_Common)}
-    flags = _flags_class(kind, positional)
-    defaults = _file_defaults(kind, argv, preset)
-    default: Any = None
-    if defaults:
-        values = {f.name: defaults.get(f.name, _default(f)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        values |= dict.fromkeys(_repeated(kind), ())  # tyro would add what flags give to the file's
-        default = flags(**values, **{f.name: f.default for f in dataclasses.fields(_Common)})
-    text = description.replace("``", "`").strip()
-    if examples:
-        text += "\n\n" + "\n".join(f"  {line}" for line in examples)
-    complaint = io.StringIO()
+    if (every := "--help-all" in argv) or {"-h", "--help"} & set(argv):
+        rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
+        print(_help.text(
+            kind, Common, _known(kind, rest, prog, positional, preset), prog=prog, description=description,
+            positional=positional, examples=examples, every=every,
+        ))  # fmt: skip
+        raise SystemExit(0)
+    values, common = _values(kind, argv, prog, positional, preset)
+    console.set_json(bool(common.get("json")))
+    for f in dataclasses.fields(kind):
+        if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            name = f.name.upper() if f.name in positional else flag_of(kind, f.name)
+            told = option_of(kind, f.name).help
+            raise UsageError(f"`{name}` is missing; give {_article(told)}{told}; see `{prog} --help`")
+    return kind(**values)
+
+
+def _values(
+    kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values that flags and files give, and those of the flags that every command has."""
+    words = _read(kind, argv, prog, positional)
+    given = {name: _value(kind, name, value, positional) for name, value in words.items()}
+    common = {name: given.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in given}
+    return _file_defaults(kind, common.get("config"), given, preset) | given, common
+
+
+def _known(
+    kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
+) -> dict[str, Any]:
+    """Return what help shows as defaults: what stands beside ``--help``, if it is right."""
     try:
-        with contextlib.redirect_stderr(complaint):
-            parsed = tyro.cli(flags, args=_spell_switches(kind, argv), prog=prog, description=text, default=default)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UsageError(f"{_one_line(complaint.getvalue())}; see `{prog} --help`") from None
-    console.set_json(parsed.json)
-    found = {f.name: getattr(parsed, f.name) for f in dataclasses.fields(flags) if f.name not in common_names}
-    found |= {name: defaults[name] for name in _repeated(kind) if not found[name] and name in defaults}
-    return kind(**found)
+        return _values(kind, argv, prog, positional, preset)[0]
+    except UsageError:
+        return {}
 
 
-def _repeated(kind: Any) -> list[str]:
-    """Return the fields whose flag is given once for each value: their metadata has the ``flag``'s name."""
-    return [f.name for f in dataclasses.fields(kind) if "flag" in f.metadata]
+def _article(told: str) -> str:
+    return "" if told.startswith(("a ", "an ", "the ")) or " " not in told or told.split()[0].endswith("s") else "a "
 
 
-def _flags_class(kind: type, positional: Sequence[str]) -> Any:
-    """Build ``kind`` again with tyro's markers on each field, plus the common flags."""
-    hints = typing.get_type_hints(kind)
-    own = {f.name: f for f in dataclasses.fields(kind)}
-    order = [own[name] for name in positional] + [f for f in own.values() if f.name not in positional]
-    fields = []
-    for f in [*order, *dataclasses.fields(_Common)]:
-        hint = hints.get(f.name, typing.get_type_hints(_Common).get(f.name))
-        # tyro reads help as rich markup when it draws the box, so brackets are kept out of the markup
-        options: dict[str, Any] = {"help_behavior_hint": ""} if f.default in ((), None) else {}
-        markers: list[Any] = [tyro.conf.arg(help=f.metadata.get("help", ""), **options)]
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def _read(kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str]) -> dict[str, Any]:
+    """Return the words that stand behind each option that is given."""
+    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    flags: list[str] = []
+    singles: set[str] = set()
+    switches: dict[str, bool] = {}  # and whether they may be left open
+    for name in positional:
+        parser.add_argument(name, nargs="*" if is_list(type_of(kind, name)) else "?")
+    for f in (*dataclasses.fields(kind), *dataclasses.fields(Common)):
         if f.name in positional:
-            markers = [tyro.conf.arg(help=f.metadata.get("help", ""), metavar=f.name.upper()), tyro.conf.Positional]
-        elif f.name not in own:
-            markers.append(tyro.conf.FlagCreatePairsOff)
-        if "flag" in f.metadata:
-            named = tyro.conf.arg(
-                name=f.metadata["flag"], help=f.metadata["help"], metavar=f.metadata["metavar"], help_behavior_hint=""
-            )
-            markers = [named, tyro.conf.UseAppendAction]
-        elif (element := _list_element(hint)) is not None:
-            markers.append(_list_spec(element))
-        elif hint == _SIZE:
-            markers.append(_size_spec())
-        elif hint == _SWITCH:
-            markers.append(_switch_spec())
-        annotated = Annotated[(hint, *markers)]  # type: ignore[valid-type]
-        if f.default is not dataclasses.MISSING:
-            fields.append((f.name, annotated, field(default=f.default)))
-        elif f.default_factory is not dataclasses.MISSING:
-            fields.append((f.name, annotated, field(default_factory=f.default_factory)))
+            continue
+        owner = kind if f in dataclasses.fields(kind) else Common
+        hint, option = type_of(owner, f.name), option_of(owner, f.name)
+        flag = flag_of(owner, f.name)
+        flags.append(flag)
+        if bool in alternatives(hint):
+            switches[flag] = type(None) in typing.get_args(hint)
+            parser.add_argument(flag, dest=f.name, action="store_const", const=True)
+            if not option.only_yes and owner is kind:
+                flags.append(f"--no-{flag[2:]}")
+                parser.add_argument(flags[-1], dest=f.name, action="store_const", const=False)
+        elif option.flag:
+            parser.add_argument(flag, dest=f.name, action="extend", nargs="+" if not positional else 1)
+        elif _takes_several(hint):
+            parser.add_argument(flag, dest=f.name, nargs="*")
         else:
-            fields.append((f.name, annotated, field()))
-    return dataclasses.make_dataclass(f"{kind.__name__}Flags", fields, frozen=True, kw_only=True)
+            singles.add(flag)
+            parser.add_argument(flag, dest=f.name, nargs="?", const=[])
+    spelled = _spell(argv, flags, singles, switches)
+    if unknown := next((word for word in spelled if word.startswith("--") and _name(word) not in flags), None):
+        near = difflib.get_close_matches(_name(unknown), flags, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"unknown option `{_name(unknown)}`{hint}; see `{prog} --help-all`")
+    parsed, rest = parser.parse_known_intermixed_args(spelled)
+    if rest:
+        raise UsageError(f"unexpected argument `{rest[0]}`; see `{prog} --help`")
+    return {name: words for name, words in vars(parsed).items() if (words is not None and words != [])
+            or f"{_flag(name)}" in spelled}  # fmt: skip
 
 
-def _list_element(hint: Any) -> type | None:
-    """Return X for ``tuple[X, ...]`` and ``tuple[X, ...] | None``, else None."""
-    for option in typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,):
-        args = typing.get_args(option)
-        if typing.get_origin(option) is tuple and args[1:] == (Ellipsis,) and args[0] in (int, float, str):
-            return args[0]
-    return None
+def _takes_several(hint: Any) -> bool:
+    from vtk.options.values import is_size
+
+    return is_size(hint) or any(str(one).startswith("tuple") for one in alternatives(hint))
 
 
-def _list_spec(element: type) -> Any:
-    """Accept ``1,2,4`` as well as ``1 2 4``; commas inside of brackets are a value's own."""
-    name = element.__name__.upper()
-
-    def from_str(args: list[str]) -> Any:
-        parts = [part.strip() for arg in args for part in re.split(r",(?![^\[\]]*\])", arg)]
-        return tuple(element(part) for part in parts if part)
-
-    def to_str(value: Any) -> list[str]:
-        return ["None"] if value is None else [str(v) for v in value]
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{name}[,{name}…]",
-        instance_from_str=from_str,
-        is_instance=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(x, (element, int)) for x in v)),
-        str_from_instance=to_str,
-    )
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def _size_spec() -> Any:
-    """Accept ``48``, ``48 64``, ``48,64`` and ``48x64``, height first."""
-
-    def from_str(args: list[str]) -> Any:
-        parts = [part for arg in args for part in re.split("[,x×]", arg.strip())]
-        if parts == ["None"]:
-            return None
-        if not 1 <= len(parts) <= 2 or not all(re.fullmatch(r"[+-]?\d{1,9}", part) for part in parts):
-            raise ValueError(f"{' '.join(args) or 'nothing'!r} is no size; give one side, or height and width")
-        return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs="*",
-        metavar="PIXELS|HEIGHT WIDTH",
-        instance_from_str=from_str,
-        is_instance=lambda v: v is None or isinstance(v, (int, tuple)),
-        str_from_instance=lambda v: [str(side) for side in (v if isinstance(v, tuple) else (v,))],
-    )
+def _name(word: str) -> str:
+    return word.partition("=")[0]
 
 
-def _spell_switches(kind: type, argv: Sequence[str]) -> list[str]:
-    """Write ``--fuse`` as ``--fuse yes`` and ``--no-fuse`` as ``--fuse no``, for flags that may also be left out."""
-    names = [name.replace("_", "-") for name, hint in typing.get_type_hints(kind).items() if hint == _SWITCH]
-    spelled: dict[str, list[str]] = {f"--no-{name}": [f"--{name}", "no"] for name in names}
-    spelled |= {f"--{name}": [f"--{name}", "yes"] for name in names}
-    return [word for i, arg in enumerate(argv) for word in _spell(arg, argv[i + 1 : i + 2], spelled)]
+def _spell(argv: Sequence[str], flags: Sequence[str], singles: set[str], switches: Mapping[str, bool]) -> list[str]:
+    """Write flags with ``-``, join one that takes a value to it, since the value may begin with ``-``, and ``=no``."""
+    spelled: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            spelled.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in singles and not equals and words and not words[0].startswith("--"):
+            spelled.append(f"{name}={words.pop(0)}")
+        elif name in switches and (equals or (switches[name] and words[:1] in (["yes"], ["no"]))):
+            value = value if equals else words.pop(0)
+            off = f"--no-{name[2:]}"
+            if value not in ("yes", "no") or (value == "no" and off not in flags):
+                raise UsageError(f"`{name}` is {show(value)}; allowed is {'yes or no' if off in flags else 'yes'}")
+            spelled.append(name if value == "yes" else off)
+        else:
+            spelled.append(f"{name}{equals}{value}")
+    return spelled
 
 
-def _spell(arg: str, following: Sequence[str], spelled: Mapping[str, list[str]]) -> list[str]:
-    flag = arg.replace("_", "-") if arg.startswith("--") else arg
-    return [arg] if flag not in spelled or following in (["yes"], ["no"]) else spelled[flag]
+def _value(kind: type[Config], name: str, words: Any, positional: Sequence[str]) -> Any:
+    """Convert the words of an option to its value.
 
-
-def _switch_spec() -> Any:
-    """Accept yes and no; `_spell_switches` writes the bare flags that way."""
-
-    def from_str(args: list[str]) -> bool | None:
-        known = {"yes": True, "no": False, "None": None}
-        if args[0] not in known:
-            raise ValueError(f"{args[0]!r} is neither yes nor no")
-        return known[args[0]]
-
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="[yes|no]",
-        instance_from_str=from_str,
-        is_instance=lambda v: v is None or isinstance(v, bool),
-        str_from_instance=lambda v: ["None" if v is None else "yes" if v else "no"],
-    )
-
-
-def _one_line(box: str) -> str:
-    """Return the sense of tyro's framed message: what was wrong, then the flag's own help or a near flag.
-
-    Where the terminal is said to take ASCII only, the frame is dashes and its title a section of its own.
+    Raises:
+        UsageError: names the flag, the words and what is allowed.
     """
-    lines = [line.strip(" │") for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    sections = [" ".join(part.split()) for part in re.split(r"\n(?:─+|-{10,})\n", "\n".join(lines))]
-    sections = sections if "╭" in box else sections[1:]
-    kept = [part for part in sections if part and not part.startswith("For full helptext")]
-    text = "; ".join(part.removeprefix("Argument helptext:").strip() for part in kept) or "the flags cannot be read"
-    # of a flag with several types tyro tells what each of them said; what all of them allow is in the first half
-    several = r"no type matching (\S+) could be instantiated from \['([^;]*?)'\]\. Got errors: [^;]*"
-    text = re.sub(several, r"'\2' is not \1", text)
-    text = re.sub(r"invalid literal for int\(\) with base 10: ('[^']*')", r"\1 is not a whole number", text)
-    return re.sub(r"could not convert string to float: ('[^']*')", r"\1 is not a number", text)
+    owner: type[Config] = Common if name in {f.name for f in dataclasses.fields(Common)} else kind
+    if isinstance(words, bool):
+        return words
+    hint, option = type_of(owner, name), option_of(owner, name)
+    several = [words] if isinstance(words, str) else list(words)
+    if name in positional or option.flag:  # commas are a name's own
+        return set_value(owner, name, several if is_list(hint) else several[0], text=True)
+    try:
+        return set_value(owner, name, from_words(hint, several), text=True)
+    except UsageError:
+        raise
+    except ValueError as error:
+        allowed = option.allowed or within(str(error), option)
+        told = " ".join(several) or "nothing"
+        raise UsageError(f"`{flag_of(owner, name)}` is {show(told)}; allowed is {allowed}") from None
 
 
-def _default(f: dataclasses.Field) -> Any:
-    if f.default is not dataclasses.MISSING:
-        return f.default
-    return f.default_factory() if f.default_factory is not dataclasses.MISSING else tyro.MISSING
-
-
-def _file_defaults(kind: type, argv: Sequence[str], preset: Preset | None) -> dict[str, Any]:
+def _file_defaults(
+    kind: type[Config], path: Path | None, given: Mapping[str, Any], preset: Preset | None
+) -> dict[str, Any]:
     """Return what files say about the options: a preset's, and over it those of ``--config``."""
-    path = _given("config", argv)
-    values = {} if path is None else read_values(Path(path), kind, "--config")
+    values = {} if path is None else read_values(path, kind, "--config")
     if preset is None:
         return values
     name, read = preset
-    chosen = _given(name, argv) or values.get(name)
+    chosen = given.get(name) or values.get(name)
     return values if chosen is None else {**read(chosen), **values, name: chosen}
-
-
-def _given(flag: str, argv: Sequence[str]) -> str | None:
-    """Return what a command line gives for a flag, as far as can be seen before it is parsed; the last one counts."""
-    found = None
-    for i, arg in enumerate(argv):
-        if arg == f"--{flag}" and i + 1 < len(argv):
-            found = argv[i + 1]
-        elif arg.startswith(f"--{flag}="):
-            found = arg.partition("=")[2]
-    return found

@@ -60,13 +60,12 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     diff = _shared(first, second)
 
     _heading("4/5  ONNX, verified against torch")
-    exported = export_onnx(
-        open_source(str(second.task)), OnnxConfig(str(second.task), out / "onnx", data=parity / "val")
-    )
+    exported = export_onnx(open_source(str(second.task)), OnnxConfig(out=out / "onnx", data=parity / "val"))
 
     _heading("5/5  latency per batch size")
-    result = profile(ProfileConfig(str(second.task), batch_sizes=(1, 2, 4, 8, 16, 32), backends=("eager", "ort-cpu"),
-                                   duration=0.5, out=out / "profile", seed=seed))  # fmt: skip
+    result = profile(
+        second.task, ProfileConfig(backends=("eager", "ort-cpu"), duration=0.5, out=out / "profile", seed=seed)
+    )
     print_result(result)
 
     summary = _summary(out, weights, {"base": base, "digits": first, "parity": second}, diff)

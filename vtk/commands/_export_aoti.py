@@ -2,7 +2,7 @@
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.commands._export_profile import profile_export
+from vtk.profiling.exported import profile_export
 
 _TEXT = """Compile a pack, a merged checkpoint or a timm model ahead of time to DIR/model.pt2 with torch's AOTInductor.
 
@@ -16,10 +16,10 @@ only if it agrees (exit code 4 otherwise). Compilation takes a C++ compiler and 
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export aoti``."""
-    from vtk_export.aoti_config import AotiConfig
+    from vtk_export.aoti_config import AotiCommand
 
     config = _cli.parse(
-        AotiConfig,
+        AotiCommand,
         argv,
         prog="vtk export aoti",
         description=_TEXT,
@@ -29,10 +29,10 @@ def main(argv: list[str]) -> int:
             "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
         ),
     )
-    from vtk.runtime.asked import open_asked
+    from vtk.runtime.opening import open_and_tell
     from vtk_export.aoti import export_aoti
 
-    source = open_asked(config)
+    source = open_and_tell(config.source, **config.opening())
     result = export_aoti(source, config)
     graph = "fused" if result.fused else "as it is"
     size = console.size(result.bytes)

@@ -7,7 +7,7 @@ from vtk import console
 from vtk.commands import _cli
 
 if TYPE_CHECKING:
-    from vtk_export.tensorrt_config import TensorrtConfig
+    from vtk_export.tensorrt_config import TensorrtCommand
 
 _TEXT = """Export an ONNX file that TensorRT's parser takes, with what builds an engine of it on the GPU that runs it.
 
@@ -23,10 +23,10 @@ Linted; not yet built on a device."""
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export tensorrt``."""
-    from vtk_export.tensorrt_config import TensorrtConfig
+    from vtk_export.tensorrt_config import TensorrtCommand
 
     config = _cli.parse(
-        TensorrtConfig,
+        TensorrtCommand,
         argv,
         prog="vtk export tensorrt",
         description=_TEXT,
@@ -40,12 +40,12 @@ def main(argv: list[str]) -> int:
     )
     if config.lint:
         return _lint(config)
-    from vtk.commands._export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.asked import open_asked
+    from vtk.profiling.exported import onnx_backends, profile_onnx
+    from vtk.runtime.opening import open_and_tell
     from vtk_export.tensorrt.export import export_tensorrt
 
     backends = onnx_backends(config.dtype, engine=config.build) if config.profile else ()
-    source = open_asked(config)
+    source = open_and_tell(config.source, **config.opening())
     result = export_tensorrt(source, config)
     for finding in result.findings:
         console.say(f"slow: {finding.line()}")
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def _lint(config: "TensorrtConfig") -> int:
+def _lint(config: "TensorrtCommand") -> int:
     import dataclasses
 
     from vtk.errors import VerificationError

@@ -27,10 +27,10 @@ exporting again writes the next version, which a polling server takes up while t
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export triton``."""
-    from vtk_export.triton_config import TritonConfig
+    from vtk_export.triton_config import TritonCommand
 
     config = _cli.parse(
-        TritonConfig,
+        TritonCommand,
         argv,
         prog="vtk export triton",
         description=_TEXT,
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     )
     from vtk_export.triton.export import export_triton
 
-    result = export_triton(config, measure=_measure)
+    result = export_triton(config.sources, config, measure=_measure, **config.opening())
     for model in result.models:
         what = "updated in place" if model.updated else f"version {model.version}"
         tasks = f"{len(model.tasks)} task{'s' * (len(model.tasks) != 1)}"
@@ -60,6 +60,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(path: Path, shown: Path, config: "OnnxConfig", source: "Source") -> tuple[int, dict[str, Any]]:
-    from vtk.commands._export_profile import profile_onnx
+    from vtk.profiling.exported import profile_onnx
 
     return profile_onnx(path, config, source, shown=shown)

@@ -1,58 +1,16 @@
 """``vtk tasks push`` and ``pull``: packs on the Hugging Face hub."""
 
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from vtk import console
 from vtk.commands import _cli
 from vtk.errors import UsageError
+from vtk.tasks.config import PullConfig, PushConfig
 
 HELP = {
     "push": "a pack to the Hugging Face hub, with a model card",
     "pull": "a pack from the Hugging Face hub",
 }
-_TOKEN = {"help": "name of the environment variable that holds the token; default the hub's login, or HF_TOKEN"}
-
-
-@dataclass(frozen=True)
-class PushConfig:
-    """Flags of ``vtk tasks push``."""
-
-    pack: Path = field(metadata={"help": "a pack, a bundle, or a run folder (its best pack)"})
-    repo_id: str = field(metadata={"help": "USER/NAME; made if there is none"})
-    private: bool = field(default=False, metadata={"help": "make the new repository private"})
-    revision: str | None = field(default=None, metadata={"help": "branch; made if there is none; default main"})
-    license: str | None = field(
-        default=None, metadata={"help": "identifier for the model card, such as apache-2.0; default none is named"}
-    )
-    with_base: bool = field(
-        default=False, metadata={"help": "with the base tensors the pack needs, as `vtk tasks bundle` writes them"}
-    )
-    base: Path | None = field(
-        default=None, metadata={"help": "of --with-base: file with the base weights; by default looked up"}
-    )
-    token_env: str | None = field(default=None, metadata=_TOKEN)
-
-    def __post_init__(self) -> None:
-        """Refuse flags that would have no effect.
-
-        Raises:
-            UsageError: says which.
-        """
-        if self.base is not None and not self.with_base:
-            raise UsageError("`--base` is what --with-base reads; add that, or leave --base out")
-
-
-@dataclass(frozen=True)
-class PullConfig:
-    """Flags of ``vtk tasks pull``."""
-
-    repo_id: str = field(metadata={"help": "USER/NAME"})
-    out: Path | None = field(default=None, metadata={"help": "folder to write; default tasks/NAME"})
-    revision: str | None = field(default=None, metadata={"help": "branch, tag or commit; default main"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing pack"})
-    token_env: str | None = field(default=None, metadata=_TOKEN)
 
 
 def run(name: str, argv: list[str]) -> int:

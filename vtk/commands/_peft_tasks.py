@@ -1,13 +1,13 @@
 """``vtk tasks bundle``, ``convert``, ``to-peft`` and ``from-peft``: packs in other forms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vtk import console
 from vtk.commands import _cli
 from vtk.errors import DataError
+from vtk.tasks.config import BundleConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
 
 HELP = {
     "bundle": "a pack and the base tensors it needs in one folder, for a machine without the base",
@@ -15,67 +15,6 @@ HELP = {
     "to-peft": "an adapter that timm and PEFT load without this toolkit",
     "from-peft": "an adapter of PEFT (LoRA, LN_TUNING, …) as a pack",
 }
-_BASE = {"help": "file with the base weights; by default looked up"}
-_OVERWRITE = {"help": "replace what an earlier call wrote there"}
-
-
-@dataclass(frozen=True)
-class BundleConfig:
-    """Flags of ``vtk tasks bundle``."""
-
-    pack: Path = field(metadata={"help": "a pack"})
-    out: Path = field(metadata={"help": "folder to write, such as pets.vtkbundle"})
-    base: Path | None = field(default=None, metadata=_BASE)
-    overwrite: bool = field(default=False, metadata=_OVERWRITE)
-
-
-@dataclass(frozen=True)
-class ConvertConfig:
-    """Flags of ``vtk tasks convert``."""
-
-    pack: Path = field(metadata={"help": "a pack or a bundle"})
-    pack_dtype: Literal["fp32", "bf16", "int8"] = field(metadata={"help": "how to store the tensors"})
-    out: Path = field(metadata={"help": "folder to write"})
-    base: Path | None = field(default=None, metadata=_BASE)
-    overwrite: bool = field(default=False, metadata=_OVERWRITE)
-
-
-@dataclass(frozen=True)
-class ToPeftConfig:
-    """Flags of ``vtk tasks to-peft``."""
-
-    pack: Path = field(metadata={"help": "a pack or a bundle"})
-    out: Path = field(metadata={"help": "folder to write"})
-    base: Path | None = field(default=None, metadata=_BASE)
-    adapter_only: bool = field(
-        default=False, metadata={"help": "without base.safetensors; refused where an adapter cannot hold all changes"}
-    )
-    overwrite: bool = field(default=False, metadata=_OVERWRITE)
-
-
-@dataclass(frozen=True)
-class FromPeftConfig:
-    """Flags of ``vtk tasks from-peft``."""
-
-    adapter: Path = field(metadata={"help": "folder with adapter_config.json and adapter_model.safetensors"})
-    out: Path = field(metadata={"help": "folder of the pack to write"})
-    base: Path | None = field(
-        default=None, metadata={"help": "weights it was trained on; by default base.safetensors in its folder"}
-    )
-    card: Path | None = field(
-        default=None, metadata={"help": "a pack or merged checkpoint of the same model, size and classes"}
-    )
-    model: str | None = field(default=None, metadata={"help": "name of a timm model, in place of --card"})
-    model_kwargs: tuple[str, ...] = field(
-        default=(), metadata={"help": "arguments for timm's model as key=value, such as depth=6"}
-    )
-    img_size: int | tuple[int, int] | None = field(
-        default=None, metadata={"help": "pixels, one side or height width; default the model's own"}
-    )
-    classes: tuple[str, ...] = field(
-        default=(), metadata={"help": "class names in index order, or a .txt with one a line"}
-    )
-    overwrite: bool = field(default=False, metadata=_OVERWRITE)
 
 
 def run(name: str, argv: list[str]) -> int:

@@ -1,16 +1,9 @@
 """``vtk data``: look at a folder of images before anything is trained on it."""
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from vtk import console
 from vtk.commands import _cli
+from vtk.data.config import AuditCommand
 from vtk.errors import UsageError
-from vtk.training.options.images import ImageOptions
-
-if TYPE_CHECKING:
-    from vtk.data.samples import DataAudit
 
 _HELP = {"audit": "decode every image once; classes, split, bad files, and a page of what is odd"}
 
@@ -19,34 +12,6 @@ _TEXT = """Decode every image below a folder once, and say what `vtk finetune` w
 Classes and split, unreadable files with the reason, sizes and modes. Writes one self-contained HTML page with small
 pictures of what is unusual and what is done about it. What was decoded is remembered: finetune and eval do not decode
 it again for their own audit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig(ImageOptions):
-    """Flags of ``vtk data audit``."""
-
-    data: Path = field(
-        metadata={"help": "folder with train/ and val/, or with one folder per class; or a data set of timm's readers"}
-    )
-    out: Path = field(default=Path("audit.html"), metadata={"help": "the page to write; an earlier audit is replaced"})
-    multi_label: bool = field(
-        default=False,
-        metadata={"help": "images with any number of labels: a table (.csv), or folders named by labels"},
-    )
-    val_split: float = field(default=0.2, metadata={"help": "share of the images held out when the folder has no val/"})
-    seed: int = field(default=0, metadata={"help": "of that split"})
-    workers: int | None = field(default=None, metadata={"help": "processes that decode; default one per CPU core"})
-    cache: bool = field(default=True, metadata={"help": "remember what was decoded, and use it"})
-    overwrite: bool = field(default=False, metadata={"help": "replace --out even if it is no audit"})
-
-    def __post_init__(self) -> None:
-        self._check_images()
-        if self.workers is not None and not 0 <= self.workers <= 1024:
-            raise UsageError(f"`--workers` is {self.workers}; give 0 (this process) to 1024")
-        if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
-        if self.data.suffix.lower() == ".csv" and not self.multi_label:
-            raise UsageError(f"{self.data} is a table; add --multi-label, or give a folder with one folder per class")
 
 
 def main(argv: list[str]) -> int:
@@ -63,33 +28,14 @@ def main(argv: list[str]) -> int:
 def run_audit(argv: list[str]) -> int:
     """Scan, print, write the page; with ``--on-bad-image fail`` refuse afterwards."""
     config = _cli.parse(
-        AuditConfig, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
+        AuditCommand, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
         examples=(
             "vtk data audit data/pets", "vtk data audit data/pets --out pets.html --on-bad-image fail",
             "vtk data audit data/scenes/labels.csv --multi-label",
         ),
     )  # fmt: skip
-    from vtk.commands._data_page import check_page, write_page
-    from vtk.data.audit import scan
-    from vtk.data.multi import scan_multi
-    from vtk.errors import DataError
+    from vtk.data.report import audit
 
-    check_page(config.out, overwrite=config.overwrite)
-    arguments: dict[str, Any] = {
-        "val_split": config.val_split, "seed": config.seed, "in_chans": config.in_chans,
-        "max_pixels": config.max_pixels, "workers": config.workers, "cache": config.cache,
-    }  # fmt: skip
-    if config.multi_label:
-        audit: DataAudit = scan_multi(config.data, **arguments)
-    else:
-        audit = scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
-    audit.print()
-    write_page(config.out, audit)
-    console.say(f"page {config.out}")
-    if audit.bad and config.on_bad_image == "fail":
-        raise DataError(
-            f"{len(audit.bad)} files of {config.data} cannot be read, and --on-bad-image is fail; {config.out} shows "
-            "them; repair or remove them"
-        )
-    console.emit_json({**audit.to_dict(), "page": str(config.out)})
+    found = audit(config.data, config)
+    console.emit_json({**found.to_dict(), "page": str(config.out)})
     return 0

@@ -1,9 +1,11 @@
 """``vtk demo``: the whole path on bundled digits, offline."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from vtk.commands import _cli
+from vtk.options import Config
+from vtk.options.shared import Out, Overwrite, Seed
 
 _TEXT = """The whole path on scikit-learn's handwritten digits, offline, in about two minutes on two CPU cores.
 
@@ -12,15 +14,13 @@ even at 48 px), shows that both share every FFN tensor and what that saves, expo
 measures its latency per batch size. Exit code 4 if an accuracy is below its floor."""
 
 
-@dataclass(frozen=True)
-class DemoConfig:
-    """Flags of ``vtk demo``."""
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig(Config):
+    """Where the demo goes."""
 
-    out: Path = field(default=Path("demo-out"), metadata={"help": "folder for everything it writes"})
-    seed: int = field(default=0, metadata={"help": "of training"})
-    overwrite: bool = field(
-        default=False, metadata={"help": "replace a folder that is not an earlier demo's (an earlier demo's always is)"}
-    )
+    out: Out = Path("demo-out")
+    seed: Seed = 0
+    overwrite: Overwrite = False
 
 
 def main(argv: list[str]) -> int:

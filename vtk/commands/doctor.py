@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from vtk import console
 from vtk.commands import _checks, _cli, _providers
 from vtk.commands._checks import Check
+from vtk.options import Config
 
 _STYLES = {"ok": None, "note": "dim", "problem": "yellow", "fatal": "bold red"}
 
 
-@dataclass(frozen=True)
-class DoctorConfig:
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(Config):
     """``vtk doctor`` has no options of its own."""
 
 

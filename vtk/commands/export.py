@@ -65,10 +65,10 @@ def main(argv: list[str]) -> int:
 
 
 def _onnx(argv: list[str]) -> int:
-    from vtk_export.config import OnnxConfig
+    from vtk_export.config import OnnxCommand
 
     config = _cli.parse(
-        OnnxConfig,
+        OnnxCommand,
         argv,
         prog="vtk export onnx",
         description=_ONNX,
@@ -80,12 +80,12 @@ def _onnx(argv: list[str]) -> int:
             "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
         ),
     )
-    from vtk.commands._export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.asked import open_asked
+    from vtk.profiling.exported import onnx_backends, profile_onnx
+    from vtk.runtime.opening import open_and_tell
     from vtk_export.onnx import export_onnx
 
     backends = onnx_backends(config.dtype) if config.profile else ()
-    source = open_asked(config)
+    source = open_and_tell(config.source, **config.opening())
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")
@@ -100,10 +100,10 @@ def _onnx(argv: list[str]) -> int:
 
 
 def _tasks(argv: list[str]) -> int:
-    from vtk_export.config import TasksConfig
+    from vtk_export.config import TasksCommand
 
     config = _cli.parse(
-        TasksConfig,
+        TasksCommand,
         argv,
         prog="vtk export tasks",
         description=_TASKS,
@@ -113,12 +113,12 @@ def _tasks(argv: list[str]) -> int:
             "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
         ),
     )
-    from vtk.commands._export_profile import check_task_names, profile_tasks
+    from vtk.profiling.exported import check_task_names, profile_tasks
     from vtk_export.tasks import export_tasks
 
     if config.profile:
         check_task_names(config)
-    result = export_tasks(config.packs, config)
+    result = export_tasks(config.packs, config, base=config.base)
     alone = console.size(result.separate_bytes)
     for file in result.files:
         console.say(f"{file.path}: {console.size(file.bytes)}, and {console.size(file.shared_bytes)} shared")

@@ -4,20 +4,21 @@ from vtk import console
 from vtk.commands import _cli
 from vtk.training.config import FinetuneConfig
 
+_TEXT = "Adapt a Vision Transformer to a folder of images, by default its attention weights only."
+
 _EXAMPLES = (
     "vtk finetune data/pets --attn-only",
-    "vtk finetune data/pets --attn-only --model vit_small_patch14_dinov2 --img-size 224 --epochs 10",
+    "vtk finetune data/pets --attn-only --model vit_small_patch14_dinov2",
     "vtk finetune data/pets --attn-only --img-size 384 --dry-run",
-    "vtk finetune data/pets --train full --lr 3e-5 --out runs/pets-full",
     "vtk finetune --attn-only --task pets=data/pets --task cars=data/cars@384",
-    "torchrun --standalone --nproc_per_node 4 -m vtk finetune data/pets --batch-size 256",
+    "torchrun --standalone --nproc_per_node 4 -m vtk finetune data/pets",
 )
 
 
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
-        FinetuneConfig, argv, prog="vtk finetune", description=__doc__ or "", positional=("data",), examples=_EXAMPLES
+        FinetuneConfig, argv, prog="vtk finetune", description=_TEXT, positional=("data",), examples=_EXAMPLES
     )
     from vtk.training.finetune import finetune, finetune_tasks, memory_report
 

@@ -1,10 +1,8 @@
 """``vtk predict``: labels for images, from a pack, a checkpoint or an ONNX file."""
 
-import contextlib
-
 from vtk import console
 from vtk.commands import _cli
-from vtk.evaluation.config import PredictConfig
+from vtk.evaluation.config import PredictCommand
 
 _DESCRIPTION = """Label an image, or every image below a folder, and write a CSV file.
 
@@ -12,9 +10,9 @@ Size, preprocessing and class names come from the source. A file that cannot be 
 
 
 def main(argv: list[str]) -> int:
-    """Parse, predict, print; see `vtk.runtime.predict_images`."""
+    """Parse, predict, print; see `vtk.predict`."""
     config = _cli.parse(
-        PredictConfig,
+        PredictCommand,
         argv,
         prog="vtk predict",
         description=_DESCRIPTION,
@@ -24,22 +22,8 @@ def main(argv: list[str]) -> int:
             "vtk predict exports/pets/model.onnx photos/cat.jpg",
         ),
     )
-    from vtk.runtime.backend import check_backend
-    from vtk.runtime.prediction import predict_images
-    from vtk.runtime.source import open_source
+    from vtk.answers.predict import predict
 
-    if config.backend is not None:
-        check_backend(config.backend)
-
-    source = open_source(config.source, base=config.base)
-    for note in source.notes:
-        console.say(note)
-    source.require_description("predict")
-    with contextlib.ExitStack() as stack:
-        if source.kind != "onnx" and (config.backend or "").startswith("ort-"):
-            from vtk_export.onnx import temporary_onnx
-
-            source = stack.enter_context(temporary_onnx(source))
-        result = predict_images(source, config)
+    result = predict(config.source, config, base=config.base)
     console.emit_json(result.to_dict())
     return 0

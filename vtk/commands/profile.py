@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.profiling.config import ProfileConfig
+from vtk.profiling.config import ProfileCommand
 
 _TEXT = """Latency, throughput and memory per batch size and back-end, outputs compared before any number.
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     if any(arg == "--server" or arg.startswith("--server=") for arg in argv):
         return _server(argv)
     config = _cli.parse(
-        ProfileConfig,
+        ProfileCommand,
         argv,
         prog="vtk profile",
         description=_TEXT,
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     from vtk.profiling.profile import profile
     from vtk.profiling.report import FILES, print_result
 
-    result = profile(config, command=command)
+    result = profile(config.source, config, command=command, **config.opening())
     print_result(result)
     if config.out is not None:
         console.say()
@@ -83,11 +83,11 @@ def _server(argv: list[str]) -> int:
     return result.exit_code
 
 
-def _compare(config: ProfileConfig) -> int:
-    from vtk.profiling.regression import compare_files, print_comparison
+def _compare(config: ProfileCommand) -> int:
+    from vtk.profiling.regression import compare_profiles, print_comparison
 
     old, new = config.compare
-    found = compare_files(Path(old), Path(new))
+    found = compare_profiles(Path(old), Path(new))
     print_comparison(found, config.compare)
     failed = [] if config.fail_above is None else found.regressions(config.fail_above)
     for change in failed:
@@ -97,13 +97,13 @@ def _compare(config: ProfileConfig) -> int:
     return 4 if failed else 0
 
 
-def _ceilings(config: ProfileConfig) -> int:
+def _ceilings(config: ProfileCommand) -> int:
     import dataclasses
 
     import torch
 
+    from vtk.models.devices import resolve_device
     from vtk.profiling import ceilings
-    from vtk.runtime.backend import resolve_device
 
     device, threads = resolve_device(config.device), config.threads or torch.get_num_threads()
     found = ceilings.measure(device, threads)
@@ -113,10 +113,10 @@ def _ceilings(config: ProfileConfig) -> int:
     return 0
 
 
-def _sizes(config: ProfileConfig, command: str) -> int:
+def _sizes(config: ProfileCommand, command: str) -> int:
     from vtk.profiling.sizes import print_sizes, profile_sizes
 
-    results = profile_sizes(config, command=command)
+    results = profile_sizes(config.source, config, command=command, **config.opening())
     print_sizes(results)
     for result in results:
         if result.budget:

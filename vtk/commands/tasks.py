@@ -1,12 +1,12 @@
 """``vtk tasks``: list, compare and merge task packs."""
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk import console
 from vtk.commands import _cli, _hub_tasks, _peft_tasks
 from vtk.errors import DataError, UsageError
+from vtk.tasks.config import DiffConfig, ListConfig, MergeConfig
 
 _HELP = {
     "list": "packs under folders: model, size, classes, accuracy, base, bytes",
@@ -30,32 +30,6 @@ def main(argv: list[str]) -> int:
         if argv[0] in group.HELP:
             return group.run(argv[0], argv[1:])
     return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])
-
-
-@dataclass(frozen=True)
-class ListConfig:
-    """Flags of ``vtk tasks list``."""
-
-    folders: tuple[str, ...] = field(default=("runs",), metadata={"help": "folders to search, and packs"})
-
-
-@dataclass(frozen=True)
-class DiffConfig:
-    """Flags of ``vtk tasks diff``."""
-
-    pack: Path = field(metadata={"help": "a pack"})
-    other: Path | None = field(default=None, metadata={"help": "a second pack; by default the first one's base"})
-    base: Path | None = field(default=None, metadata={"help": "file with the base weights; by default looked up"})
-
-
-@dataclass(frozen=True)
-class MergeConfig:
-    """Flags of ``vtk tasks merge``."""
-
-    pack: Path = field(metadata={"help": "a pack"})
-    out: Path = field(metadata={"help": "the .safetensors file to write"})
-    base: Path | None = field(default=None, metadata={"help": "file with the base weights; by default looked up"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
 
 def run_list(argv: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,16 +74,20 @@ class Metrics:
 
     def per_class(self) -> list[ClassRow]:
         """Return precision, recall and F1 of every class, in index order."""
+        return list(self._rows)
+
+    @cached_property
+    def _rows(self) -> tuple[ClassRow, ...]:
         n = len(self.classes)
         true, predicted = np.nonzero(self.confusion)
         scores = precision_recall_fscore_support(
             true, predicted, labels=np.arange(n), sample_weight=self.confusion[true, predicted], zero_division=np.nan
         )
         counts = self.confusion.sum(axis=1)
-        return [
+        return tuple(
             ClassRow(name, int(counts[i]), *(float(score[i]) for score in scores[:3]))
             for i, name in enumerate(self.classes)
-        ]
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; accuracies as fractions, undefined ones as null."""

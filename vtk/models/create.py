@@ -52,8 +52,22 @@ class Created:
     notes: list[str] = field(default_factory=list)
     brought: frozenset[str] = frozenset()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Created":
+        """Copy the facts with the model that they are of; the base, which nobody changes, is shared."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new.model, new.key_map = copy.deepcopy(self.model, memo), dict(self.key_map)
+        new.initial, new.notes = dict(self.initial), list(self.notes)
+        return new
 
-def create_model(
+
+def facts_of(model: nn.Module) -> Created | None:
+    """Return where a model of `vtk.create_model` came from; None of any other."""
+    found = vars(model).get("created")
+    return found if isinstance(found, Created) else None
+
+
+def build_model(
     name: str,
     *,
     num_classes: int,

@@ -129,8 +129,8 @@ def input_spec(
     height, width = check_size(name, img_size, kwargs)
     config = getattr(blank_model(name, kwargs), "pretrained_cfg", None) or {}
     values: dict[str, Any] = {
-        "mean": _channels(config.get("mean", (0.5,) * 3), in_chans),
-        "std": _channels(config.get("std", (0.5,) * 3), in_chans),
+        "mean": channel_values(config.get("mean", (0.5,) * 3), in_chans),
+        "std": channel_values(config.get("std", (0.5,) * 3), in_chans),
         "interpolation": config.get("interpolation") or "bicubic",
         "crop_pct": float(config.get("crop_pct") or 1.0),
     }
@@ -152,7 +152,7 @@ def input_spec(
     return InputSpec(height=height, width=width, in_chans=in_chans, **values)
 
 
-def _channels(values: tuple[float, ...], in_chans: int) -> tuple[float, ...]:
+def channel_values(values: tuple[float, ...], in_chans: int) -> tuple[float, ...]:
     """Return statistics for another number of channels, to go with the weights that `adapt_input` makes.
 
     Colours come first and keep their own; further channels repeat them in the same order, as timm repeats the weights.

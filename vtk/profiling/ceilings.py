@@ -14,9 +14,9 @@ from vtk.card import from_plain
 from vtk.errors import DataError
 from vtk.files import home
 from vtk.formats import read_json, write_json
+from vtk.models.devices import DTYPES
 from vtk.profiling.machine import device_name
 from vtk.profiling.work import Ceilings
-from vtk.runtime.backend import DTYPES
 
 _LEAST, _TRY_S, _LONG_S = 3, 0.5, 0.05
 """A rate is that of the fastest of at least 3 calls, tried for half a second; 50 ms is long for one."""

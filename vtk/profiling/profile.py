@@ -3,12 +3,14 @@
 import datetime
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
 from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output
+from vtk.models.devices import resolve_device
 from vtk.packages import require
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
@@ -21,9 +23,12 @@ from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
 from vtk.profiling.session import FILES, Answers, Loader, Session
 from vtk.profiling.work import Ceilings, Work, work_of
-from vtk.runtime.asked import open_asked
-from vtk.runtime.backend import load_backend, resolve_device
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.backend import load_backend
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source, open_source
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 ONE_WAY = ("aoti", "tensorrt")
 """Kinds of sources that only the back-end of that name runs."""
@@ -42,31 +47,43 @@ _ORDERS = {
 }
 
 
-def profile(source: str | Path | ProfileConfig, *, command: str = "", show_progress: bool = True) -> ProfileResult:
+def profile(
+    source: "Openable",
+    config: ProfileConfig | None = None,
+    *,
+    command: str = "",
+    show_progress: bool = True,
+    **opening: Unpack[Opening],
+) -> ProfileResult:
     """Measure latency, throughput and memory per batch size and back-end.
 
     A wrong output, too little memory or an absent back-end of the default set is a row of the result, not an exception;
     `ProfileResult.exit_code` says what the command line would return. With ``config.out`` the reports are written.
 
     Args:
-        source: what to profile with default options, or the options.
+        source: a path, a timm name, a `Task`, a module in memory, or an open source.
+        config: options.
         command: kept in the report.
         show_progress: a bar on a terminal, lines elsewhere.
+        opening: how to open the source, see `vtk.open_source`.
 
     Raises:
         UsageError: a back-end that does not exist or does not run this kind of source.
         DataError: the source cannot be read, or ``out`` is not empty.
         UnavailableError: a device or back-end named in the options is not here.
     """
-    config = source if isinstance(source, ProfileConfig) else ProfileConfig(str(source))
-    if not config.source or config.img_sizes:
+    config = config or ProfileConfig()
+    if config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:
         require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)
-    opened = open_asked(config, many=True)
+    opened = open_and_tell(source, many=True, **opening)
     reference = None if config.reference is None else open_source(config.reference)
-    result = run(config, opened, load_backend, reference=reference, command=command, show_progress=show_progress)
+    name = str(source) if isinstance(source, (str, Path)) else opened.name
+    result = run(
+        config, opened, load_backend, name=name, reference=reference, command=command, show_progress=show_progress
+    )
     if config.out is not None:
         from vtk.profiling.report import write_reports
 
@@ -79,6 +96,7 @@ def run(
     source: Source,
     load: Loader,
     *,
+    name: str = "",
     reference: Source | Answers | None = None,
     command: str = "",
     show_progress: bool = True,
@@ -117,7 +135,7 @@ def run(
     work = _work(source, shape)
     repeated = ", repeated in larger batches" if max(config.batch_sizes) > DISTINCT else ""
     return ProfileResult(
-        source=config.source,
+        source=name or source.name,
         kind=source.kind,
         model=source.card.model.name,
         input_shape=shape,

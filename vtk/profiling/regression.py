@@ -72,29 +72,29 @@ class Comparison:
         return {"changes": rows, "differences": list(self.differences), "missing": list(self.missing)}
 
 
-def compare_files(old: Path, new: Path) -> Comparison:
-    """Read and compare two ``profile.json``.
+def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str | Path) -> Comparison:
+    """Pair the cells of two profiles by back-end and batch size.
+
+    Args:
+        old: a result, or the path of a ``profile.json``.
+        new: the same.
 
     Raises:
-        DataError: one of them is no profile.
+        DataError: a file is no profile.
     """
-    return compare_profiles(ProfileResult.read(old), ProfileResult.read(new))
-
-
-def compare_profiles(old: ProfileResult, new: ProfileResult) -> Comparison:
-    """Pair the cells of two profiles by back-end and batch size."""
-    before, after = (_cells(result) for result in (old, new))
-    changes = []
-    for key, a in before.items():
-        if (b := after.get(key)) is None:
+    before, after = (one if isinstance(one, ProfileResult) else ProfileResult.read(Path(one)) for one in (old, new))
+    cells = _cells(after)
+    changes, missing = [], []
+    for (name, batch), a in _cells(before).items():
+        if (b := cells.get((name, batch))) is None:
+            missing.append(f"{name} batch {batch}")
             continue
         median = a.p50_ms is not None and b.p50_ms is not None
         times = (a.p50_ms, b.p50_ms) if median else (a.mean_ms, b.mean_ms)
-        changes.append(Change(*key, *times, a.status, b.status))
-    pairs = [(name, getattr(old, name), getattr(new, name)) for name in _CONDITIONS]
+        changes.append(Change(name, batch, *times, a.status, b.status))
+    pairs = [(name, getattr(before, name), getattr(after, name)) for name in _CONDITIONS]
     differences = tuple(f"{name.replace('_', ' ')}: {a} and {b}" for name, a, b in pairs if a != b)
-    missing = tuple(f"{name} batch {batch}" for name, batch in before if (name, batch) not in after)
-    return Comparison(tuple(changes), differences, missing)
+    return Comparison(tuple(changes), differences, tuple(missing))
 
 
 def print_comparison(found: Comparison, names: Sequence[str]) -> None:

@@ -17,7 +17,8 @@ from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
 from vtk.runtime.backend import Backend, least_images
 from vtk.runtime.engine import model_beside, read_stamp
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 
 Loader = Callable[..., Backend]
 

@@ -5,6 +5,8 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
+from pathlib import Path
+from typing import Unpack
 
 from vtk import console
 from vtk.errors import UsageError
@@ -17,18 +19,28 @@ from vtk.profiling.plot import COLOURS, MARKERS
 from vtk.profiling.profile import profile
 from vtk.profiling.report import DASH, ms, rate
 from vtk.profiling.result import ProfileResult
+from vtk.runtime.source import Opening
 
 
-def profile_sizes(config: ProfileConfig, *, command: str = "", show_progress: bool = True) -> list[ProfileResult]:
-    """Measure ``config.source`` at each of ``config.img_sizes``.
+def profile_sizes(
+    source: str | Path,
+    config: ProfileConfig,
+    *,
+    command: str = "",
+    show_progress: bool = True,
+    **opening: Unpack[Opening],
+) -> list[ProfileResult]:
+    """Measure a timm model at each of ``config.img_sizes``.
 
     With ``config.out`` every size has a report in ``OUT/img-SIZE``, and ``OUT/sizes.html`` and ``OUT/sizes.json`` hold
     what depends on the size.
 
     Args:
+        source: name of the model.
         config: with `img_sizes`, ascending or not.
         command: kept in the reports.
         show_progress: a bar on a terminal.
+        opening: how to open the model, see `vtk.open_source`.
 
     Raises:
         UsageError: no sizes, or a size that the model cannot have.
@@ -44,9 +56,11 @@ def profile_sizes(config: ProfileConfig, *, command: str = "", show_progress: bo
         console.say(f"image size {size}")
         out = None if config.out is None else config.out / f"img-{size}"
         # ceilings are the device's: once is enough
-        one = replace(config, img_sizes=(), img_size=size, out=out, ceilings=config.ceilings and not results)
+        one = replace(config, img_sizes=(), out=out, ceilings=config.ceilings and not results)
         try:
-            results.append(profile(one, command=command, show_progress=show_progress))
+            opening["img_size"] = size
+            found = profile(source, one, command=command, show_progress=show_progress, **opening)
+            results.append(found)
         except KeyboardInterrupt:
             if not results:
                 raise

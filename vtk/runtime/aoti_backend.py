@@ -18,8 +18,8 @@ from torch import Tensor
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiling import check_compiler
+from vtk.models.fp32 import FullPrecision
 from vtk.runtime.facts import Facts
-from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.source import Source
 
 MAX_BATCH = 4096

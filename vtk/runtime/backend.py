@@ -8,12 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vtk.errors import UnavailableError, UsageError, VerificationError
-from vtk.evaluation.config import check_threads
+from vtk.errors import UnavailableError, UsageError
+from vtk.evaluation.labels import check_finite
+from vtk.models.devices import dtype_name, resolve_device, resolve_dtype
+from vtk.options.shared import MOST_THREADS
 from vtk.runtime.source import Source
-
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Names of precisions on the command line and in cards."""
 
 BACKENDS: dict[str, tuple[str, str]] = {
     "eager": ("vtk.runtime.torch_backend", "EagerBackend"),
@@ -117,6 +116,16 @@ def load_backend(
     )
 
 
+def check_threads(threads: int | None) -> None:
+    """Refuse numbers that no machine wants.
+
+    Raises:
+        UsageError: ``threads`` is below 1 or far above the number of CPUs.
+    """
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"`--threads` is {threads}; allowed is from 1 to {MOST_THREADS}")
+
+
 def check_backend(name: str) -> None:
     """Refuse a back-end that cannot work here, before anything is read, exported or compiled for it.
 
@@ -137,49 +146,6 @@ def _class(name: str) -> type[Backend]:
     module, attribute = BACKENDS[name]
     backend: type[Backend] = getattr(importlib.import_module(module), attribute)
     return backend
-
-
-def resolve_device(text: str | torch.device) -> torch.device:
-    """Turn ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` into a device that is here.
-
-    Raises:
-        UsageError: not one of these.
-        UnavailableError: CUDA was asked for and torch sees none, or not so many.
-    """
-    if text == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise UsageError(f"unknown device `{text}`; give cpu, cuda, cuda:N or auto") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device `{text}` is not supported; give cpu, cuda, cuda:N or auto")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise UnavailableError(f"device `{text}`: torch sees no CUDA device; `vtk doctor` says why")
-        if device.index is not None and device.index >= count:
-            raise UnavailableError(f"device `{text}`: there are {count}, cuda:0 to cuda:{count - 1}")
-        return torch.device("cuda", device.index or 0)
-    return torch.device("cpu")
-
-
-def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Turn ``fp32``, ``bf16`` or ``fp16`` into torch's type.
-
-    Raises:
-        UsageError: any other name or type.
-    """
-    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
-        return dtype
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
-    raise UsageError(f"unknown precision `{dtype}`; give {', '.join(DTYPES)}")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``fp32``, ``bf16`` or ``fp16``."""
-    return next(name for name, value in DTYPES.items() if value == dtype)
 
 
 def least_images(backend: Backend) -> int:
@@ -212,11 +178,7 @@ def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
 
     def predict(images: Tensor) -> Tensor:
         logits = run(images)
-        if not bool(torch.isfinite(logits).all()):
-            raise VerificationError(
-                f"{backend.name} in {dtype_name(backend.dtype)} gives logits that are infinite or not a number; the "
-                "weights are damaged, or the numbers too large for this precision: try --precision fp32"
-            )
+        check_finite(logits, f"{backend.name} in {dtype_name(backend.dtype)}")
         return logits
 
     return predict

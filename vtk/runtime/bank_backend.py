@@ -1,5 +1,6 @@
 """One pack, or several of one base, in a `vtk.serving.TaskBank`: the packed forward pass that servers use."""
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.runtime.fp32 import FullPrecision
+from vtk.models.fp32 import FullPrecision
 from vtk.runtime.source import Source
+from vtk.tasks.load import Task
 
 
 class BankBackend:
@@ -51,7 +53,8 @@ class BankBackend:
             torch.set_num_threads(threads)
         try:
             bank = TaskBank(source.base, device=device, dtype=dtype, graphs=cls.graphs)
-            bank.add(source.name, source.path)
+            held = source.held if isinstance(source.held, Task) else None
+            bank.add(source.name, source.path if held is None else dataclasses.replace(held, model=source.model()))
             for number, path in enumerate(others, 2):
                 bank.add(f"{number}: {path}", path)
             backend = cls(bank, source.name, device, dtype)

@@ -17,9 +17,10 @@ from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
 from vtk.evaluation.rows import per_class_csv
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
+from vtk.models.devices import dtype_name
 from vtk.packages import require
 from vtk.runtime.agreement import Agreement
-from vtk.runtime.backend import dtype_name, load_backend, predictor
+from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.facts import PLAIN
 from vtk.runtime.images import find_images
 from vtk.runtime.regime import choose_conditions

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.packages import require
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 
 _FATAL = 4
 _TYPES = {

@@ -2,9 +2,8 @@
 
 import csv
 import warnings
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from vtk import console
+from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
 from vtk.data.images import one_line, reason
 from vtk.data.listing import list_images
-from vtk.data.pool import usable_cpus
 from vtk.data.transforms import EvalTransform, eval_transform
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
+from vtk.evaluation.labels import Prediction, check_threshold, predictions
 from vtk.files import replace_file
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.regime import choose_conditions
@@ -29,32 +29,20 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """The most likely labels of one image, best first, with their softmax probabilities.
-
-    Of a model of several labels they are those that reach the threshold, if any, with their sigmoids.
-    """
-
-    path: Path
-    labels: tuple[str, ...]
-    scores: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class PredictResult:
     """What was predicted.
 
     Attributes:
         predictions: of the images that could be read, in the order of the listing.
         skipped: the others, and why.
-        out: the CSV file.
+        out: the CSV file; None where none was asked for.
         provider: what really ran.
         multi_label: whether an image may have several labels.
     """
 
     predictions: tuple[Prediction, ...]
     skipped: tuple[tuple[Path, str], ...]
-    out: Path
+    out: Path | None
     provider: str
     multi_label: bool = False
 
@@ -62,7 +50,7 @@ class PredictResult:
         """Return plain JSON values."""
         return {
             "count": len(self.predictions),
-            "out": str(self.out),
+            "out": None if self.out is None else str(self.out),
             "provider": self.provider,
             **({"multi_label": True} if self.multi_label else {}),
             "predictions": [
@@ -85,10 +73,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         UnavailableError: a back-end or device asked for is not here.
     """
     source.require_description("predict")
-    if not source.card.multi_label and config.threshold is not None:
-        raise UsageError(
-            f"`--threshold` is for models of several labels; {source.name} gives one label an image: use --top-k"
-        )
+    check_threshold(source.card, config.threshold, source.name)
     paths = list_images(config.images)
     _check_out(config)
     conditions = choose_conditions(
@@ -104,13 +89,14 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
     )
     transform = eval_transform(source.card.input)
-    predictions: list[Prediction] = []
+    found: list[Prediction] = []
     skipped: list[tuple[Path, str]] = []
     try:
         predict = predictor(backend)
         with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
-            for batch in _batches(paths, transform, conditions.batch_size, pixel_limit(source.card)):
+            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card))
+            for batch in batches_ahead(paths, load, conditions.batch_size):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
                 for path, problem in batch:
                     if isinstance(problem, str):
@@ -119,61 +105,28 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
                 if good:
                     logits = predict(torch.stack([image for _, image in good]))
                     named = [path for path, _ in good]
-                    if source.card.multi_label:
-                        least = 0.5 if config.threshold is None else config.threshold
-                        predictions += _above(logits, named, source.card.classes, least)
-                    else:
-                        predictions += _top(logits, named, source.card.classes, config.top_k)
+                    found += predictions(
+                        source.card, logits, named, top_k=config.top_k, threshold=config.threshold
+                    )  # fmt: skip
                 bar.advance(len(batch))
     finally:
         backend.close()
-    if not predictions:
+    if not found:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(predictions), tuple(skipped), config.out, backend.provider, many)
-    _write(result, min(config.top_k, len(source.card.classes)))
+    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many)
+    if config.out is not None:
+        _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
     return result
 
 
-def _batches(
-    paths: Sequence[Path], transform: EvalTransform, size: int, max_pixels: int
-) -> Iterator[list[tuple[Path, Tensor | str]]]:
-    """Decode in threads, one batch ahead of the model; a file that cannot be read gives the reason instead."""
-
-    def load(path: Path) -> tuple[Path, Tensor | str]:
-        try:
-            return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
-        except DataError as error:
-            return path, reason(error.__cause__ or error, path)
-
-    with ThreadPoolExecutor(min(usable_cpus(), 8)) as pool:
-        waiting = None
-        for start in range(0, len(paths), size):
-            coming = [pool.submit(load, path) for path in paths[start : start + size]]
-            if waiting is not None:
-                yield [future.result() for future in waiting]
-            waiting = coming
-        if waiting is not None:
-            yield [future.result() for future in waiting]
-
-
-def _top(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], k: int) -> list[Prediction]:
-    scores, indices = logits.float().softmax(1).topk(min(k, len(classes)))
-    return [
-        Prediction(path, tuple(classes[i] for i in row), tuple(values))
-        for path, row, values in zip(paths, indices.tolist(), scores.tolist(), strict=True)
-    ]
-
-
-def _above(logits: Tensor, paths: Sequence[Path], classes: Sequence[str], least: float) -> list[Prediction]:
-    """Return the labels of each image whose sigmoid is ``least`` or more."""
-    found = []
-    for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
-        order = scores.argsort(descending=True, stable=True)
-        kept = [int(i) for i in order if scores[i] >= least]
-        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
-    return found
+def _load(path: Path, transform: EvalTransform, max_pixels: int) -> tuple[Path, Tensor | str]:
+    """Decode an image; one that cannot be read gives the reason instead."""
+    try:
+        return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
+    except DataError as error:
+        return path, reason(error.__cause__ or error, path)
 
 
 def _header(k: int) -> list[str]:
@@ -182,6 +135,8 @@ def _header(k: int) -> list[str]:
 
 def _check_out(config: PredictConfig) -> None:
     """Refuse to replace something that an earlier prediction did not write."""
+    if config.out is None:
+        return
     if config.out.is_dir():
         raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
     if config.out.is_file() and not config.overwrite:
@@ -190,8 +145,8 @@ def _check_out(config: PredictConfig) -> None:
                 raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
 
 
-def _write(result: PredictResult, k: int) -> None:
-    with replace_file(result.out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+def _write(result: PredictResult, out: Path, k: int) -> None:
+    with replace_file(out) as tmp, tmp.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file, lineterminator="\n")
         if result.multi_label:  # as `--multi-label` reads them, with the scores beside them
             writer.writerow(["path", "labels", "scores"])
@@ -222,6 +177,7 @@ def _print(result: PredictResult) -> None:
         ]
     console.table("Predictions", columns, rows, left=left)
     if len(result.predictions) > _SHOWN:
-        console.say(f"… and {len(result.predictions) - _SHOWN} more in {result.out}")
+        console.say(f"… and {len(result.predictions) - _SHOWN} more{f' in {result.out}' if result.out else ''}")
     skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
-    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}; written: {result.out}")
+    written = f"; written: {result.out}" if result.out else ""
+    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")

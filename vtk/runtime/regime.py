@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from vtk.errors import DataError
-from vtk.runtime.backend import DTYPES, resolve_device
+from vtk.models.devices import DTYPES, resolve_device
 from vtk.runtime.source import Source
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
 from vtk.models.compiling import check_compiler, failure, quiet
-from vtk.runtime.fp32 import FullPrecision
+from vtk.models.fp32 import FullPrecision
 from vtk.runtime.source import Source
 
 

@@ -15,7 +15,7 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.formats import read_json
 from vtk.models.base import Base, make_base
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.parts import head_names, position_names
@@ -77,7 +77,7 @@ def from_peft(
     timm_call(card)
     if base is None and not (adapter / BASE).is_file():
         raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
-    created = create_model(
+    created = build_model(
         card.model.name,
         num_classes=len(card.classes),
         img_size=card.input.size,

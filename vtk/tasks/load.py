@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,13 +16,17 @@ from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
 from vtk.formats import check_safetensors, read_json
 from vtk.models.base import Base, base_id
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import blank_model
 from vtk.models.parts import head_names
 from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.tasks.int8 import differences, expand
 from vtk.tasks.pack import CARD, TENSORS, read_hashes
+
+if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
+    from vtk.evaluation.labels import Prediction
+    from vtk.tasks.prediction import Images, ImageTransform
 
 _TIMES, _SMALL = 2, 2_000_000
 """A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
@@ -52,6 +56,55 @@ class Task:
     carried: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
     bundled: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return self.card.classes
+
+    @property
+    def transform(self) -> "ImageTransform":
+        """The evaluation's transform: a PIL image (or an array, or a path) to a normalised tensor (C, H, W)."""
+        from vtk.tasks.prediction import ImageTransform
+
+        return ImageTransform(self.card)
+
+    def predict(
+        self,
+        images: "Images",
+        *,
+        top_k: int = 3,
+        threshold: float | None = None,
+        batch_size: int | None = None,
+        device: str | torch.device | None = None,
+        precision: str | None = None,
+    ) -> "list[Prediction]":
+        """Label images as ``vtk predict`` does: with the card's preprocessing, precision and batch size.
+
+        Args:
+            images: a path (of a folder: all its images), a PIL image, an array (H, W, C) uint8, or a list of such; or
+                a floating tensor (B, C, H, W) that is normalised already, as `transform` does it.
+            top_k: labels of each image.
+            threshold: least probability, of a model of several labels an image; by default 0.5.
+            batch_size: images of a forward pass.
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; by default where ``model`` is. Elsewhere, and in another
+                precision than the model's, a copy of it runs.
+            precision: ``fp32``, ``bf16`` or ``fp16``.
+
+        Returns:
+            One for each image, in the order given.
+
+        Raises:
+            UsageError: an image or an option that the model does not take.
+            DataError: a file that cannot be read; ``vtk predict`` skips such files.
+            VerificationError: logits that are no numbers.
+        """
+        from vtk.tasks.prediction import predict
+
+        return predict(
+            self.model, self.card, images, top_k=top_k, threshold=threshold, batch_size=batch_size, device=device,
+            precision=precision,
+        )  # fmt: skip
 
 
 def is_pack(path: Path) -> bool:
@@ -196,7 +249,7 @@ def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
 
 def _create(card: Card, where: Path, **source: Any) -> Created:
     try:
-        return create_model(
+        return build_model(
             card.model.name,
             num_classes=len(card.classes),
             img_size=card.input.size,

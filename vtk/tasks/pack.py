@@ -17,7 +17,7 @@ from vtk.card import Card, InputSpec, from_plain
 from vtk.errors import VtkError
 from vtk.files import existing_dir, replace_dir
 from vtk.formats import read_json, save_tensors, write_json
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.models.parts import head_names, position_names
 from vtk.tasks import int8
 
@@ -181,7 +181,7 @@ def _same(value: Tensor, start: Tensor) -> bool:
 
 def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) -> nn.Module:
     """Make the plain model again: the one that was trained may be on a device, rounded or changed for training."""
-    model = create_model(
+    model = build_model(
         created.spec.name,
         num_classes=num_classes,
         img_size=created.input.size,

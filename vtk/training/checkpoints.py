@@ -16,6 +16,7 @@ from vtk.models.parts import head_names
 from vtk.tasks.load import card_metadata
 from vtk.training import outputs
 from vtk.training.binary import set_head_bias
+from vtk.training.callbacks import Kept
 from vtk.training.dropout import set_dropout
 from vtk.training.run import Run
 from vtk.training.train_config import TrainConfig
@@ -24,7 +25,7 @@ from vtk.training.train_config import TrainConfig
 class CheckpointRun(Run):
     """A run that writes ``model.safetensors`` of its best epoch and ``model-last.safetensors`` of its last."""
 
-    what = "checkpoint"
+    what: Kept = "checkpoint"
 
     @property
     def best_path(self) -> Path:

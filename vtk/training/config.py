@@ -4,18 +4,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.augment import AugmentOptions
-from vtk.training.options.checks import check_finite
 from vtk.training.options.distill import DistillOptions
-from vtk.training.options.images import ImageOptions
 from vtk.training.options.labels import LabelOptions
 from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.packs import MODES, MemoryMode, PackOptions
 from vtk.training.options.policy import PolicyName, PolicyOptions
-from vtk.training.options.recipe import RecipeOptions
-from vtk.training.options.running import RunningOptions
+from vtk.training.options.recipe import LayerRateOptions, RecipeOptions
+from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
@@ -23,9 +22,10 @@ from vtk.training.options.tasks import TaskOptions
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(
     # fields come in the order of the last parent first
+    DryRunOptions,
     RunningOptions,
     PackOptions,
     OutcomeOptions,
@@ -33,6 +33,7 @@ class FinetuneConfig(
     AugmentOptions,
     DistillOptions,
     SharpnessOptions,
+    LayerRateOptions,
     RecipeOptions,
     PolicyOptions,
     ArchitectureOptions,
@@ -51,19 +52,15 @@ class FinetuneConfig(
 
     command: ClassVar[str] = "finetune"
 
-    def __post_init__(self) -> None:
-        check_finite(self)
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
         self._check_source()
-        self._check_images()
         self._check_architecture()
         self._check_policy()
-        self._check_recipe()
         self._check_sharpness()
         self._check_distill()
         self._check_augment()
         self._check_labels()
-        self._check_outcome()
-        self._check_packs()
         self._check_running()
         self._check_together()
 

@@ -14,7 +14,7 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
 from vtk.models.base import base_id, tensor_hash
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.inputs import blank_model
 from vtk.tasks.load import find_pack, is_pack, load_checkpoint, load_task
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
@@ -76,7 +76,7 @@ def _load(text: str) -> Trained:
     except UsageError as error:
         raise UsageError(f"`--distill-from` {text} is no file or folder here, and as a model name: {error}") from error
     count = int(config.get("num_classes") or 0)
-    created = create_model(text, num_classes=count)
+    created = build_model(text, num_classes=count)
     card = Card(ModelSpec(text), created.input, tuple(map(str, range(count))))
     return Trained(created.model, card, text, described=False)
 

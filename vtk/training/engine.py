@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.training.callbacks import Callbacks
 from vtk.training.loop import DivergedError, FitConfig, Loop
 from vtk.training.objective import Objective
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Precision
+from vtk.training.progress import ProgressBar
 from vtk.training.result import EpochEnd, FitResult, FitState
 from vtk.training.rules import PlainStep, StepRule
 from vtk.training.streams import Stream
@@ -35,6 +37,7 @@ def fit(
     show_progress: bool = True,
     learners: Mapping[str, nn.Module] | None = None,
     enough: Callable[[], bool] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> FitResult:
     """Train the parameters of ``model`` that require gradients.
 
@@ -54,6 +57,7 @@ def fit(
         learners: parts of ``model``, one for each stream, by name: each learns from its own stream only, and a step
             holds images of several. By default the whole model learns from all streams, one at a time.
         enough: asked before each epoch whether the run ends before it; all processes must say the same.
+        callbacks: told of every step, here; of epochs and files whoever writes them tells. They may stop the run.
 
     Raises:
         UsageError: nothing is trainable, no stream has a batch, or the model cannot checkpoint its gradients.
@@ -62,16 +66,19 @@ def fit(
     ranks = ranks or Ranks(torch.device("cpu"))
     if config.grad_checkpointing:
         _checkpoint_gradients(model)
-    loop = Loop(model, objective, streams, config, precision, step_rule or PlainStep(), ranks, learners)
+    callbacks = callbacks or Callbacks()
+    bars = (ProgressBar(),) if show_progress and ranks.main else ()
+    rule = step_rule or PlainStep()
+    loop = Loop(model, objective, streams, config, precision, rule, ranks, learners, callbacks.beside(*bars))
     result = FitResult()
     if start is not None:
         loop.load(start)
         result.rows = [dict(row) for row in start.rows]
     last = config.epochs if config.stop_after is None else min(config.epochs, loop.epoch + config.stop_after)
-    while loop.epoch < last and not (enough is not None and enough()):
+    while loop.epoch < last and not loop.stopped and not (enough is not None and enough()):
         row = loop.run_epoch(show_progress and ranks.main)
         result.rows.append(row)
-        result.images += loop.images
+        result.images += loop.seen
         result.seconds += row["seconds"]
 
         def state(extra: Mapping[str, float]) -> FitState:
@@ -79,8 +86,9 @@ def fit(
 
         if on_epoch is not None:
             row.update(on_epoch(EpochEnd(loop.epoch, row, state, loop.averaged)))
+        loop.stopped = loop.stopped or callbacks.stopped(ranks)
     loop.end()
-    result.steps = loop.step
+    result.steps, result.stopped = loop.step, loop.stopped
     return result
 
 

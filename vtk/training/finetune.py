@@ -1,24 +1,29 @@
 """``finetune``: from folders of images and a base to task packs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.errors import UsageError
+from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.config import FinetuneConfig
 from vtk.training.distill import Trained
 from vtk.training.joint import JointResult, JointRun
 from vtk.training.memory import MemoryChoice
-from vtk.training.parallel import open_ranks
+from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.result import FinetuneResult
 from vtk.training.run import Run
 from vtk.training.spec import parse_tasks
 
 
-def finetune(config: FinetuneConfig, *, teacher: Trained | None = None) -> FinetuneResult:
+def finetune(
+    config: FinetuneConfig, *, teacher: Trained | None = None, callbacks: Sequence[Callback] = ()
+) -> FinetuneResult:
     """Fine-tune a timm model on a folder of images and write its packs, metrics and plots to ``config.out``.
 
     Args:
         config: of the run.
         teacher: a model at hand, in place of the one that ``config.distill_from`` names.
+        callbacks: told of every step, epoch and file (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -29,10 +34,11 @@ def finetune(config: FinetuneConfig, *, teacher: Trained | None = None) -> Finet
     _refuse_dry_run(config)
     run = _open_run(config)
     run.trained_teacher = teacher
+    run.callbacks = run_callbacks(callbacks, run.ranks)
     return run.go()
 
 
-def finetune_tasks(config: FinetuneConfig) -> JointResult:
+def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()) -> JointResult:
     """Fine-tune a timm model on several folders of images at once, and write a pack for each to ``config.out``.
 
     What the policy freezes (all but attention, classifier and position table) is in memory once, and a block's FFN runs
@@ -41,6 +47,7 @@ def finetune_tasks(config: FinetuneConfig) -> JointResult:
 
     Args:
         config: ``tasks`` names two or more; ``batch_size`` counts the images of each.
+        callbacks: told of every step, and of every task's epochs and files (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong or contradict each other, or tasks that cannot share their frozen weights.
@@ -49,7 +56,9 @@ def finetune_tasks(config: FinetuneConfig) -> JointResult:
         DivergedError: a loss became infinite or not a number; the best packs so far are kept.
     """
     _refuse_dry_run(config)
-    return _open_joint(config).go()
+    run = _open_joint(config)
+    run.callbacks = run_callbacks(callbacks, run.ranks)
+    return run.go()
 
 
 def memory_report(config: FinetuneConfig) -> MemoryChoice:
@@ -74,6 +83,16 @@ def report_memory(run: Run) -> MemoryChoice:
     run.build()
     run.settle(saved)
     return run.memory
+
+
+def run_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
+    """Return a user's callbacks for the main process, and none for the others.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    callbacks = Callbacks(given)
+    return callbacks if ranks.main else Callbacks()
 
 
 def _refuse_dry_run(config: FinetuneConfig) -> None:

@@ -13,6 +13,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.training import checkpoint, outputs
+from vtk.training.callbacks import Callbacks
 from vtk.training.config import FinetuneConfig
 from vtk.training.engine import DivergedError, fit
 from vtk.training.joint_model import JointModel, count_shared, share_frozen
@@ -62,9 +63,18 @@ class JointRun:
         self.specs = parse_tasks(config.tasks)
         self.starts = parse_starts(config.init_from, [spec.name for spec in self.specs])
         self.runs: dict[str, Run] = {}
+        self.callbacks = Callbacks()
 
     def go(self) -> JointResult:
         """Train all tasks."""
+        try:
+            return self._go()
+        finally:
+            for run in self.runs.values():
+                Callbacks(own=run.callbacks.own).end()
+            self.callbacks.end()
+
+    def _go(self) -> JointResult:
         out, ranks = self.out, self.ranks
         saved = checkpoint.load_state(out / outputs.LAST) if self.config.resume else None
         if ranks.main:
@@ -89,6 +99,8 @@ class JointRun:
         if ranks.main:
             for run in self.runs.values():
                 run.finish()
+        for run in self.runs.values():
+            run.stopped = result.stopped
         ranks.wait()
         found = {name: run.result(result.images_per_second) for name, run in self.runs.items()}
         return JointResult(out, found, result.images_per_second)
@@ -104,6 +116,7 @@ class JointRun:
                 init_from=(str(self.starts[spec.name]),) if spec.name in self.starts else (),
             )  # fmt: skip
             run = Run(config, self.out / spec.name, self.ranks, title=f"{spec.name}: ")
+            run.callbacks = Callbacks(self.callbacks.given, control=self.callbacks.control, task=spec.name)
             try:
                 run.load()  # what can be refused is refused before any image is read
             except UsageError as error:
@@ -183,6 +196,7 @@ class JointRun:
                 self.model, JointObjective(objectives), streams, self.config, JointPrecision(list(self.runs.values())),
                 step_rule=self.rule, ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
                 learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
+                callbacks=self.callbacks,
             )  # fmt: skip
         except DivergedError as error:
             kept = [run for run in self.runs.values() if run.best]
@@ -216,6 +230,9 @@ class JointRun:
             checkpoint.save_state(
                 self.out / outputs.LAST, checkpoint.Saved(tensors, end.state(numbers), best, self.identity)
             )
+            self.callbacks.save("state", self.out / outputs.LAST, end.epoch)
+            for callbacks in (*(run.callbacks for run in self.runs.values()), self.callbacks):
+                callbacks.flush()
         return numbers
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from vtk import console
 from vtk.data.loader import mix
 from vtk.errors import UsageError, VtkError
+from vtk.training.callbacks import Callbacks, StepInfo
 from vtk.training.compiled import steps_of
 from vtk.training.gradients import Gradients, Means
 from vtk.training.learner import Learner, LearnerConfig
@@ -64,9 +64,11 @@ class Loop:
         step_rule: StepRule,
         ranks: Ranks,
         learners: Mapping[str, nn.Module] | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.model, self.objective, self.streams, self.config = model, objective, streams, config
         self.precision, self.step_rule, self.ranks, self.joint = precision, step_rule, ranks, learners is not None
+        self.callbacks = callbacks or Callbacks()
         self.sizes = [stream.sizes for stream in streams]
         self.groups = self._plan(0)
         self.images = sum(map(sum, self.sizes))
@@ -87,7 +89,8 @@ class Loop:
         self.wrapped = model if self.joint else ranks.wrap(model)
         self.steps_of = steps_of(model, self.sizes, compile=config.compile, checkpointing=config.grad_checkpointing)
         self.means = Means(model, self.wrapped, objective, precision, ranks, self.joint)
-        self.epoch = self.step = self.skipped = 0
+        self.epoch = self.step = self.skipped = self.seen = 0
+        self.stopped = False  # whether a callback ended the run
         self.counted = [0] * len(self.learners)  # images of the steps of this epoch that were taken
         # losses of a rule's second pass, times images, and those images
         self.perturbed = torch.zeros(2, len(self.learners), device=ranks.device)
@@ -139,16 +142,21 @@ class Loop:
         totals = torch.zeros(len(self.learners), device=ranks.device)  # losses, times images
         logs: dict[str, Tensor] = {}
         interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
-        title = f"epoch {epoch + 1}/{self.config.epochs}"
+        self.seen, count = 0, len(self.groups)
         begin = time.perf_counter()
-        with self.steps_of(show), console.progress(title, self.images, enabled=show) as bar:
+        with self.steps_of(show), self.callbacks.steps(epoch + 1, self.config.epochs, count, self.images):
             for i, step in enumerate(self.groups):
                 losses = self._step(sources, step, logs)
                 totals += losses
                 images = sum(sum(sizes) for _, sizes in step)
-                look = (i + 1) % interval == 0 or i + 1 == len(self.groups)
-                note = f"loss {self._finite(totals, losses, i) / images:.3f}" if look else ""
-                bar.advance(images, note)
+                self.seen += images
+                look = (i + 1) % interval == 0 or i + 1 == count
+                known = self._finite(totals, losses, i) / images if look else None
+                self._tell(i, images, known, losses)
+                if self.stopped:
+                    if not look:
+                        self._finite(totals, losses, i)
+                    break
         for source in sources:
             source.close() if hasattr(source, "close") else None
         seconds = time.perf_counter() - begin
@@ -171,7 +179,7 @@ class Loop:
         row |= self._perturbed()
         if self.skipped or self.precision.scaler.skips:
             row["skipped_steps"] = float(self.skipped)
-        return row | {"seconds": seconds, "images_per_second": self.images / seconds}
+        return row | {"seconds": seconds, "images_per_second": self.seen / seconds}
 
     def _perturbed(self) -> dict[str, float]:
         """Return the mean loss where a rule of two passes led, of the steps that were taken."""
@@ -183,6 +191,16 @@ class Loop:
             pairs = zip(self.learners, losses, counts, strict=True)
             row |= {f"perturbed_loss {learner.name}": loss / count for learner, loss, count in pairs if count}
         return row
+
+    def _tell(self, index: int, images: int, known: float | None, losses: Tensor) -> None:
+        """Tell the callbacks of a step; reading the loss from the device is left to who wants it."""
+        if self.callbacks.all:
+            lr, scale, control = self.learners[0].lr, self.ranks.world / images, self.callbacks.control
+            self.callbacks.step(
+                StepInfo(self.epoch + 1, control, self.step, index + 1, images, lr, known, scale, losses.detach())
+            )
+        if self.ranks.world == 1:
+            self.stopped = self.callbacks.control.asked
 
     def _plan(self, epoch: int) -> list[Step]:
         if self.joint:
@@ -246,7 +264,9 @@ class Loop:
 
     def _finite(self, totals: Tensor, losses: Tensor, index: int) -> float:
         """Return the loss of the step over all images; all processes call this at the same steps."""
-        both = self.ranks.sum(torch.stack([totals, losses])).tolist()
+        asked = torch.full_like(totals, float(self.callbacks.control.asked))
+        both = self.ranks.sum(torch.stack([totals, losses, asked])).tolist()
+        self.stopped = self.stopped or both[2][0] > 0
         for learner, total in zip(self.learners, both[0], strict=True):
             if not math.isfinite(total):
                 whose = f"the loss of task {learner.name}" if learner.name else "the loss"

@@ -1,10 +1,7 @@
 """The files of a run: which there are, how they are cleared away, and how they are written."""
 
 import contextlib
-import csv
 import dataclasses
-import io
-import json
 import platform
 import shlex
 import shutil
@@ -18,6 +15,7 @@ import yaml
 from vtk import files
 from vtk.errors import DataError
 from vtk.files import existing_dir, prepare_output, write_text
+from vtk.options import option_of
 from vtk.packages import require
 from vtk.training.recipes import is_file
 from vtk.training.tracking import clear_events
@@ -131,8 +129,8 @@ def command_line(config: RunConfig) -> str:
         if f.name == "memory" and value != "gelu8":  # the other modes change no result
             continue
         flag = f.name.replace("_", "-")
-        if "flag" in f.metadata:  # once for each
-            words += [word for each in value for word in (f"--{f.metadata['flag']}", each)]
+        if name := option_of(type(config), f.name).flag:  # once for each
+            words += [word for each in value for word in (f"--{name}", each)]
         elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
@@ -151,18 +149,6 @@ def versions() -> dict[str, str]:
 
             found[key] = __version__ if key == "vtk" else "unknown"
     return found
-
-
-def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Write the metrics per epoch as ``metrics.csv`` and ``metrics.jsonl``."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    whole = [{k: int(v) if k == "epoch" else v for k, v in row.items()} for row in rows]
-    writer.writerows(whole)
-    write_text(out / "metrics.csv", text.getvalue())
-    write_text(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in whole))
 
 
 def write_best(out: Path, metrics: "Metrics | MultiLabelMetrics") -> None:

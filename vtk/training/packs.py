@@ -18,6 +18,7 @@ from vtk.tasks.load import load_task, read_card
 from vtk.tasks.lora import finish_lora, save_lora
 from vtk.tasks.pack import PackDtype, save_task, update_card
 from vtk.training import lora, outputs
+from vtk.training.callbacks import Kept
 from vtk.training.config import FinetuneConfig
 from vtk.training.labels import Scores, recall, remember
 from vtk.training.parallel import Ranks
@@ -33,7 +34,7 @@ class Packs(Setup):
         what: a run leaves behind, for people.
     """
 
-    what = "pack"
+    what: Kept = "pack"
 
     @property
     def best_path(self) -> Path:

@@ -54,12 +54,13 @@ class EpochEnd:
 
 @dataclass
 class FitResult:
-    """Numbers of a finished run: one row per epoch, and its speed over all epochs (training only)."""
+    """Numbers of a finished run: one row per epoch, its speed (training only), and whether a callback stopped it."""
 
     rows: list[dict[str, float]] = field(default_factory=list)
     steps: int = 0
     images: int = 0
     seconds: float = 0.0
+    stopped: bool = False
 
     @property
     def images_per_second(self) -> float:
@@ -85,7 +86,7 @@ class FinetuneResult:
         batch_size: images per forward pass.
         adapter: the best pack's LoRA factors as PEFT reads them; None under other policies.
         metric: by which the best epoch was chosen.
-        stopped_early: whether ``--patience`` ended it before its last epoch.
+        stopped_early: whether ``--patience`` or a callback ended it before its last epoch.
     """
 
     out: Path

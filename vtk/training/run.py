@@ -13,6 +13,7 @@ from vtk.training import checkpoint, lora, outputs
 from vtk.training.engine import DivergedError, fit
 from vtk.training.optim import describe_rates
 from vtk.training.packs import Packs
+from vtk.training.progress import EpochLines
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult
 from vtk.training.scoring import default_workers
 from vtk.training.tracking import open_trackers
@@ -23,6 +24,12 @@ class Run(Packs):
 
     def go(self) -> FinetuneResult:
         """Run the task alone."""
+        try:
+            return self._go()
+        finally:
+            self.callbacks.end()
+
+    def _go(self) -> FinetuneResult:
         out, ranks = self.out, self.ranks
         saved = self.load()
         if ranks.main:
@@ -41,6 +48,7 @@ class Run(Packs):
             self.start()
         ranks.wait()
         result = self._fit(saved)
+        self.stopped = result.stopped
         if ranks.main:
             self.finish()
         ranks.wait()
@@ -53,7 +61,7 @@ class Run(Packs):
             out, self.best_path, self.last_path, self.best_metrics(), self.best["epoch"], self.rows,
             self.census, images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
             out / outputs.ADAPTER if self.lora is not None else None, self.config.chosen_metric,
-            self.enough() and len(self.rows) < self.config.epochs,
+            (self.stopped or self.enough()) and len(self.rows) < self.config.epochs,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -79,14 +87,15 @@ class Run(Packs):
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
         write_json(out / "census.json", self.census.to_dict())
-        self.trackers = open_trackers(self.config.track, out, self.command, self.rows)
+        trackers = open_trackers(self.config.track, out, self.command, self.rows)
+        self.callbacks = self.callbacks.beside(*trackers, EpochLines(self.title, self.config.epochs))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         try:
             return fit(
                 self.model, self.objective, [self.stream], self.config.scaled(), self.precision,
                 step_rule=self.step_rule(), ranks=self.ranks, start=saved.fit if saved else None,
-                on_epoch=self._epoch, enough=self.enough,
+                on_epoch=self._epoch, enough=self.enough, callbacks=self.callbacks,
             )  # fmt: skip
         except DivergedError as error:
             if not self.best:
@@ -105,6 +114,8 @@ class Run(Packs):
         if self.ranks.main:
             saved = checkpoint.Saved(self.live_state(), end.state(numbers), self.best, self.identity)
             checkpoint.save_state(self.out / outputs.LAST, saved)
+            self.callbacks.save("state", self.out / outputs.LAST, end.epoch)
+            self.callbacks.flush()
         return numbers
 
     def live_state(self) -> dict[str, Tensor]:
@@ -126,22 +137,21 @@ class Run(Packs):
         if self.ranks.main:
             if better:
                 self.keep_best(self.precision.master_state_dict(self.model))
-            outputs.write_rows(self.out, self.rows)
-            for tracker in self.trackers:
-                tracker.write(self.rows[-1])
+                self.callbacks.save(self.what, self.best_path, epoch, best=True)
             told = metrics.headline(self.config.chosen_metric)
-            console.say(
-                f"{self.title}epoch {epoch}/{self.config.epochs}: loss {row['loss']:.3f}, held-out {told}, "
-                f"{row['images_per_second']:,.0f} images/s{', best so far' if better else ''}"
+            summary = (
+                f"loss {row['loss']:.3f}, held-out {told}, {row['images_per_second']:,.0f} images/s"
+                f"{', best so far' if better else ''}"
             )
+            self.callbacks.epoch(self.rows[-1], summary, best=better)
         return numbers
 
     def finish(self) -> None:
         """Write what the last epoch gave, and the plots."""
         config = self.config
-        for tracker in self.trackers:
-            tracker.close()
         self.keep_last(self.precision.master_state_dict(self.model))
+        self.callbacks.save(self.what, self.last_path, int(self.rows[-1]["epoch"]))
+        self.callbacks.flush()
         self.draw()
         metrics = self.best_metrics()
         console.say(

@@ -10,10 +10,11 @@ from vtk.data.loader import make_loader
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
-from vtk.models.create import check_transforms, create_model
+from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import input_spec
 from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
+from vtk.training.callbacks import Callbacks
 from vtk.training.census import take_census
 from vtk.training.compiled import check_compile
 from vtk.training.config import FinetuneConfig
@@ -30,7 +31,7 @@ from vtk.training.spec import parse_starts
 from vtk.training.start import start_from
 from vtk.training.start_weights import read_start
 from vtk.training.streams import ImageStream
-from vtk.training.tracking import Tracker, check_trackers
+from vtk.training.tracking import check_trackers
 from vtk.training.train_config import RunConfig
 
 
@@ -54,7 +55,7 @@ class Setup:
         objective: the same with the teacher, if there is one.
         best: the best epoch so far.
         rows: numbers of every epoch.
-        trackers: what else takes them, in the main process.
+        callbacks: told of steps, epochs and files, in the main process.
     """
 
     def __init__(self, config: RunConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = "") -> None:
@@ -64,7 +65,8 @@ class Setup:
         self.best: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
-        self.trackers: list[Tracker] = []
+        self.callbacks = Callbacks()
+        self.stopped = False  # whether one of them ended the run
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None
 
@@ -100,7 +102,7 @@ class Setup:
         self.teacher = open_teacher(
             config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
         )
-        self.created = create_model(
+        self.created = build_model(
             begin.name, num_classes=len(self.audit.classes), img_size=begin.size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=begin.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(), base=self.base,

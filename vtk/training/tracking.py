@@ -1,27 +1,39 @@
-"""Where the numbers of a run's epochs go besides ``metrics.csv`` and ``metrics.jsonl``: TensorBoard."""
+"""Where the numbers of a run's epochs go, as callbacks: ``metrics.csv`` and ``metrics.jsonl``, and TensorBoard."""
 
+import csv
 import importlib.util
+import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from vtk.errors import UnavailableError
+from vtk.files import write_text
+from vtk.training.callbacks import Callback, EpochInfo
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents.*"
 
 
-class Tracker(Protocol):
-    """Takes the numbers of one epoch after another."""
+class MetricsFiles(Callback):
+    """``RUN/metrics.csv`` and ``RUN/metrics.jsonl``, written anew after every epoch.
 
-    def write(self, row: Mapping[str, float]) -> None:
-        """Take the row of an epoch, as ``metrics.csv`` has it."""
+    Args:
+        out: folder of the run.
+        rows: of the epochs done.
+    """
 
-    def close(self) -> None:
-        """Write what is still to be written."""
+    def __init__(self, out: Path, rows: Sequence[Mapping[str, float]] = ()) -> None:
+        self.out, self.rows = out, [dict(row) for row in rows]
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        """Write all rows."""
+        self.rows.append(dict(info.metrics))
+        write_rows(self.out, self.rows)
 
 
-class TensorBoard:
+class TensorBoard(Callback):
     """Scalars of every epoch in ``RUN/tensorboard``, under ``train/…`` and ``val/…``.
 
     A resumed run writes the earlier epochs anew, so that each is there once, whatever a stopped run left behind.
@@ -49,7 +61,11 @@ class TensorBoard:
                 self._writer.add_scalar(tag(key), value, epoch)
         self._writer.flush()
 
-    def close(self) -> None:
+    def on_epoch(self, info: EpochInfo) -> None:
+        """Add the scalars of an epoch."""
+        self.write(info.metrics)
+
+    def on_end(self) -> None:
         """Close the file."""
         self._writer.close()
 
@@ -74,9 +90,22 @@ def check_trackers(names: Sequence[str]) -> None:
 
 def open_trackers(
     names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]] = ()
-) -> list[Tracker]:
-    """Return the trackers of a run; ``csv`` needs none, since every run writes it."""
-    return [TensorBoard(out, command, rows)] if "tensorboard" in names else []
+) -> list[Callback]:
+    """Return the trackers of a run; every run has the tables, which ``csv`` names."""
+    more: list[Callback] = [TensorBoard(out, command, rows)] if "tensorboard" in names else []
+    return [MetricsFiles(out, rows), *more]
+
+
+def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    """Write the metrics per epoch as ``metrics.csv`` and ``metrics.jsonl``."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    whole = [{k: int(v) if k == "epoch" else v for k, v in row.items()} for row in rows]
+    writer.writerows(whole)
+    write_text(out / "metrics.csv", text.getvalue())
+    write_text(out / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in whole))
 
 
 def clear_events(out: Path) -> None:

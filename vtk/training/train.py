@@ -1,18 +1,24 @@
 """``train``: from a folder of images to a model of one's own, as a checkpoint that every other command takes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.errors import UsageError
+from vtk.training.callbacks import Callback
 from vtk.training.checkpoints import CheckpointRun
-from vtk.training.finetune import report_memory
+from vtk.training.finetune import report_memory, run_callbacks
 from vtk.training.memory import MemoryChoice
 from vtk.training.parallel import open_ranks
 from vtk.training.result import TrainResult
 from vtk.training.train_config import TrainConfig
 
 
-def train(config: TrainConfig) -> TrainResult:
+def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainResult:
     """Train all weights of a timm model on a folder of images, and write checkpoints, metrics and plots to ``out``.
+
+    Args:
+        config: of the run.
+        callbacks: told of every step, epoch and file (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -22,7 +28,9 @@ def train(config: TrainConfig) -> TrainResult:
     """
     if config.dry_run:
         raise UsageError("`--dry-run` trains nothing; call vtk.training.train_memory for its numbers")
-    found = _open(config).go()
+    run = _open(config)
+    run.callbacks = run_callbacks(callbacks, run.ranks)
+    found = run.go()
     return TrainResult(found.out, found.task, found.task_last, found)
 
 

@@ -1,39 +1,40 @@
 """Options of a run that trains a whole model: the groups of fine-tuning that make sense for it, and its own."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
 from vtk.training.config import FinetuneConfig
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.augment import AugmentOptions
-from vtk.training.options.checks import check_finite
 from vtk.training.options.distill import DistillOptions
-from vtk.training.options.images import ImageOptions
 from vtk.training.options.labels import LabelOptions
 from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.packs import MemoryMode
 from vtk.training.options.policy import PolicyName
-from vtk.training.options.recipe import RecipeOptions
-from vtk.training.options.running import RunningOptions
+from vtk.training.options.recipe import Epochs, HeadMultiplier, LayerRateOptions, LearningRate, RecipeOptions
+from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.sharpness import SharpnessOptions
-from vtk.training.options.source import DataOptions, SourceOptions
-from vtk.training.recipes import read_recipe
+from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
+from vtk.training.recipes import is_file, names, read_recipe
 
 __all__ = ["RunConfig", "TrainConfig"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(
     # fields come in the order of the last parent first
+    DryRunOptions,
     RunningOptions,
     OutcomeOptions,
     LabelOptions,
     AugmentOptions,
     DistillOptions,
     SharpnessOptions,
+    LayerRateOptions,
     RecipeOptions,
     ScratchOptions,
     ArchitectureOptions,
@@ -51,13 +52,10 @@ class TrainConfig(
         UsageError: a value is out of range or two values contradict each other.
     """
 
-    pretrained: bool = field(
-        default=False,
-        metadata={"help": "start from the hub's weights in place of random ones"},
-    )
-    epochs: int = field(default=100, metadata={"help": "passes over the training images"})
-    lr: float = field(default=1e-3, metadata={"help": "highest learning rate (AdamW; sgd wants about 100 times more)"})
-    head_lr_mult: float = field(default=1.0, metadata={"help": "factor on the learning rate of the head"})
+    pretrained: Pretrained = False
+    epochs: Epochs = 100
+    lr: LearningRate = 1e-3
+    head_lr_mult: HeadMultiplier = 1.0
 
     command: ClassVar[str] = "train"
     # what a fine-tuning run may choose and this one may not
@@ -66,18 +64,15 @@ class TrainConfig(
     tasks: ClassVar[tuple[str, ...]] = ()
     init_from: ClassVar[tuple[str, ...]] = ()
 
-    def __post_init__(self) -> None:
-        check_finite(self)
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
         self._check_source()
-        self._check_images()
         self._check_architecture()
-        self._check_recipe()
         self._check_sharpness()
         self._check_distill()
         self._check_scratch()
         self._check_augment()
         self._check_labels()
-        self._check_outcome()
         self._check_running()
         self._check_together()
 
@@ -112,6 +107,9 @@ class TrainConfig(
 
     def _check_together(self) -> None:
         """Refuse what options of different groups do to each other."""
+        if self.recipe is not None and not is_file(self.recipe) and self.recipe not in names():
+            raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
+                             "one of them")  # fmt: skip
         self._metric_of(self.multi_label)
         self._check_table(self.data)
         if self.loss != "ce" and self.multi_label:

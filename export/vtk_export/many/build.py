@@ -36,10 +36,10 @@ class Build:
         total: bytes of all files.
     """
 
-    def __init__(self, config: TasksConfig, members: Sequence[Member]) -> None:
+    def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
         self.config, self.members = config, members
         count = sum(BATCHES) if config.static_batch is None else config.static_batch
-        self.loader = Loader(config.base, config.data, config.seed, count)
+        self.loader = Loader(base, config.data, config.seed, count)
         self.pool = Pool()
         self.equal: dict[str, tuple[int, set[str]]] = {}
         self.sizes: dict[str, tuple[int, int]] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend, load_backend
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 from vtk_export.many.packs import Member
 from vtk_export.structure import Axes, verify_graph, verify_structure
 from vtk_export.verify import GateRow, check_rows, compare

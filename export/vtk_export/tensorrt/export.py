@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.files import replace_file, write_text
 from vtk.formats import read_json, write_json
-from vtk.runtime.source import Source
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source
 from vtk_export.build import File, build
 from vtk_export.gate import gate
 from vtk_export.images import gate_images
@@ -37,6 +38,9 @@ from vtk_export.tensorrt.finding import Finding
 from vtk_export.tensorrt.lint import check, load
 from vtk_export.tensorrt_config import OLD, TensorrtConfig
 from vtk_export.verify import BATCHES, GateRow, check_rows, verify_structure, verify_values
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 KNOWN = (*FILES, *scripts.SIDE_FILES, *scripts.LEFT)
 """Names that an export and its scripts leave in its folder."""
@@ -90,13 +94,16 @@ class TensorrtResult:
         }  # fmt: skip
 
 
-def export_tensorrt(source: Source, config: TensorrtConfig, *, show: bool = True) -> TensorrtResult:
+def export_tensorrt(
+    source: "Openable", config: TensorrtConfig, *, show: bool = True, **opening: Unpack[Opening]
+) -> TensorrtResult:
     """Export, verify, lint, and put the files into ``config.out``; on a failure that folder is as it was before.
 
     Args:
-        source: a pack, a merged checkpoint or a timm model.
+        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
         config: options.
         show: print the gate's table.
+        opening: how to open the source, see `vtk.open_source`.
 
     Raises:
         UsageError: the source is an exported file itself, or the model cannot give what was asked for.
@@ -104,6 +111,7 @@ def export_tensorrt(source: Source, config: TensorrtConfig, *, show: bool = True
         UnavailableError: ``build`` without TensorRT, or nothing here can run the file and ``unverified`` is False.
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
+    source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:

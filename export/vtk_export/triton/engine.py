@@ -15,13 +15,14 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.runtime.source import Source, open_onnx
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.source import Source
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.rows import check_rows, print_rows
 from vtk_export.tensorrt import scripts
 from vtk_export.triton.pbtxt import PLAN, TYPES, Slot
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 from vtk_export.verify import BATCHES, verify_values
 
 
@@ -89,7 +90,7 @@ def read_engine(path: Path) -> Engine:
     return Engine(file, folder, stamp, inputs, outputs, batches, batched, card)
 
 
-def check_engine(engine: Engine, source: Source, config: TritonConfig, *, show: bool) -> None:
+def check_engine(engine: Engine, source: Source, config: TritonCommand, *, show: bool) -> None:
     """Hold an engine against the source and the options.
 
     Raises:

@@ -1,11 +1,16 @@
 """``vtk export triton``: models of a repository, each verified before it is published."""
 
+import dataclasses
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 from vtk import console
+from vtk.errors import UsageError
 from vtk.packages import require
+from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
@@ -13,7 +18,10 @@ from vtk_export.triton.lines import command_lines
 from vtk_export.triton.models import Filled, Measure, Order, fill, image_dims
 from vtk_export.triton.names import check_name
 from vtk_export.triton.publish import Draft, draft
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand, TritonConfig
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,21 @@ class TritonExportResult:
         return {"path": str(self.path), "backend": self.backend, "models": models, "export_ms": 1000 * self.seconds}
 
 
-def export_triton(config: TritonConfig, *, show: bool = True, measure: Measure | None = None) -> TritonExportResult:
+def export_triton(
+    sources: "Openable | Sequence[Openable] | Mapping[str, Openable]",
+    config: TritonConfig,
+    *,
+    show: bool = True,
+    measure: Measure | None = None,
+    **opening: Unpack[Opening],
+) -> TritonExportResult:
     """Export, verify and publish; a model that fails leaves the repository as it was.
 
     Args:
-        config: options.
+        sources: packs, run folders, checkpoints or timm names, each ``SOURCE`` or ``NAME=SOURCE``, a `Task` or a module
+            in memory (for onnxruntime and tensorrt); or name to source; or one source alone.
+        config: what to make of them.
+        opening: how to open them, see `vtk.open_source`.
         show: print the gates' tables.
         measure: takes the latency of a written graph, for ``--profile``.
 
@@ -92,19 +110,49 @@ def export_triton(config: TritonConfig, *, show: bool = True, measure: Measure |
     """
     require("tritonclient")
     start = time.perf_counter()
+    texts, held = _texts(sources, opening)
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TritonConfig)}
+    told = {name: value for name, value in opening.items() if name in TritonCommand.__dataclass_fields__}
+    config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else told)})
     named = named_packs(config.sources)
+    if held and config.server not in ("onnxruntime", "tensorrt"):
+        raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
+    opening.setdefault("seed", config.seed)
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
             console.say(
                 f"{len(named)} models, each with a whole copy of its weights; --backend python or vtk share them"
             )
-        orders = [Order(config.name or name, {name: path}, config, show, measure=measure)
+        orders = [Order(config.name or name, {name: path}, config, show, measure=measure, opening=opening, held=held)
                   for name, path in named.items()]  # fmt: skip
     else:
         name = config.name or (next(iter(named)) if len(named) == 1 else "tasks")
-        orders = [Order(name, named, config, show, measure=measure)]
+        orders = [Order(name, named, config, show, measure=measure, opening=opening)]
     models = tuple(_publish(order) for order in orders)
     return TritonExportResult(config.out, config.server, models, time.perf_counter() - start)
+
+
+def _texts(
+    sources: "Openable | Sequence[Openable] | Mapping[str, Openable]", opening: Opening
+) -> tuple[list[str], dict[str, Source]]:
+    """Return every source as text, and those that are in memory, open, by that text."""
+    texts: list[str] = []
+    held: dict[str, Source] = {}
+    if isinstance(sources, Mapping):
+        pairs: list[tuple[str, Openable]] = list(sources.items())
+    elif isinstance(sources, Sequence) and not isinstance(sources, str):
+        pairs = [("", one) for one in sources]
+    else:
+        pairs = [("", sources)]
+    for name, source in pairs:
+        if isinstance(source, (str, Path)):
+            texts.append(f"{name}={source}" if name else str(source))
+            continue
+        opened = open_source(source, **opening)
+        name = name or opened.name
+        held[name] = opened
+        texts.append(f"{name}={name}")
+    return texts, held
 
 
 def _publish(order: Order) -> Published:

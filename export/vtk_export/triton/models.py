@@ -10,7 +10,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx
 from vtk_export.tasks import export_tasks
@@ -21,7 +21,7 @@ from vtk_export.triton.files import same_code, write_code
 from vtk_export.triton.packs import read_base_id, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 
 Measure = Callable[[Path, Path, OnnxConfig, Source], tuple[int, dict[str, Any]]]
 """Measures a written graph, whose place will be another, and leaves the result beside it: exit code and result."""
@@ -39,23 +39,23 @@ class Order:
         in_graph: images are prepared by nodes of the graph.
         part_of: the ensemble that it is a step of.
         measure: takes a graph's latency; None without ``--profile``.
+        opening: how to open a source.
+        held: those that are in memory, by their names.
     """
 
     name: str
     named: Mapping[str, Path]
-    config: TritonConfig
+    config: TritonCommand
     show: bool = True
     in_graph: bool = False
     part_of: str = ""
     measure: Measure | None = None
+    opening: Opening = field(default_factory=Opening)
+    held: Mapping[str, Source] = field(default_factory=dict)
 
     def open(self, task: str) -> Source:
         """Open a task's source."""
-        config = self.config
-        return open_source(
-            self.named[task], base=config.base, pretrained=config.pretrained, num_classes=config.num_classes,
-            img_size=config.img_size, seed=config.seed,
-        )  # fmt: skip
+        return self.held[task] if task in self.held else open_source(self.named[task], **self.opening)
 
 
 @dataclass
@@ -98,9 +98,9 @@ def _graph(made: Draft, order: Order) -> Filled:
     config = order.config
     (task,) = order.named
     source = _say_notes(order.open(task))
-    options = config.onnx_config(str(order.named[task]), made.at, with_preproc=order.in_graph)
+    options = config.onnx_config(made.at, with_preproc=order.in_graph)
     if config.server == "tensorrt":
-        export_tensorrt(source, _tensorrt_config(str(order.named[task]), made.at, config), show=order.show)
+        export_tensorrt(source, _tensorrt_config(made.at, config), show=order.show)
         found: dict[str, object] = {}
     else:
         found = _facts(export_onnx(source, options, show=order.show))
@@ -139,7 +139,7 @@ def _engine(made: Draft, order: Order) -> Filled:
 def _tasks(made: Draft, order: Order) -> Filled:
     config, first = order.config, next(iter(order.named))
     source = order.open(first)
-    options = config.onnx_config(str(order.named[first]), made.at)
+    options = config.onnx_config(made.at)
     found: dict[str, object] = {}
     if len(order.named) == 1:
         _say_notes(source)
@@ -148,10 +148,10 @@ def _tasks(made: Draft, order: Order) -> Filled:
         write_json(made.at / "tasks.json", _index_of_one(first, source.card))
     else:
         many = TasksConfig(
-            made.at, opset=config.opset, data=config.data, base=config.base, fuse=config.fuse, seed=config.seed,
+            out=made.at, opset=config.opset, data=config.data, fuse=config.fuse, seed=config.seed,
             threads=config.threads,
         )  # fmt: skip
-        export_tasks(order.named, many, show=order.show)
+        export_tasks(order.named, many, base=config.base, show=order.show)
         entries = read_json(made.at / "tasks.json")["tasks"]
         cards = {n: Card.from_dict(read_json(made.at / entries[n]["card"]), made.at) for n in entries}
     write_code(made.at, "python")
@@ -205,9 +205,9 @@ def _measured(order: Order, graph: Path, options: OnnxConfig, source: Source, fo
     return code
 
 
-def _tensorrt_config(source: str, out: Path, config: TritonConfig) -> TensorrtConfig:
+def _tensorrt_config(out: Path, config: TritonCommand) -> TensorrtConfig:
     options = TensorrtConfig(
-        source, out, opset=config.opset, static_batch=config.static_batch, data=config.data, fuse=config.fuse,
+        out=out, opset=config.opset, static_batch=config.static_batch, data=config.data, fuse=config.fuse,
         dtype="fp16" if config.dtype == "fp16" else "fp32", keep_io_types=config.keep_io_types, images=config.images,
         seed=config.seed, threads=config.threads,
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _index_of_one(task: str, card: Card) -> dict[str, Any]:
     return {"format": 1, "tasks": {task: entry}, "session_options": {}}
 
 
-def _slots(cards: Mapping[str, Card], width: int | None, config: TritonConfig) -> tuple[list[Slot], list[Slot]]:
+def _slots(cards: Mapping[str, Card], width: int | None, config: TritonCommand) -> tuple[list[Slot], list[Slot]]:
     several = [name for name, card in cards.items() if card.multi_label]
     if several:
         raise UsageError(
@@ -234,6 +234,6 @@ def _slots(cards: Mapping[str, Card], width: int | None, config: TritonConfig) -
     return task_slots(sizes, width, softmax=config.softmax)
 
 
-def _parameters(config: TritonConfig) -> dict[str, str]:
+def _parameters(config: TritonCommand) -> dict[str, str]:
     threads = {} if config.server_threads is None else {"threads": str(config.server_threads)}
     return threads | ({"softmax": "1"} if config.softmax else {})

@@ -23,7 +23,7 @@ from vtk.tasks.base import store_base
 from vtk.tasks.load import load_task
 from vtk.tasks.pack import CARD, HASHES, TENSORS
 from vtk_export.images import gate_images
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 from vtk_export.verify import RELATIVE_BOUND
 
 INDEX, BASE, PACKS = "tasks.json", "base.safetensors", "packs"
@@ -72,7 +72,7 @@ class Packed:
     images: str
 
 
-def write_packs(named: Mapping[str, Path], version: Path, config: TritonConfig, *, show: bool = True) -> Packed:
+def write_packs(named: Mapping[str, Path], version: Path, config: TritonCommand, *, show: bool = True) -> Packed:
     """Write base, packs and index, load them as the server will, and compare with each task's own model.
 
     Args:

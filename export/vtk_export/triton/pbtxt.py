@@ -13,7 +13,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from vtk import __version__
 from vtk.errors import DataError, VerificationError
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 
 CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
 MARK = "vtk"
@@ -107,7 +107,7 @@ def task_slots(
 
 def build(
     name: str,
-    config: TritonConfig,
+    config: TritonCommand,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
     *,
@@ -163,7 +163,7 @@ def build(
     return made
 
 
-def _accelerate(made: Any, config: TritonConfig, inputs: Sequence[Slot], *, batched: bool) -> None:
+def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool) -> None:
     """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make."""
     engine = made.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt").parameters
     engine["precision_mode"] = "FP16" if config.dtype == "fp16" else "FP32"

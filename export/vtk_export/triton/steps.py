@@ -7,7 +7,7 @@ from vtk import __version__
 from vtk.errors import UsageError
 from vtk_export.triton.names import check_name
 from vtk_export.triton.pbtxt import LABELS, MARK, PART, Slot, messages
-from vtk_export.triton_config import TritonConfig
+from vtk_export.triton_config import TritonCommand
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
 """Behind the ensemble's name, the names of its steps."""
@@ -24,7 +24,7 @@ def step_names(name: str) -> tuple[str, str]:
     return check_name(check_name(name) + PREPROCESS), check_name(name + CLASSIFIER)
 
 
-def build_preprocess(name: str, whole: str, config: TritonConfig, image: Slot, *, tasks: bool) -> Any:
+def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, *, tasks: bool) -> Any:
     """Build the ``ModelConfig`` of the step that prepares images.
 
     Args:

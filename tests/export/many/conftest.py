@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from vtk.__main__ import main
 from vtk.card import Card, Transform
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.tasks.pack import save_task
 from vtk_export.convert import convert
 from vtk_export.many.gather import GatheredViT
@@ -100,7 +100,7 @@ class Lab:
         **kwargs: Any,
     ) -> Path:
         """Write a run folder whose trained tensors are far from the base's."""
-        created = create_model(
+        created = build_model(
             NAME, num_classes=classes, img_size=size, weights=base or self.base(), kwargs={**KWARGS, **kwargs},
             transforms=transforms, seed=seed,
         )  # fmt: skip

@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[int, str, Make]] = {
     "cb-and-not": (2, "take --form files", lambda lab, packs, tmp: [packs["pets"], packs["cb"], "--form", "both"]),
     "fuse": (2, "`--fuse` is for --form files", lambda lab, packs, tmp: [
         packs["pets"], packs["cars"], "--form", "gathered", "--fuse"]),
-    "opset": (2, "`--opset` 17", lambda lab, packs, tmp: [packs["pets"], packs["cars"], "--opset", "17"]),
+    "opset": (2, "`--opset` is 17", lambda lab, packs, tmp: [packs["pets"], packs["cars"], "--opset", "17"]),
 }  # fmt: skip
 
 

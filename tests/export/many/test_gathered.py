@@ -18,7 +18,7 @@ from vtk.__main__ import main
 from vtk.errors import UsageError
 from vtk.models.context_layers import add_context_broadcast
 from vtk.runtime import load_backend
-from vtk.runtime.source import open_onnx
+from vtk.runtime.onnx_file import open_onnx
 from vtk_export.many.gather import GatheredViT
 
 LOWEST = np.finfo(np.float32).min

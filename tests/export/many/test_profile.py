@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from vtk.__main__ import main
-from vtk.commands import _export_profile
+from vtk.profiling import exported
 from vtk.profiling.result import ProfileResult
-from vtk_export.config import TasksConfig
+from vtk_export.config import TasksCommand
 from vtk_export.many.index import known_files
 
 QUICK = ("--backends", "ort-cpu", "--device", "cpu", "--threads", "1", "--duration", "0.02", "--batch-sizes", "3")
@@ -32,14 +32,12 @@ def check(out: Path) -> None:
 def test_each_file_is_measured_and_the_gathered_one_with_a_mix(
     both, packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_export_profile, "SECONDS", 0.02)
+    monkeypatch.setattr(exported, "SECONDS", 0.02)
     out = tmp_path / "all"
     shutil.copytree(both.out, out)
-    config = TasksConfig(out, (packs["pets"], packs["cars"]), form="both", threads=1, profile=(1, 3))
+    config = TasksCommand(out=out, packs=(packs["pets"], packs["cars"]), form="both", threads=1, profile=(1, 3))
     files = tuple(SimpleNamespace(name=name, path=out / f"{name}.onnx") for name in ("pets", "cars"))
-    code, found = _export_profile.profile_tasks(
-        SimpleNamespace(path=out, files=files, gathered=out / "gathered.onnx"), config
-    )
+    code, found = exported.profile_tasks(SimpleNamespace(path=out, files=files, gathered=out / "gathered.onnx"), config)
     assert code == 0 and list(found) == ["pets", "cars", "gathered"]
     check(out)
     # the next export takes away what its index names
@@ -51,7 +49,7 @@ def test_each_file_is_measured_and_the_gathered_one_with_a_mix(
 def test_the_command_measures_and_the_next_export_clears_up(
     both, packs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_export_profile, "SECONDS", 0.02)
+    monkeypatch.setattr(exported, "SECONDS", 0.02)
     out = tmp_path / "all"
     argv = ["export", "tasks", str(packs["pets"]), str(packs["cars"]), "--form", "both", "--out", str(out)]
     assert main([*argv, "--threads", "1", "--json", "--profile", "1,3"]) == 0
@@ -75,7 +73,7 @@ def test_a_gathered_file_that_takes_the_wrong_tasks_weights_gets_no_number(
     assert "2 tasks in turn" in capsys.readouterr().out
     source = open_source(file, many=True)
     assert source.tasks == ("pets", "cars")
-    config = ProfileConfig(str(file), batch_sizes=(3,), backends=("ort-cpu",), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(3,), backends=("ort-cpu",), duration=0.02, device="cpu", threads=1)
     for names, code in ((("pets", "cars"), 0), (("cars", "pets"), 4)):
         answers = mixed_answers({name: packs[name] for name in names})
         assert run(config, source, load_backend, reference=answers, show_progress=False).exit_code == code

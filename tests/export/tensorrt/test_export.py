@@ -18,7 +18,7 @@ from tests.export.tensorrt.conftest import Scripts
 from vtk.__main__ import main
 from vtk.errors import UsageError
 from vtk_export.tensorrt.lint import lint
-from vtk_export.tensorrt_config import TensorrtConfig, parse_version
+from vtk_export.tensorrt_config import TensorrtCommand, parse_version
 
 FILES = ["build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
 
@@ -224,8 +224,8 @@ def test_lint_looks_at_any_onnx(exported_calm: Any, fused: onnx.ModelProto, tmp_
     [
         ({"out": None}, "`--out` is missing"),
         ({"lint": True}, "leave out --out"),
-        ({"min": 4, "opt": 2}, "do not fall"),
-        ({"min": 0}, "from 1 on"),
+        ({"min": 4, "opt": 2}, "required is 1 ≤ min ≤ opt ≤ max"),
+        ({"min": 0}, "required is 1 ≤ min"),
         ({"static_batch": 2, "max": 8}, "leave out --min"),
         ({"static_batch": 0}, "static-batch"),
         ({"workspace": 0}, "workspace"),
@@ -239,7 +239,7 @@ def test_lint_looks_at_any_onnx(exported_calm: Any, fused: onnx.ModelProto, tmp_
 )
 def test_options_that_contradict_each_other(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        TensorrtConfig(**{"source": "x", "out": Path("y"), **options})
+        TensorrtCommand(**{"source": "x", "out": Path("y"), **options})
     assert "\n" not in str(error.value)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vtk.__main__ import main
-from vtk.commands import _export_profile
+from vtk.profiling import exported
 
 
 @pytest.mark.slow
@@ -15,7 +15,7 @@ def test_the_onnx_file_is_measured_and_said_not_to_be_tensorrt(
     calm: Any, use_fused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_fused()
-    monkeypatch.setattr(_export_profile, "SECONDS", 0.02)
+    monkeypatch.setattr(exported, "SECONDS", 0.02)
     argv = ["export", "tensorrt", str(calm.path), "--out", str(tmp_path), "--threads", "1"]
     assert main([*argv, "--profile", "1,2", "--json"]) == 0
     captured = capsys.readouterr()
@@ -29,8 +29,8 @@ def test_the_onnx_file_is_measured_and_said_not_to_be_tensorrt(
 
 def test_a_built_engine_is_measured_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("vtk.runtime.backend.check_backend", lambda name: None)
-    assert _export_profile.onnx_backends("fp16", engine=True) == ("ort-cpu", "ort-cuda", "tensorrt")
-    assert _export_profile.onnx_backends("bf16") == ("ort-cuda",)  # no arithmetic on a CPU
+    assert exported.onnx_backends("fp16", engine=True) == ("ort-cpu", "ort-cuda", "tensorrt")
+    assert exported.onnx_backends("bf16") == ("ort-cuda",)  # no arithmetic on a CPU
 
 
 def test_nothing_is_measured_when_nothing_is_written(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:

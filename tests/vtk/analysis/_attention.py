@@ -79,6 +79,6 @@ def context(model, batches, *, side, overlay_images=8, mean=(0.5,), std=(0.5,)):
     spec = InputSpec(side, side, channels, mean * channels, std * channels)
     return Context(
         model=model, spec=spec, classes=None, multi_label=False, device=torch.device("cpu"),
-        config=AnalyzeConfig(model="one", overlay_images=overlay_images), loader=lambda size: batches,
+        config=AnalyzeConfig(overlay_images=overlay_images), loader=lambda size: batches,
         augmented=lambda size: batches, count=sum(len(x) for x, _ in batches),
     )  # fmt: skip

@@ -74,7 +74,7 @@ def context(model=None, batches=None, of: InputSpec | None = None, **options) ->
         classes=("a", "b", "c"),
         multi_label=False,
         device=torch.device("cpu"),
-        config=AnalyzeConfig(model="m", **options),
+        config=AnalyzeConfig(**options),
         loader=lambda size: batches,
         augmented=lambda size: batches,
         count=sum(len(y) for _, y in batches),

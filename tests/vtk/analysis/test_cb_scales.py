@@ -15,11 +15,11 @@ from vtk.analysis.diagnostics.cb_scales import DIAGNOSTIC
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.context_broadcast import ContextBroadcast
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 
 
 def scaled(name="vit_tiny_patch16_224", depth=4, branches=0, seed=0, **options):
-    model = create_model(
+    model = build_model(
         name, num_classes=3, img_size=32, pretrained=False,
         kwargs={"depth": depth, "embed_dim": 24, "num_heads": 3},
         transforms=([Transform("parallelize", {"branches": branches})] if branches else [])
@@ -67,7 +67,7 @@ def test_every_placement_is_found(options, expected):
 def test_models_without_scales_are_refused_in_one_line():
     with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` trains it in a ViT"):
         context_scales(timm_model("test_resnet"))
-    plain = create_model(
+    plain = build_model(
         "test_vit", num_classes=3, pretrained=False, transforms=[Transform("add_context_broadcast", {})]
     )
     with pytest.raises(UsageError, match="plain Context Broadcasting, which has no Λ"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand, AnalyzeConfig
 from vtk.analysis.corrupt import KINDS
 from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
 from vtk.analysis.diagnostics.names import CORRUPTIONS
@@ -12,10 +12,10 @@ from vtk.errors import UsageError
 
 
 def test_names_are_chosen_once_in_the_reports_order() -> None:
-    chosen = AnalyzeConfig("m", what=("hessian", "attention", "entropy", "tokens")).chosen()
+    chosen = AnalyzeConfig(what=("hessian", "attention", "entropy", "tokens")).chosen()
     assert chosen == (*GROUPS["attention"], *GROUPS["tokens"], "hessian")
-    assert AnalyzeConfig("m").chosen() == NAMES and len(set(NAMES)) == len(NAMES)
-    config = AnalyzeConfig("m", what=("hessian", "attention"))
+    assert AnalyzeConfig().chosen() == NAMES and len(set(NAMES)) == len(NAMES)
+    config = AnalyzeConfig(what=("hessian", "attention"))
     assert config.named == {"hessian"}  # a group's members may be refused without an error code
 
 
@@ -24,17 +24,17 @@ def test_names_are_chosen_once_in_the_reports_order() -> None:
     [
         ({"model": ""}, "no model; give a pack"),
         ({"compare": ("a", "b")}, "names both models; leave out m"),
-        ({"what": ("entropie",)}, "--what` entropie is not known; choose all, attention"),
-        ({"what": ()}, "names nothing"),
+        ({"what": ("entropie",)}, "--what` is entropie; allowed is all, attention"),
+        ({"what": ()}, "--what` is empty; allowed is all, attention"),
         ({"max_images": 0}, "--max-images` is 0"),
-        ({"grid": 4}, "--grid` is 4; give an odd number"),
+        ({"grid": 4}, "--grid` is 4; allowed is an odd number"),
         ({"draws": 3}, "--draws` is 3"),
         ({"sigma": float("nan")}, "--sigma` is nan"),
         ({"span": 0.0}, "--span` is 0.0"),
         ({"weight_decay": -1.0}, "--weight-decay` is -1.0"),
-        ({"severities": (0,)}, "--severities` 0: give numbers from 1 to 5"),
-        ({"corruptions": ("fogg",)}, "--corruptions` fogg is not known; choose gaussian-noise"),
-        ({"epsilons": ()}, "--epsilons` names nothing: give numbers"),
+        ({"severities": (0,)}, "--severities` is 0; allowed is from 1 to 5"),
+        ({"corruptions": ("fogg",)}, "--corruptions` is fogg; allowed is gaussian-noise"),
+        ({"epsilons": ()}, "--epsilons` is empty; allowed is at least one value"),
         ({"resume": True, "overwrite": True}, "give one of them"),
         ({"threads": 0}, "--threads` is 0"),
         ({"workers": -1}, "--workers` is -1"),
@@ -45,7 +45,7 @@ def test_names_are_chosen_once_in_the_reports_order() -> None:
 )
 def test_values_out_of_range_are_refused(changes: dict, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        AnalyzeConfig(**{"model": "m", "data": Path("d"), **changes})
+        AnalyzeCommand(**{"model": "m", "data": Path("d"), **changes})
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -18,7 +18,7 @@ from vtk.analysis.diagnostics.entropy import DIAGNOSTIC as ENTROPY
 from vtk.analysis.distance import attention_distance
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 
 
 def distances(attention, prefix, grid, whole):
@@ -129,7 +129,7 @@ def test_every_family_has_the_distances_of_loops_over_its_patches(name):
 
 
 def test_windows_of_an_alternet_are_measured_in_sides_of_the_image():
-    model = create_model(
+    model = build_model(
         "alternet_18_cifar", num_classes=3, pretrained=False,
         kwargs={"channels": (8, 8, 8, 8), "heads": (1, 2, 2, 2), "head_dim": 4},
     ).model  # fmt: skip
@@ -149,7 +149,7 @@ def test_windows_of_an_alternet_are_measured_in_sides_of_the_image():
 
 
 def test_context_broadcasting_and_local_attention_are_seen():
-    model = create_model(
+    model = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=48, pretrained=False, kwargs={"depth": 2, "embed_dim": 24},
         transforms=[
             Transform("local_attention", {"kernel": 1}), Transform("add_context_broadcast", {"on": "both"}),

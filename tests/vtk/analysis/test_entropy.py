@@ -15,7 +15,7 @@ from vtk.analysis.attention import rebuilt, watch_attention
 from vtk.analysis.entropy import entropies
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 
 
 def unfused_entropies(model, x):
@@ -144,7 +144,7 @@ def test_windows_of_a_swin_are_seen_fused_and_not():
 
 
 def test_windows_of_an_alternet_have_the_entropy_of_their_unfused_softmax():
-    made = create_model("alternet_18_cifar", num_classes=3, pretrained=False,
+    made = build_model("alternet_18_cifar", num_classes=3, pretrained=False,
                         kwargs={"channels": (8, 8, 8, 8), "heads": (1, 2, 2, 2), "head_dim": 4})  # fmt: skip
     batches = [(x.float(), y) for x, y in images(2, side=32)]
     found = []
@@ -163,7 +163,7 @@ def test_windows_of_an_alternet_have_the_entropy_of_their_unfused_softmax():
     [Transform("uniform_heads", {"variant": "a"}), Transform("add_context_broadcast", {"scale": True})],
 ], ids=["both", "uniform heads"])  # fmt: skip
 def test_context_broadcasting_models_have_the_entropy_of_their_unfused_attention(transforms):
-    made = create_model(
+    made = build_model(
         "test_vit", num_classes=3, img_size=32, pretrained=False, kwargs={"patch_size": 16}, transforms=transforms
     )
     batches = [(x.float(), y) for x, y in images(2, side=32)]

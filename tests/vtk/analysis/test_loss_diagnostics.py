@@ -23,7 +23,7 @@ def context(model=None, count=10, **options):
     def loader(size):
         return list(zip(*(t.split(size) for t in whole), strict=True))
 
-    config = AnalyzeConfig(model="m", **{**OPTIONS, **options})
+    config = AnalyzeConfig(**{**OPTIONS, **options})
     spec = InputSpec(8, 8)
     model = tiny_vit() if model is None else model.double()
     return Context(model, spec, ("a", "b", "c"), False, torch.device("cpu"), config, loader, loader, count)

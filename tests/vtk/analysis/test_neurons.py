@@ -14,7 +14,7 @@ from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.neurons import DIAGNOSTIC, by_block
 from vtk.analysis.neurons import active_neurons
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.mlp_layers import change_mlp
 from vtk.models.squeeze_excite import add_squeeze_excite
 
@@ -132,7 +132,7 @@ def build(name):
     if name == "convnext":
         return timm_model("test_convnext"), 32
     if name == "alternet":
-        return create_model("alternet_18_cifar", num_classes=3, pretrained=False, kwargs={
+        return build_model("alternet_18_cifar", num_classes=3, pretrained=False, kwargs={
             "channels": (8, 8, 8, 8), "heads": (1, 2, 2, 2), "head_dim": 4}).model, 32  # fmt: skip
     if name == "preact":
         return timm_model("resnetv2_18", channels=(8, 8, 8, 8), stem_chs=8), 32

@@ -14,7 +14,7 @@ from vtk.analysis.rollout import attention_rollout
 from vtk.analysis.run import finite
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 
 SMALL = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3}
 
@@ -82,7 +82,7 @@ def test_families_have_the_product_of_their_unfused_attention(name):
 
 @pytest.mark.parametrize("mix", ["uniform", "cb"])
 def test_uniform_heads_count_as_uniform(mix):
-    model = create_model(
+    model = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False,
         kwargs={"depth": 1, "embed_dim": 24, "num_heads": 3},
         transforms=[Transform("uniform_heads", {"variant": "a", "mix": mix})],
@@ -154,7 +154,7 @@ def test_the_model_is_left_as_it_was_and_broadcasting_is_named():
     one, two = (attention_rollout(model, images(2)) for _ in range(2))
     assert all(torch.equal(a.mean, b.mean) for a, b in zip(one.maps, two.maps, strict=True))
     assert model.training and torch.equal(state, torch.get_rng_state())
-    made = create_model(
+    made = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, kwargs={"depth": 2, "embed_dim": 24},
         transforms=[Transform("add_context_broadcast", {})],
     )  # fmt: skip

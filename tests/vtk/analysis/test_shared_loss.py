@@ -17,7 +17,7 @@ from vtk.analysis import CrossEntropy, Share, hessian_max, hessian_spectrum, par
 from vtk.analysis.second_order import hessian_product
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks.load import card_metadata
 
 
@@ -117,7 +117,7 @@ def test_if_one_process_is_refused_all_are():
 @pytest.mark.slow
 def test_two_processes_give_what_one_does(tmp_path: Path):
     kwargs = {"depth": 2, "embed_dim": 32, "num_heads": 2}
-    created = create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, seed=0, kwargs=kwargs)
+    created = build_model("vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, seed=0, kwargs=kwargs)
     card = Card(ModelSpec("vit_tiny_patch16_224", kwargs), InputSpec(32, 32), ("a", "b", "c"))
     save_file(created.model.state_dict(), tmp_path / "model.safetensors", metadata=card_metadata(card))
     rng = np.random.default_rng(0)

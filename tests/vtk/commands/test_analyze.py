@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks.load import card_metadata
 
 CLASSES = ("blue", "green", "red")
@@ -44,9 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for seed, (key, (name, kwargs, classes)) in enumerate(cases.items()):
         size = 32 if "vit" in name else None
-        created = create_model(
-            name, num_classes=len(classes), img_size=size, pretrained=False, seed=seed, kwargs=kwargs
-        )
+        created = build_model(name, num_classes=len(classes), img_size=size, pretrained=False, seed=seed, kwargs=kwargs)
         card = Card(ModelSpec(name, kwargs), InputSpec(32, 32), classes)
         found[key] = root / f"{key}.safetensors"
         save_file(created.model.state_dict(), found[key], metadata=card_metadata(card))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.config import AnalyzeCommand
+from vtk.analysis.sources import choose_images, make_context, open_models, shared_division
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.commands._analyze_models import choose_images, make_context, open_models, shared_division
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
 from vtk.training.parallel import Ranks
@@ -29,13 +29,13 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def config(flat: Path, **changes: object) -> AnalyzeConfig:
+def config(flat: Path, **changes: object) -> AnalyzeCommand:
     values = {"model": "test_vit", "data": flat, "pretrained": False, "img_size": 32, "num_classes": 3, "workers": 0}
-    return AnalyzeConfig(**{**values, **changes})
+    return AnalyzeCommand(**{**values, **changes})
 
 
-def timm_source(options: AnalyzeConfig) -> Source:
-    return open_models(["test_vit"], options)[0]
+def timm_source(options: AnalyzeCommand) -> Source:
+    return open_models(["test_vit"], options.opening())[0]
 
 
 def trained(**data: object) -> Source:

@@ -21,7 +21,7 @@ from vtk.__main__ import main
 from vtk.card import Card, Regime
 from vtk.data.transforms import eval_transform
 from vtk.formats import write_json
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.tasks.load import read_card
 from vtk.tasks.pack import save_task
 
@@ -71,7 +71,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
     torch.manual_seed(5)
     plain = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, **TIMM)
     save_file(plain.state_dict(), root / "base.safetensors")
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=4, img_size=32, weights=root / "base.safetensors", kwargs=TIMM
     )
     state = {k: v.clone() for k, v in created.model.state_dict().items()}
@@ -254,6 +254,22 @@ def test_eval_of_an_onnx_with_a_reference(
     assert result["top1"] == np.mean(best == [label for _, label in files])
     assert result["agreement"] == agree
     assert _json(capsys, "eval", tmp_path / "m.onnx", shop.photos)["agreement"] is None
+
+
+@pytest.mark.parametrize(("fraction", "warned"), [(0.9985, True), (0.9995, False)])
+def test_a_plain_onnx_that_disagrees_with_its_reference_is_warned_of(
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    fraction: float, warned: bool,
+) -> None:  # fmt: skip
+    from vtk.runtime.agreement import Agreement
+
+    _onnx(tmp_path / "m.onnx", dataclasses.replace(shop.card, base=None))
+    monkeypatch.setattr(Agreement, "fraction", fraction)
+    assert main(["eval", str(tmp_path / "m.onnx"), str(shop.photos), "--reference", str(shop.pack)]) == 0
+    out, err = capsys.readouterr()
+    line = f"(eager, fp32, cpu): {100 * fraction:.2f} % of the images"
+    assert (line in err, line in out) == (warned, not warned)
+    assert ("an fp32 ONNX file should reach 99.9 %" in err) == warned
 
 
 @pytest.mark.parametrize(

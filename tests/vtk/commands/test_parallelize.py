@@ -22,7 +22,7 @@ from vtk.card import Card
 from vtk.data.audit import scan
 from vtk.data.loader import make_loader
 from vtk.data.transforms import eval_transform
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks import load_checkpoint, load_task
 from vtk.tasks.load import card_metadata
 
@@ -47,7 +47,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A merged checkpoint of four sequential blocks."""
     torch.manual_seed(0)
-    created = create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, kwargs=KWARGS)
+    created = build_model("vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, kwargs=KWARGS)
     state = {k: v + 0.1 * torch.randn_like(v) for k, v in created.model.state_dict().items()}
     path = tmp_path_factory.mktemp("merged") / "colours.safetensors"
     card = Card(created.spec, created.input, CLASSES, metrics={"top1": 0.5})
@@ -240,7 +240,11 @@ def test_images_without_classes_are_enough(
         (["test_vit", "--distill"], 2, "`--distill` is a way of --finetune"),
         (["test_vit", "--data", ".", "--finetune", "1", "--no-labels"], 2, "add --distill"),
         (["test_vit", "--distill-kind", "hard"], 2, "`--distill-kind` says how to learn from the teacher"),
-        (["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"], 2, "above 0 to 1"),
+        (
+            ["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"],
+            2,
+            "allowed is above 0, at most 1",
+        ),
         (["nowhere.safetensors"], 3, "does not exist"),
     ],
 )

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from vtk.__main__ import main
-from vtk.commands._data_page import page, thumbnail
 from vtk.data import scan
 from vtk.data.odd import SHOWN
+from vtk.data.page import page, thumbnail
 
 RNG = np.random.default_rng(0)
 

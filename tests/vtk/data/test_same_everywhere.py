@@ -131,12 +131,12 @@ def test_six_channels_of_pages(tmp_path: Path) -> None:
 
 
 def test_the_adapted_stem_starts_as_timm_would_make_it(tmp_path: Path) -> None:
-    from vtk.models.create import create_model
+    from vtk.models.create import build_model
 
     options = {"num_classes": 2, "pretrained": False, "kwargs": TIMM, "img_size": (SIDE, SIDE)}
-    colour = create_model("vit_tiny_patch16_224", **options)
+    colour = build_model("vit_tiny_patch16_224", **options)
     for in_chans in (1, 2, 4, 6):
-        made = create_model("vit_tiny_patch16_224", in_chans=in_chans, **options)
+        made = build_model("vit_tiny_patch16_224", in_chans=in_chans, **options)
         expected = adapt_input_conv(in_chans, colour.model.patch_embed.proj.weight.data)
         assert torch.equal(made.model.patch_embed.proj.weight.data, expected)
         assert made.base.ref.id == colour.base.ref.id and "patch_embed.proj.weight" in made.initial

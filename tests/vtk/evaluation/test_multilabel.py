@@ -56,6 +56,17 @@ def test_any_batch_size_gives_the_same_and_the_dict_is_json(capsys):
     assert lines[0] == "class,count,precision,recall,f1,average_precision" and lines[6].startswith("f,0,0.0,,0.0,")
 
 
+def test_logits_that_are_no_numbers_rank_as_zero():
+    logits, labels = some()
+    logits[3, 0], logits[5, 1], logits[7, 2] = torch.nan, torch.inf, -torch.inf
+    found = run(logits, labels)
+    plain = logits.clone()
+    plain[3, 0], plain[5, 1], plain[7, 2] = 0, 1e3, -1e3
+    expected = average_precision_score(labels.numpy()[:, :5], plain.numpy()[:, :5], average=None)
+    np.testing.assert_allclose([row.average_precision for row in found.per_class()[:5]], expected)
+    assert np.isnan(found.loss) and np.isfinite(found.mAP)
+
+
 def test_what_does_not_fit_is_refused():
     with pytest.raises(DataError, match="no images to evaluate"):
         evaluate_labels(lambda x: x, [], CLASSES)

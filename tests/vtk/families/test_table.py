@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.vtk.families._table import FAMILIES, REFUSED
 from vtk.errors import UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.shapes import shapes_only
 from vtk.training import kinds, policy
 from vtk.training.census import take_census
@@ -108,13 +108,13 @@ def test_classes_that_timm_calls_attention_are_listed_or_said_not_to_be():
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_weights_of_another_size_fit_or_are_refused_by_the_size_that_fits(family):
-    made = create_model(family.name, num_classes=3, img_size=family.size, pretrained=False, kwargs=family.kwargs)
+    made = build_model(family.name, num_classes=3, img_size=family.size, pretrained=False, kwargs=family.kwargs)
     larger = 2 * family.size
     if family.fixed:
         with pytest.raises(UsageError, match=rf"depends on the size .* use --img-size {family.size} {family.size}$"):
-            create_model(family.name, num_classes=3, img_size=larger, base=made.base, kwargs=family.kwargs)
+            build_model(family.name, num_classes=3, img_size=larger, base=made.base, kwargs=family.kwargs)
         return
-    other = create_model(family.name, num_classes=3, img_size=larger, base=made.base, kwargs=family.kwargs)
+    other = build_model(family.name, num_classes=3, img_size=larger, base=made.base, kwargs=family.kwargs)
     assert None not in {other.key_map[n] for n, _ in other.model.named_parameters()}
     if family.position and family.position != "embeds.pos_embed":  # NaFlex resamples at every call
         assert any("resampled" in note for note in other.notes)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vtk.fused import fuse
 from vtk.fused.stages import Plan
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 
 
 def rms(value: Tensor) -> float:
@@ -20,7 +20,7 @@ def rms(value: Tensor) -> float:
 
 @pytest.mark.assets
 def test_folding_real_weights_costs_no_precision(assets: Path) -> None:
-    created = create_model(
+    created = build_model(
         "vit_small_patch14_dinov2", num_classes=10, img_size=56, weights=assets / "dinov2_vits14_fp16.safetensors"
     )
     model = created.model.eval()

@@ -13,7 +13,7 @@ from torch import nn
 from vtk.card import ModelSpec, Transform
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet, AttentionBlock, WindowAttention, build_up, per_stage, placement
-from vtk.models.create import check_transforms, create_model
+from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import check_size, input_spec
 from vtk.models.shapes import shapes_only
 from vtk.tasks.plain import _own_name
@@ -194,9 +194,9 @@ def test_sizes_of_a_transformed_or_rewindowed_model_are_refused_before_it_is_mad
 
 def test_a_window_of_another_size_takes_the_table_resampled():
     kwargs = {**TINY, "msa_blocks": [0, 0, 1, 1]}
-    made = create_model("alternet_18_cifar", num_classes=3, img_size=64, pretrained=False, kwargs=kwargs)
+    made = build_model("alternet_18_cifar", num_classes=3, img_size=64, pretrained=False, kwargs=kwargs)
     wide = {**kwargs, "window_size": 8}
-    other = create_model("alternet_18_cifar", num_classes=3, img_size=64, base=made.base, kwargs=wide)
+    other = build_model("alternet_18_cifar", num_classes=3, img_size=64, base=made.base, kwargs=wide)
     key = "stages.3.blocks.1.attn.relative_position_bias_table"
     before, after = made.model.state_dict()[key], other.model.state_dict()[key]
     assert before.shape == (49, 1) and after.shape == (225, 1)

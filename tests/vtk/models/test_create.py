@@ -14,9 +14,9 @@ from torch import nn
 
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
-from vtk.models import create_model
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.base import base_id, tensor_hash
+from vtk.models.create import build_model
 from vtk.models.inputs import input_spec
 from vtk.tasks.load import card_metadata
 
@@ -40,7 +40,7 @@ def weights(source: nn.Module, tmp_path: Path) -> Path:
 
 def create(weights: Path | None, **kwargs: Any):
     options = {"num_classes": 5, "kwargs": TINY} | kwargs
-    return create_model("vit_tiny_patch16_224", weights=weights, **options)
+    return build_model("vit_tiny_patch16_224", weights=weights, **options)
 
 
 def test_the_model_is_timms_own(source: nn.Module, weights: Path) -> None:
@@ -91,14 +91,14 @@ def test_impossible_sizes_name_the_nearest_valid_ones(size: Any, message: str) -
 
 def test_wrong_names_and_arguments_are_usage_errors() -> None:
     with pytest.raises(UsageError, match=r"no model `vit_tinny_patch16_224`; near names: vit_tiny_patch16_224"):
-        create_model("vit_tinny_patch16_224", num_classes=2)
+        build_model("vit_tinny_patch16_224", num_classes=2)
     with pytest.raises(UsageError, match="cannot build"):
-        create_model("vit_tiny_patch16_224", num_classes=2, kwargs={"nonsense": 1})
+        build_model("vit_tiny_patch16_224", num_classes=2, kwargs={"nonsense": 1})
 
 
 def test_weights_of_another_model_are_refused(weights: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds 28 % of the backbone.*`blocks.0.mlp.fc1.weight`.*is --model right"):
-        create_model("test_vit", num_classes=5, weights=weights)
+        build_model("test_vit", num_classes=5, weights=weights)
     deeper = timm.create_model("vit_tiny_patch16_224", **(TINY | {"depth": 3}))
     save_file(deeper.state_dict(), tmp_path / "deep.safetensors")
     with pytest.raises(DataError, match=r"inside its blocks.*blocks\.2"):
@@ -118,7 +118,7 @@ def test_a_small_table_without_rows_for_register_tokens(tmp_path: Path, side: in
     name, size, file = "vit_small_patch14_reg4_dinov2", 14 * side, tmp_path / "w.safetensors"
     small = timm.create_model(name, img_size=size, num_classes=0, **TINY)
     save_file(small.state_dict(), file)
-    created = create_model(name, num_classes=5, img_size=size, kwargs=TINY, weights=file)
+    created = build_model(name, num_classes=5, img_size=size, kwargs=TINY, weights=file)
     assert torch.equal(created.model.pos_embed, small.pos_embed)
     assert created.notes == ["new classifier `head` for 5 classes (the weights have no classifier)"]
 
@@ -129,11 +129,11 @@ def test_a_file_of_ours_keeps_its_classifier_whatever_timms_default(name: str, t
     options: dict[str, Any] = {"num_classes": 3, "img_size": 56}
     if name != "resnet18":
         options["kwargs"] = TINY
-    first = create_model(name, pretrained=False, **options)
+    first = build_model(name, pretrained=False, **options)
     card = Card(model=first.spec, input=first.input, classes=("a", "b", "c"))
     state = {k: v + 1 if v.is_floating_point() else v for k, v in first.model.state_dict().items()}
     save_file(state, tmp_path / "w.safetensors", metadata=card_metadata(card))
-    again = create_model(name, weights=tmp_path / "w.safetensors", **options)
+    again = build_model(name, weights=tmp_path / "w.safetensors", **options)
     assert all(torch.equal(v, state[k]) for k, v in again.model.state_dict().items())
     assert again.notes == []
 
@@ -177,7 +177,7 @@ def test_deit_names_are_renamed_by_timms_own_rule(tmp_path: Path) -> None:
     model = timm.create_model("deit3_small_patch16_224", depth=2, embed_dim=64, num_heads=2)
     old = {k.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): v for k, v in model.state_dict().items()}
     torch.save({"model": old}, tmp_path / "deit3.pth")
-    created = create_model("deit3_small_patch16_224", num_classes=1000, weights=tmp_path / "deit3.pth", kwargs=TINY)
+    created = build_model("deit3_small_patch16_224", num_classes=1000, weights=tmp_path / "deit3.pth", kwargs=TINY)
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in created.model.state_dict().items())
 
 
@@ -248,7 +248,7 @@ def test_the_hub_being_out_of_reach_is_one_quick_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"cannot be fetched here; give --weights FILE, or --no-pretrained"):
-        create_model("test_vit", num_classes=2)
+        build_model("test_vit", num_classes=2)
 
 
 def test_model_kwargs_from_the_command_line() -> None:
@@ -263,7 +263,7 @@ def test_model_kwargs_from_the_command_line() -> None:
 
 @pytest.mark.assets
 def test_real_weights_load_at_another_size(assets: Path) -> None:
-    created = create_model(
+    created = build_model(
         "vit_small_patch14_dinov2", num_classes=10, img_size=56, weights=assets / "dinov2_vits14_fp16.safetensors"
     )
     assert created.notes == [
@@ -271,7 +271,7 @@ def test_real_weights_load_at_another_size(assets: Path) -> None:
         "new classifier `head` for 10 classes (the weights have no classifier)",
     ]
     with pytest.raises(DataError, match="inside its blocks"):
-        create_model("vit_small_patch16_224", num_classes=10, weights=assets / "dinov2_vits14_fp16.safetensors")
+        build_model("vit_small_patch16_224", num_classes=10, weights=assets / "dinov2_vits14_fp16.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.models.deit import is_deit
 
 WIDTH, HEADS, SIDE, CLASSES = 32, 2, 32, 3
@@ -73,7 +73,7 @@ def test_a_parallel_checkpoint_of_deit_computes_what_it_did(tmp_path: Path, scal
     w = weights(scaled)
     torch.save({"model": w}, tmp_path / "deit.pth")
     kwargs = {**KWARGS, **extra, **({} if scaled else {"init_values": 0})}
-    created = create_model(
+    created = build_model(
         "vit_small_patch16_2x2_224", num_classes=CLASSES, img_size=SIDE, weights=tmp_path / "deit.pth", kwargs=kwargs
     )
     images = torch.randn(3, 3, SIDE, SIDE, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_the_table_of_a_sequential_deit_model_is_padded_too(tmp_path: Path) -> N
     }
     assert is_deit(w)
     save_file(w, tmp_path / "deit.safetensors")
-    created = create_model(
+    created = build_model(
         "vit_small_patch16_2x1_224", num_classes=CLASSES, img_size=SIDE, weights=tmp_path / "deit.safetensors",
         kwargs=KWARGS,
     )  # fmt: skip
@@ -102,5 +102,5 @@ def test_the_table_of_a_sequential_deit_model_is_padded_too(tmp_path: Path) -> N
 
 
 def test_timms_own_names_are_not_taken_for_deits() -> None:
-    created = create_model("vit_small_patch16_2x2_224", num_classes=2, pretrained=False, img_size=32, kwargs=KWARGS)
+    created = build_model("vit_small_patch16_2x2_224", num_classes=2, pretrained=False, img_size=32, kwargs=KWARGS)
     assert not is_deit(created.model.state_dict())

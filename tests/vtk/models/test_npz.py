@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.weights import read_base
 
 NAME = "vit_tiny_patch16_224"
@@ -73,7 +73,7 @@ def test_the_models_logits_are_those_of_the_weights_also_at_another_size(tmp_pat
     np.savez(tmp_path / "w.npz", **arrays(vit()))
     save_file({k: v.contiguous() for k, v in vit().state_dict().items()}, tmp_path / "w.safetensors")
     made = [
-        create_model(NAME, num_classes=0, img_size=64, weights=tmp_path / f"w.{kind}", kwargs=KWARGS).model.eval()
+        build_model(NAME, num_classes=0, img_size=64, weights=tmp_path / f"w.{kind}", kwargs=KWARGS).model.eval()
         for kind in ("npz", "safetensors")
     ]
     images = torch.randn(2, 3, 64, 64)

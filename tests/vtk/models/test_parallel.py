@@ -9,7 +9,8 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock
 
 from vtk.card import ModelSpec
 from vtk.errors import DataError, UsageError
-from vtk.models import create_model, parallel
+from vtk.models import parallel
+from vtk.models.create import build_model
 from vtk.models.hub import hub_base
 from vtk.models.inputs import blank_model, check_size
 from vtk.runtime.source import open_source
@@ -46,7 +47,7 @@ def test_any_shape_is_what_timm_builds_by_hand(size: str, width: int, heads: int
 
 
 def test_layer_scale_starts_as_timms_and_one_branch_is_a_plain_block() -> None:
-    wide = create_model("vit_tiny_patch16_1x2_224", num_classes=2, pretrained=False, img_size=32).model
+    wide = build_model("vit_tiny_patch16_1x2_224", num_classes=2, pretrained=False, img_size=32).model
     assert torch.equal(wide.blocks[0].ffns[1].ls.gamma, torch.full((192,), 1e-5))
     one = blank_model("vit_tiny_patch16_3x1_224")
     assert [type(b) for b in one.blocks] == [Block] * 3
@@ -78,7 +79,7 @@ def test_timm_lists_the_papers_shapes_and_learns_others_when_asked() -> None:
     ],
 )
 def test_impossible_names_are_one_line(name: str, message: str) -> None:
-    for resolve in (open_source, lambda n: create_model(n, num_classes=2)):
+    for resolve in (open_source, lambda n: build_model(n, num_classes=2)):
         with pytest.raises(UsageError, match=message) as caught:
             resolve(name)
         assert "\n" not in str(caught.value)

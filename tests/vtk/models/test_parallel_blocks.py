@@ -14,9 +14,8 @@ from torch import nn
 
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
-from vtk.models import create_model
 from vtk.models.context_layers import add_context_broadcast
-from vtk.models.create import check_transforms
+from vtk.models.create import build_model, check_transforms
 from vtk.models.parallel_blocks import parallel_key, parallelize
 from vtk.tasks.load import card_metadata, load_checkpoint
 
@@ -112,7 +111,7 @@ def test_broadcasting_comes_after_joining() -> None:
 
 def checkpoint(path: Path, *transforms: Transform) -> Path:
     """A merged checkpoint of test_vit with its transforms, and factors that were trained."""
-    created = create_model("test_vit", num_classes=5, pretrained=False, transforms=transforms)
+    created = build_model("test_vit", num_classes=5, pretrained=False, transforms=transforms)
     state = {k: torch.randn_like(v) if k.endswith(".scale") else v for k, v in created.model.state_dict().items()}
     card = Card(created.spec, created.input, tuple("abcde"), transforms=created.transforms)
     save_file(state, path, metadata=card_metadata(card))
@@ -121,12 +120,12 @@ def checkpoint(path: Path, *transforms: Transform) -> Path:
 
 def test_a_joined_file_is_the_same_base_as_the_one_it_was_made_of(tmp_path: Path) -> None:
     file, original = checkpoint(tmp_path / "joined.safetensors", JOIN), checkpoint(tmp_path / "original.safetensors")
-    joined = create_model("test_vit", num_classes=5, weights=file, transforms=(JOIN,))
-    assert joined.base.ref.id == create_model("test_vit", num_classes=5, weights=original).base.ref.id
+    joined = build_model("test_vit", num_classes=5, weights=file, transforms=(JOIN,))
+    assert joined.base.ref.id == build_model("test_vit", num_classes=5, weights=original).base.ref.id
     assert joined.notes == [] and set(joined.initial) == {"pos_embed", "head.weight", "head.bias"}
     want = load_checkpoint(file).model.state_dict()
     assert all(torch.equal(v, want[k]) for k, v in joined.model.state_dict().items())
-    unasked = create_model("test_vit", num_classes=5, weights=file)
+    unasked = build_model("test_vit", num_classes=5, weights=file)
     assert unasked.transforms == (JOIN,)
     assert unasked.notes == [f"{file} was made with `parallelize` {{'branches': 2}}, and so is this model"]
     assert all(torch.equal(v, want[k]) for k, v in unasked.model.state_dict().items())
@@ -135,7 +134,7 @@ def test_a_joined_file_is_the_same_base_as_the_one_it_was_made_of(tmp_path: Path
 def test_trained_factors_of_a_file_are_where_training_starts(tmp_path: Path) -> None:
     broadcast = Transform("add_context_broadcast", {"scale": True, "layers": "all"})
     file = checkpoint(tmp_path / "cb.safetensors", JOIN, broadcast)
-    again = create_model("test_vit", num_classes=5, weights=file, transforms=(JOIN, broadcast))
+    again = build_model("test_vit", num_classes=5, weights=file, transforms=(JOIN, broadcast))
     want = load_checkpoint(file).model.state_dict()
     scales = [k for k in want if k.endswith(".scale")]
     assert scales == [f"blocks.{i}.cb.scale" for i in range(len(scales))] and len(scales) == 3
@@ -143,6 +142,6 @@ def test_trained_factors_of_a_file_are_where_training_starts(tmp_path: Path) -> 
     assert set(scales) <= again.initial.keys() and not set(scales) & again.base.hashes.keys()
     other = Transform("add_context_broadcast", {"scale": True, "layers": "upper"})
     with pytest.raises(DataError, match="was made with `add_context_broadcast`"):
-        create_model("test_vit", num_classes=5, weights=file, transforms=(JOIN, other))
+        build_model("test_vit", num_classes=5, weights=file, transforms=(JOIN, other))
     with pytest.raises(DataError, match="does not fit --model"):
-        create_model("vit_tiny_patch16_224", num_classes=5, weights=file, kwargs={"depth": 3}, transforms=(JOIN,))
+        build_model("vit_tiny_patch16_224", num_classes=5, weights=file, kwargs={"depth": 3}, transforms=(JOIN,))

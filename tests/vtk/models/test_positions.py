@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.errors import DataError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.positions import fit_position, stored_grid
 from vtk.models.shapes import shapes_only
 
@@ -37,7 +37,7 @@ def resized(grid: np.ndarray, new: tuple[int, int]) -> np.ndarray:
 def base_file(path, name, size, seed=0, **kwargs):
     """Save a model's random weights with a table of noise, as a base of that size."""
     torch.manual_seed(seed)
-    made = create_model(name, num_classes=3, img_size=size, pretrained=False, kwargs=kwargs)
+    made = build_model(name, num_classes=3, img_size=size, pretrained=False, kwargs=kwargs)
     with torch.no_grad():
         for key, value in made.model.named_parameters():
             if "pos" in key:
@@ -59,7 +59,7 @@ SIZES = [((256, 192), (224, 224)), ((64, 256), (224, 224)), ((448, 112), (224, 2
 )  # fmt: skip
 def test_tables_of_tokens(name, prefix, old, new, tmp_path):
     state = base_file(tmp_path / "base.safetensors", name, old, **SMALL)
-    made = create_model(name, num_classes=3, img_size=new, weights=tmp_path / "base.safetensors", kwargs=SMALL)
+    made = build_model(name, num_classes=3, img_size=new, weights=tmp_path / "base.safetensors", kwargs=SMALL)
     before, after = state["pos_embed"].numpy()[0], made.model.pos_embed.detach().numpy()[0]
     assert np.array_equal(after[:prefix], before[:prefix])
     height, width = old[0] // 16, old[1] // 16
@@ -71,14 +71,14 @@ def test_tables_of_tokens(name, prefix, old, new, tmp_path):
 def test_registers_have_no_rows(tmp_path):
     name = "vit_small_patch14_reg4_dinov2"  # nor has its class token
     state = base_file(tmp_path / "b.safetensors", name, (56, 28), **SMALL)
-    made = create_model(name, num_classes=3, img_size=(42, 70), weights=tmp_path / "b.safetensors", kwargs=SMALL)
+    made = build_model(name, num_classes=3, img_size=(42, 70), weights=tmp_path / "b.safetensors", kwargs=SMALL)
     before, after = state["pos_embed"].numpy()[0], made.model.pos_embed.detach().numpy()[0]
     np.testing.assert_allclose(after, resized(before.reshape(4, 2, -1), (3, 5)).reshape(15, -1), atol=2e-5)
 
 
 def test_the_same_grid_is_not_touched(tmp_path):
     state = base_file(tmp_path / "b.safetensors", "vit_tiny_patch16_224", (64, 32), **SMALL)
-    made = create_model(
+    made = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=(64, 32), weights=tmp_path / "b.safetensors", kwargs=SMALL
     )
     assert torch.equal(made.model.pos_embed, state["pos_embed"])
@@ -100,7 +100,7 @@ def test_the_same_grid_is_not_touched(tmp_path):
 def test_tables_of_other_families(name, kwargs, key, step, tmp_path):
     old, new = ((96, 48), (96, 96)) if name == "crossvit_9_240" else ((64, 128), (96, 64))
     state = base_file(tmp_path / "b.safetensors", name, old, **kwargs)
-    made = create_model(name, num_classes=3, img_size=new, weights=tmp_path / "b.safetensors", kwargs=kwargs)
+    made = build_model(name, num_classes=3, img_size=new, weights=tmp_path / "b.safetensors", kwargs=kwargs)
     before, after = state[key].numpy()[0], made.model.get_parameter(key).detach().numpy()[0]
     if step is None:  # (C, H, W)
         expected = resized(before.transpose(1, 2, 0), after.shape[1:]).transpose(2, 0, 1)
@@ -129,7 +129,7 @@ def test_channels_last_and_blocks():
 def test_tables_of_relative_positions_follow_the_grid(tmp_path):
     name = "beit_base_patch16_224"
     state = base_file(tmp_path / "b.safetensors", name, (64, 64), **SMALL)
-    made = create_model(name, num_classes=3, img_size=(96, 64), weights=tmp_path / "b.safetensors", kwargs=SMALL)
+    made = build_model(name, num_classes=3, img_size=(96, 64), weights=tmp_path / "b.safetensors", kwargs=SMALL)
     key = "blocks.0.attn.relative_position_bias_table"
     before, after = state[key], made.model.get_parameter(key).detach()
     assert before.shape == (7 * 7 + 3, 2) and after.shape == (11 * 7 + 3, 2)
@@ -144,7 +144,7 @@ def test_what_cannot_be_resampled_is_refused_with_the_size_that_fits(tmp_path):
     with pytest.raises(
         UsageError, match=r"`--img-size` 96 96: .*attention_biases.* for 64×64 px; use --img-size 64 64"
     ):
-        create_model("levit_128s", num_classes=3, img_size=96, weights=tmp_path / "b.safetensors", kwargs=kwargs)
+        build_model("levit_128s", num_classes=3, img_size=96, weights=tmp_path / "b.safetensors", kwargs=kwargs)
 
 
 def test_grids_of_stored_tables():

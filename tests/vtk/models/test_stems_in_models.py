@@ -13,8 +13,7 @@ from torch import nn
 
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
-from vtk.models import create_model
-from vtk.models.create import check_transforms
+from vtk.models.create import build_model, check_transforms
 from vtk.models.mlp_layers import TokenBatchNormAct, change_mlp
 from vtk.models.parallel_blocks import parallelize
 from vtk.models.stems import STEMS, Stem, replace_stem
@@ -149,7 +148,7 @@ def test_the_models_own_projection_stays_in_stems_of_it_alone() -> None:
     ],
 )  # fmt: skip
 def test_every_policy_trains_what_is_new_of_a_stem(name: Any, stem: Any) -> None:
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, kwargs=SMALL, transforms=(change(stem),)
     )
     model, made = created.model, policy.created_names(created.key_map, created.model)
@@ -230,7 +229,7 @@ def test_what_an_ffn_design_has_no_place_in() -> None:
 
 def checkpoint(path: Path, *transforms: Transform, in_chans: int = 3) -> Path:
     """A checkpoint with its card, and weights that no initialisation gives."""
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=32, pretrained=False, kwargs=SMALL, transforms=transforms,
         in_chans=in_chans,
     )  # fmt: skip
@@ -242,7 +241,7 @@ def checkpoint(path: Path, *transforms: Transform, in_chans: int = 3) -> Path:
 
 def again(weights: Path, *transforms: Transform, **kwargs: Any) -> Any:
     options = {"num_classes": 3, "img_size": 32, "kwargs": SMALL, **kwargs}
-    return create_model("vit_tiny_patch16_224", weights=weights, transforms=transforms, **options)
+    return build_model("vit_tiny_patch16_224", weights=weights, transforms=transforms, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.context_layers import add_context_broadcast
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.models.local_attention import LocalAttention, local_attention, neighbours
 from vtk.models.parallel_blocks import parallelize
 from vtk.models.shapes import shapes_only
@@ -253,7 +253,7 @@ def test_new_weights_are_drawn_from_the_seed_only():
     for noise in (1, 2):
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        model = create_model(
+        model = build_model(
             "vit_tiny_patch16_224", num_classes=3, img_size=(32, 48), pretrained=False, transforms=change, kwargs=small
         ).model
         assert torch.equal(torch.get_rng_state(), state)

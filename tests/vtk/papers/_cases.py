@@ -14,7 +14,7 @@ from timm.models import mlp_mixer, register_model
 from torch import nn
 
 from vtk.card import Transform
-from vtk.models.create import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.models.stems import STEMS
 
 GROUPS = ("attention", "head", "position", "stem", "ffn", "norm", "context", "other")
@@ -85,7 +85,7 @@ class Case:
 
         Zeros would hide mistakes: a Λ or an added head of 0 does nothing, whatever it is.
         """
-        created = create_model(
+        created = build_model(
             self.model, num_classes=3, img_size=self.size, pretrained=False, transforms=self.transforms,
             kwargs=self.kwargs,
         )  # fmt: skip

@@ -157,8 +157,8 @@ def test_onnx_files_of_any_batch_are_the_model(case):
 @pytest.mark.parametrize("case", rows())
 def test_a_profile_measures_it(case, tmp_path):
     file = save(case, tmp_path)
-    config = ProfileConfig(str(file), batch_sizes=(2,), backends=("eager",), device="cpu", threads=1, duration=0.05)
-    (backend,) = vtk.profile(config, show_progress=False).backends
+    config = ProfileConfig(batch_sizes=(2,), backends=("eager",), device="cpu", threads=1, duration=0.05)
+    (backend,) = vtk.profile(file, config, show_progress=False).backends
     (cell,) = backend.cells
     assert (backend.status, cell.status, cell.max_diff) == ("measured", "ok", 0.0)
     assert cell.runs >= 10 and cell.images_per_second > 0

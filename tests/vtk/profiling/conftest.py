@@ -92,7 +92,7 @@ class Fakes:
             return found
 
         values = {"batch_sizes": (1, 2), "duration": 0.02, "device": "cpu", "threads": 1, **options}
-        config = ProfileConfig("tiny", backends=tuple(backends) if names is None else names, **values)
+        config = ProfileConfig(backends=tuple(backends) if names is None else names, **values)
         return run(config, fake_source(), load, show_progress=False)
 
 

@@ -99,13 +99,13 @@ def test_bank_and_eager_of_a_pack_agree(tmp_path: Path, capsys: pytest.CaptureFi
     from safetensors.torch import save_file
 
     from vtk.card import Card
-    from vtk.models.create import create_model
+    from vtk.models.create import build_model
     from vtk.tasks.pack import save_task
 
     small = {"depth": 1, "embed_dim": 32, "num_heads": 2}
     base = tmp_path / "base.safetensors"
     save_file(timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, **small).state_dict(), base)
-    created = create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, weights=base, kwargs=small)
+    created = build_model("vit_tiny_patch16_224", num_classes=3, img_size=32, weights=base, kwargs=small)
     state = {k: torch.randn_like(v) if "head" in k else v for k, v in created.model.state_dict().items()}
     card = Card(created.spec, created.input, ("a", "b", "c"))
     save_task(tmp_path / "task", state=state, created=created, card=card, trained=["head.weight", "head.bias"])

@@ -6,11 +6,11 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk.profiling.config import ProfileConfig
+from vtk.profiling.config import ProfileCommand
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    ({"seed": -1}, "`--seed` -1"), ({"seed": 1 << 63}, "`--seed` 9223372036854775808"),
+    ({"seed": -1}, "`--seed` is -1; allowed is from 0 to 4294967295"), ({"seed": 1 << 32}, "`--seed` is 4294967296"),
     ({"tasks": ("a",)}, "add it to --backends"), ({"tasks": ("a",), "backends": ("eager",)}, "add it to --backends"),
     ({"compare": ("a",)}, "give two profile.json"), ({"compare": ("a", "b"), "source": "c"}, "and no source"),
     ({"source": "", "fail_above": 3.0}, "together with --compare"),
@@ -22,20 +22,20 @@ from vtk.profiling.config import ProfileConfig
 ])  # fmt: skip
 def test_contradictions_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        ProfileConfig(**{"source": "test_vit", **options})
+        ProfileCommand(**{"source": "test_vit", **options})
     assert said in str(caught.value)
 
 
 def test_what_goes_together_is_taken() -> None:
-    ProfileConfig(source="", ceilings=True, device="cpu", threads=2)
-    ProfileConfig(source="", compare=("a", "b"), fail_above=5.0)
-    ProfileConfig("pack", backends=("bank+graph",), tasks=("a",), h2d="in", order="sequential", ceilings=True)
-    ProfileConfig("test_vit", img_sizes=(32, 64), budget_ms=3.0, reference="other")
+    ProfileCommand(source="", ceilings=True, device="cpu", threads=2)
+    ProfileCommand(source="", compare=("a", "b"), fail_above=5.0)
+    ProfileCommand(source="pack", backends=("bank+graph",), tasks=("a",), h2d="in", order="sequential", ceilings=True)
+    ProfileCommand(source="test_vit", img_sizes=(32, 64), budget_ms=3.0, reference="other")
 
 
 @pytest.mark.parametrize(("argv", "code", "said"), [
-    (["test_vit", "--seed", "99999999999999999999999"], 2, "whole number from 0"),
-    (["test_vit", "--batch-sizes", "many"], 2, "not a whole number"),
+    (["test_vit", "--seed", "99999999999999999999999"], 2, "allowed is from 0 to 4294967295"),
+    (["test_vit", "--batch-sizes", "many"], 2, "is many; allowed is a list of whole numbers"),
     (["nowhere/model.engine"], 3, "does not exist"),
     (["nowhere.plan", "--backends", "tensorrt"], 3, "does not exist"),
     (["--server", "h:1", "--seed", "-1"], 2, "--seed"),

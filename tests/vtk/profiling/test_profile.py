@@ -10,7 +10,7 @@ from torch import Tensor
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.profiling import measure
 from vtk.profiling import session as session_module
-from vtk.profiling.config import ProfileConfig
+from vtk.profiling.config import ProfileCommand, ProfileConfig
 from vtk.profiling.profile import profile, run
 from vtk.profiling.report import heading, print_result, values
 
@@ -159,7 +159,7 @@ def test_onnxruntime_gets_the_exported_file_and_its_cost_is_a_number_of_its_own(
         seen.append((name, source.name, bool(inside)))
         return fakes.Backend(name)
 
-    config = ProfileConfig("tiny", backends=("ort-cpu", "eager"), batch_sizes=(1,), duration=0.02, device="cpu")
+    config = ProfileConfig(backends=("ort-cpu", "eager"), batch_sizes=(1,), duration=0.02, device="cpu")
     result = run(config, fakes.source(), load, show_progress=False)
     assert set(seen) == {("ort-cpu", "exported", True), ("eager", "tiny", True)}
     assert not inside  # the temporary file is gone
@@ -188,7 +188,7 @@ def test_a_precision_is_exported_for_onnxruntime_and_its_absence_is_a_row(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_an_absent_device_is_exit_5() -> None:
     with pytest.raises(UnavailableError, match="cuda") as caught:
-        profile(ProfileConfig("test_vit", device="cuda", pretrained=False))
+        profile("test_vit", ProfileConfig(device="cuda"), pretrained=False)
     assert caught.value.exit_code == 5
 
 
@@ -232,14 +232,14 @@ def test_bf16_is_judged_by_its_own_tolerance(fakes) -> None:
 def test_output_folder_is_looked_at_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(DataError, match="not empty"):
-        profile(ProfileConfig("test_vit", out=tmp_path))
+        profile("test_vit", ProfileConfig(out=tmp_path))
 
 
 @pytest.mark.parametrize(
     "options,said",
     [
         ({"batch_sizes": ()}, "batch-sizes"),
-        ({"batch_sizes": (1, 0)}, "1,0"),
+        ({"batch_sizes": (1, 0)}, "has 0"),
         ({"batch_sizes": (2, 2)}, "twice"),
         ({"backends": ("eager", "eager")}, "twice"),
         ({"duration": 0.0}, "duration"),
@@ -253,9 +253,9 @@ def test_output_folder_is_looked_at_before_anything_is_measured(tmp_path: Path) 
 )
 def test_bad_options_are_refused(options: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        ProfileConfig("test_vit", **options)
+        ProfileCommand(source="test_vit", **options)
 
 
 def test_empty_source_is_refused() -> None:
     with pytest.raises(UsageError, match="source"):
-        ProfileConfig(" ")
+        ProfileCommand(source=" ")

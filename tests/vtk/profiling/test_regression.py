@@ -8,7 +8,7 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.formats import write_json
-from vtk.profiling.config import ProfileConfig
+from vtk.profiling.config import ProfileCommand
 from vtk.profiling.regression import compare_profiles
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 
@@ -98,4 +98,4 @@ def test_sizes_of_a_timm_model(
 
 def test_sizes_exclude_one_size() -> None:
     with pytest.raises(Exception, match="exclude each other"):
-        ProfileConfig("test_vit", img_size=64, img_sizes=(32,))
+        ProfileCommand(source="test_vit", img_size=64, img_sizes=(32,))

@@ -71,14 +71,14 @@ def test_reports_of_a_stopped_run_are_written(
 def test_sizes_that_were_measured_are_kept(fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = fakes.run({"eager": fakes.Backend("eager")}, batch_sizes=(1,))
 
-    def fake(config: ProfileConfig, **_: object) -> ProfileResult:
-        if config.img_size == 64:
+    def fake(source: str, config: ProfileConfig, *, img_size: int, **_: object) -> ProfileResult:
+        if img_size == 64:
             raise KeyboardInterrupt
         return measured
 
     monkeypatch.setattr("vtk.profiling.sizes.profile", fake)
-    config = ProfileConfig("test_vit", img_sizes=(32, 64, 96), pretrained=False, out=tmp_path / "out")
-    (only,) = profile_sizes(config, show_progress=False)
+    config = ProfileConfig(img_sizes=(32, 64, 96), out=tmp_path / "out")
+    (only,) = profile_sizes("test_vit", config, show_progress=False, pretrained=False)
     assert only.stopped and only.exit_code == 130 and (tmp_path / "out" / "sizes.html").is_file()
 
 
@@ -91,6 +91,6 @@ def test_a_stop_before_the_first_cell_leaves_one_line(
 
     monkeypatch.setattr(profile_module, "run", stop)
     with pytest.raises(KeyboardInterrupt):
-        profile(ProfileConfig("test_vit", pretrained=False))
+        profile("test_vit", pretrained=False)
     assert main(["profile", "test_vit", "--no-pretrained"]) == 130
     assert capsys.readouterr().err.strip().splitlines()[-1] == "vtk: stopped"

@@ -12,7 +12,8 @@ from torch import nn
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
 from vtk.models import compiling
-from vtk.runtime.backend import load_backend, predictor, resolve_device
+from vtk.models.devices import resolve_device
+from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.ort_backend import OrtCpuBackend, _open
 from vtk.runtime.source import Source, open_source
 from vtk.training.precision import Bf16

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from vtk.card import Card
 from vtk.errors import UnavailableError, UsageError
-from vtk.models.create import create_model
+from vtk.models.create import build_model
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.source import open_source
 from vtk.tasks.pack import save_task
@@ -26,7 +26,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     save_file(plain.state_dict(), root / "base.safetensors")
     found = []
     for number, classes in enumerate(("abc", "abcde")):
-        created = create_model(
+        created = build_model(
             "vit_tiny_patch16_224", num_classes=len(classes), img_size=32, weights=root / "base.safetensors",
             kwargs=TIMM,
         )  # fmt: skip

@@ -11,9 +11,10 @@ import torch
 
 from vtk.card import Card
 from vtk.errors import UnavailableError
-from vtk.runtime import fp32, ort_backend
+from vtk.models import fp32
+from vtk.models.fp32 import FullPrecision
+from vtk.runtime import ort_backend
 from vtk.runtime.backend import load_backend
-from vtk.runtime.fp32 import FullPrecision
 from vtk.runtime.ort_trt_backend import NO_TF32, OrtTrtBackend
 from vtk.runtime.source import open_source
 

@@ -5,9 +5,11 @@ The stand-in computes on the memory that it is given, so a wrong address, shape 
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,6 @@ from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import run
-from vtk.runtime import tensorrt_backend
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.engine import engine_beside, model_beside, read_stamp
 from vtk.runtime.source import Source, open_source
@@ -184,15 +185,14 @@ def test_what_is_not_run_is_refused(log, install, on_cpu, write_engine, write_on
 def test_without_tensorrt_or_cuda_it_is_one_line_and_exit_5(
     write_engine, install, weight, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_engine()
+    path, find = write_engine(), importlib.util.find_spec
     for command in (["profile", str(path)], ["profile", str(path.with_suffix(".onnx")), "--backends", "tensorrt"]):
-        monkeypatch.setattr(tensorrt_backend.importlib.util, "find_spec", lambda name: None)
-        assert main(command) == 5
-        (line,) = capsys.readouterr().err.strip().splitlines()
-        assert "TensorRT's Python package, which is not here" in line
-        monkeypatch.setattr(tensorrt_backend.importlib.util, "find_spec", lambda name: object())
-        assert main(command) == 5
-        assert "torch sees no CUDA device" in capsys.readouterr().err
+        for found, said in ((None, "TensorRT's Python package, which is not here"), (object(), "no CUDA device")):
+            fake = partial(lambda found, name, *more: found if name == "tensorrt" else find(name, *more), found)
+            monkeypatch.setattr(importlib.util, "find_spec", fake)
+            assert main(command) == 5
+            (line,) = capsys.readouterr().err.strip().splitlines()
+            assert said in line
 
 
 def test_engine_and_model_find_each_other(write_engine) -> None:
@@ -211,7 +211,7 @@ def test_a_profile_compares_it_with_onnxruntime_and_says_tf32(
     rounded = weight.astype(np.float16).astype(np.float32) if tf32 else weight
     install(FakeTensorrt(rounded))
     path = write_engine(tf32=tf32)
-    config = ProfileConfig(str(path), batch_sizes=(1, 4, 8), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(1, 4, 8), duration=0.02, device="cpu", threads=1)
 
     def load(name: str, source: Source, **options: Any) -> Any:
         # the device is a CPU to all but the back-end
@@ -232,7 +232,7 @@ def test_an_engine_with_other_logits_than_its_model_gets_no_number(
 ) -> None:
     install(FakeTensorrt(weight[::-1].copy()))
     path = write_engine()
-    config = ProfileConfig(str(path), batch_sizes=(2,), duration=0.02, device="cpu", threads=1)
+    config = ProfileConfig(batch_sizes=(2,), duration=0.02, device="cpu", threads=1)
 
     def load(name: str, source: Source, **options: Any) -> Any:
         return load_backend(name, source, **{**options, "device": "cuda" if name == "tensorrt" else "cpu"})

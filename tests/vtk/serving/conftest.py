@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from vtk.card import Card, Transform
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.serving import TaskBank
 from vtk.tasks import Task, load_task, save_task
 from vtk_kernels.support import interpreting
@@ -76,7 +76,7 @@ class Lab:
         **options: Any,
     ) -> Path:
         """Write a pack: the tensors of its policy moved, and what ``change`` says on top."""
-        created = create_model(
+        created = build_model(
             NAME, num_classes=classes, img_size=size, weights=weights or self.weights,
             kwargs=self.kwargs, transforms=self.transforms if transforms is None else transforms, seed=seed + 7,
             **options,

@@ -40,7 +40,7 @@ def test_both_sides_are_measured(five: Any, capsys: pytest.CaptureFixture[str]) 
     ("argv", "message"),
     [
         ([], "give `--pack FOLDER`"),
-        (["--pack", "x", "--rounds", "3"], "`rounds` is 3; give at least 7"),
+        (["--pack", "x", "--rounds", "3"], "`--rounds` is 3; allowed is at least 7"),
         (["--pack", "x", "--copies", "4", "--batch", "3"], "there are 4 tasks"),
         (["--pack", "x"], "there is no folder"),
     ],

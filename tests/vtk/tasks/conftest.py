@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.card import Card
-from vtk.models import Created, create_model
+from vtk.models.create import Created, build_model
 from vtk.tasks import save_task
 
 NAME = "vit_tiny_patch16_224"
@@ -63,12 +63,12 @@ def write_small_pack(
     kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """Write a pack; ``options`` go to `create_model`."""
+    """Write a pack; ``options`` go to `build_model`."""
     if kwargs:
         weights = folder / f"{name}-base.safetensors"
         save_file(timm.create_model(NAME, **KWARGS, **kwargs).state_dict(), weights)
     options = {"num_classes": 3, "img_size": 32, "weights": weights, "kwargs": KWARGS | (kwargs or {})} | options
-    created: Created = create_model(NAME, **options)
+    created: Created = build_model(NAME, **options)
     state = created.model.state_dict()
     trained = {k for k in state if moved(k)} | {k for k, v in created.key_map.items() if v is None}
     with torch.no_grad():

@@ -167,7 +167,7 @@ def test_a_model_far_larger_than_its_tensors_is_not_built(pack: Path, tmp_path: 
     """A million classes, in a card of ten megabytes, would take gigabytes for the classifier."""
     merge_task(pack, tmp_path / "m.safetensors")
     many = {"classes": [str(i) for i in range(60_000)]}
-    monkeypatch.setattr("vtk.tasks.load.create_model", lambda *_, **__: pytest.fail("it was built"))
+    monkeypatch.setattr("vtk.tasks.load.build_model", lambda *_, **__: pytest.fail("it was built"))
     refused(lambda: load_task(edit(pack, **many)), "asks for a model of .* numbers, the file and its base hold")
     card = json.dumps(json.loads((pack / CARD).read_text()))
     save_tensors(tmp_path / "m.safetensors", load_file(tmp_path / "m.safetensors"), {"vtk": card})

@@ -65,7 +65,7 @@ def test_the_flags_are_transforms_of_plain_json(flags: dict, expected: tuple) ->
         ({"cb_on": "msa"}, "add --cb or --cb-scale"),
         ({"cb": True, "cb_layers": ("lower",)}, "`--cb-layers` lower: give upper, all, or block numbers"),
         ({"cb": True, "cb_layers": ("all", "3")}, "`--cb-layers` all 3"),
-        ({"cb": True, "cb_layers": ()}, "`--cb-layers` nothing"),
+        ({"cb": True, "cb_layers": ()}, "`--cb-layers` is empty"),
         ({"cb": True, "cb_layers": ("-1",)}, "`--cb-layers` -1"),
         ({"branches": 0}, "`--branches` is 0; allowed is at least 1"),
     ],

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from vtk.errors import UsageError
+from vtk.options import option_of
 from vtk.training.config import FinetuneConfig
 
 
@@ -12,7 +13,7 @@ from vtk.training.config import FinetuneConfig
     ("values", "text"),
     [
         ({"attn_only": True, "train": "full"}, "--attn-only.*--train is full"),
-        ({"precision": "int4"}, "--precision` int4 is not known; choose auto, fp32, bf16 or fp16"),
+        ({"precision": "int4"}, "--precision` is int4; allowed is auto, fp32, bf16 or fp16"),
         ({"resume": True, "overwrite": True}, "--resume.*--overwrite"),
         ({"weights": "x", "pretrained": False}, "--weights.*--no-pretrained"),
         ({"epochs": 0}, "--epochs` is 0; allowed is at least 1"),
@@ -27,7 +28,7 @@ from vtk.training.config import FinetuneConfig
         ({"crop_scale": (0.9, 0.3)}, "--crop-scale"),
         ({"crop_scale": (0.9,)}, "--crop-scale"),
         ({"workers": -1}, "--workers"),
-        ({"workers": 100_000}, "--workers` is 100000; allowed is 0 to 1024"),
+        ({"workers": 100_000}, "--workers` is 100000; allowed is from 0 to 1024"),
         ({"lr": 1e300}, "--lr` is 1e\\+300; allowed is above 0, at most 1e6"),
         ({"weight_decay": 1e300}, "--weight-decay"),
         ({"multi_label": True, "keep_empty_classes": True}, "--keep-empty-classes"),
@@ -50,7 +51,7 @@ def test_bad_values_are_refused(values, text):
 
 
 def test_every_option_has_help():
-    assert all(f.metadata.get("help") for f in dataclasses.fields(FinetuneConfig))
+    assert all(option_of(FinetuneConfig, f.name).help for f in dataclasses.fields(FinetuneConfig))
 
 
 def test_attn_is_the_default_and_attn_only_says_the_same():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.vtk._faults import tree
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks.load import card_metadata, load_task
 from vtk.training.config import FinetuneConfig
 from vtk.training.distill import Trained
@@ -26,7 +26,7 @@ SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 
 
 def write_teacher(path, seed=7, size=32, **kwargs):
-    created = create_model(
+    created = build_model(
         "vit_tiny_patch16_224", num_classes=3, img_size=size, pretrained=False, kwargs={**SMALL, **kwargs}
     )
     torch.manual_seed(seed)
@@ -88,7 +88,7 @@ def test_a_teacher_that_cannot_teach_leaves_the_run_before_alone(config, tmp_pat
 
 def test_a_teacher_at_hand_needs_no_file(config, teacher, tmp_path):
     model = load_file(teacher)
-    created = create_model("vit_tiny_patch16_224", num_classes=3, img_size=48, pretrained=False, kwargs=SMALL)
+    created = build_model("vit_tiny_patch16_224", num_classes=3, img_size=48, pretrained=False, kwargs=SMALL)
     created.model.load_state_dict(model)
     trained = Trained(created.model, Card(created.spec, created.input, CLASSES), "at hand")
     runs = [

@@ -270,7 +270,7 @@ def test_refusals_before_any_image_is_read(config, tmp_path, monkeypatch):
         finetune(config(img_size=30))
     with pytest.raises(UsageError, match="no data"):
         finetune(config(data=None))
-    with pytest.raises(UsageError, match="--device` tpu"):
+    with pytest.raises(UsageError, match="--device` is tpu"):
         finetune(config(device="tpu"))
     if not torch.cuda.is_available():
         with pytest.raises(UnavailableError, match="0 CUDA devices"):

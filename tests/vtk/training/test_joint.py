@@ -79,7 +79,7 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
         import vtk.training.packs as packs
         import vtk.training.setup as setup
 
-        create, feed = setup.create_model, setup.Setup.feed
+        create, feed = setup.build_model, setup.Setup.feed
 
         def wide(*args, **kwargs):
             created = create(*args, **kwargs)
@@ -91,7 +91,7 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
             narrow = self.augment
             self.stream._loader.dataset.transform = lambda image: narrow(image).double()
 
-        monkeypatch.setattr(setup, "create_model", wide)
+        monkeypatch.setattr(setup, "build_model", wide)
         monkeypatch.setattr(setup.Setup, "feed", wide_feed)
         monkeypatch.setattr(packs, "evaluate_ranks", in_fp64(packs.evaluate_ranks))
         monkeypatch.setattr(packs, "save_task", keep_fp64)
@@ -302,7 +302,7 @@ def test_refusals(config, photos, shades, tmp_path):
         ({"cb_scale": True}, "`--cb-scale` trains"),
         ({"grad_checkpointing": True}, "use --memory minimal"),
         ({"init_from": ("c=x",)}, "NAME being one of a, b"),
-        ({"sampling": 0.5}, "`--sampling` is 0.5; allowed is 1 or above"),
+        ({"sampling": 0.5}, "`--sampling` is 0.5; allowed is at least 1"),
     ):
         with pytest.raises(UsageError, match=match):
             config(**{"data": None, "tasks": tasks, **changes})

@@ -66,6 +66,12 @@ def test_the_best_epoch_is_the_metrics(config, scripted, metric):
     assert last["macro_f1"] == metrics(*EPOCHS[4], ("a", "b", "c")).macro_f1 and last["epoch"] == 5
 
 
+def test_of_epochs_with_the_same_metric_the_one_with_the_lowest_loss_is_the_best(config, scripted):
+    scripted(((3, 3, 3), 0.7), ((3, 3, 3), 0.5), ((3, 3, 3), 0.9), ((3, 3, 3), 0.5))
+    result = finetune(config(epochs=4, metric="top1"))
+    assert result.best_epoch == 2  # of the second and the fourth the earlier
+
+
 @pytest.mark.parametrize(("metric", "patience", "epochs"), [("loss", 2, 3), ("top1", 2, 4), ("top1", 4, 5)])
 def test_patience_counts_epochs_without_a_better_one(config, scripted, metric, patience, epochs, capsys):
     scripted()

@@ -114,7 +114,7 @@ def test_a_file_is_a_recipe_too_and_begins_with_another(tmp_path):
     [
         ("epocs: 3\n", "unknown key `epocs`"),
         ("train: full\n", "unknown key `train`"),  # fixed, so no field
-        ("epochs: many\n", "`epochs`"),
+        ("epochs: many\n", "`--epochs` is many"),
         ("- epochs\n", "must hold `key: value` lines"),
         ("data: here\n", "`data` is of one run"),
         ("recipe: {file}\n", "begins with it"),

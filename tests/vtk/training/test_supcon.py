@@ -160,7 +160,6 @@ def test_held_out_images_of_several_classes_are_compared(pre, monkeypatch):
         ({"supcon_temperature": 0.0}, "`--supcon-temperature` is 0.0; allowed is above 0"),
         ({"method": "mae", "supcon_dim": 64}, "`--supcon-dim` is of --method supcon, but --method is mae"),
         ({"method": "mae", "sam": 0.1}, "`--sam` is of --method supcon"),
-        ({"sam": 0.1, "sam_m": 4}, "`--sam-m` is for runs that train a classifier"),
         ({"mask_ratio": 0.5}, "`--mask-ratio` is of --method beit and mae and simmim"),
     ],
 )

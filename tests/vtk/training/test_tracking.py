@@ -77,5 +77,5 @@ def test_it_is_imported_only_when_asked_for():
 def test_names_are_checked():
     with pytest.raises(UsageError, match="--track` is wandb; allowed is tensorboard or csv"):
         FinetuneConfig(track=("wandb",))
-    with pytest.raises(UsageError, match="--track` is wandb"):
+    with pytest.raises(UsageError, match="--track` has wandb"):
         command.main(["x", "--track", "csv,wandb"])

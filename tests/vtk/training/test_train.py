@@ -19,6 +19,7 @@ from tests.vtk.training.test_resume import same_runs
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
 from vtk.models.parts import head_names
+from vtk.options import option_of
 from vtk.tasks.load import load_checkpoint
 from vtk.training import outputs
 from vtk.training.checkpoints import CheckpointRun
@@ -183,7 +184,7 @@ def test_bad_values_are_refused_in_one_line(values, text):
 
 
 def test_every_option_has_help():
-    assert all(f.metadata.get("help") for f in dataclasses.fields(TrainConfig))
+    assert all(option_of(TrainConfig, f.name).help for f in dataclasses.fields(TrainConfig))
 
 
 def test_the_rate_is_that_of_the_batch(scratch, capsys):

@@ -1,56 +1,53 @@
 """What a run changes in the model's architecture before it trains."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.stems.names import PLAIN, ActivationName, StemName
-from vtk.training.options.checks import require
+from vtk.options import Option
 from vtk.training.options.variants import VariantOptions
 
+Branches = Annotated[
+    int, Option("consecutive blocks to join into parallel branches; the depth must be a multiple", least=1)
+]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class ArchitectureOptions(VariantOptions):
     """Stem, FFN, parallel branches and Context Broadcasting."""
 
-    stem: StemName | None = field(
-        default=None,
-        metadata={
-            "help": "stem in place of the patch projection: hmlp (paper A), conv or some of its parts (paper E), "
-            "levit; it starts untrained. Default the model's own, which 1proj is, too"
-        },
-    )
-    stem_act: ActivationName | None = field(
-        default=None,
-        metadata={"help": "activation of the stem; default ReLU of conv stems, GELU of hmlp and levit"},
-    )
-    stem_strides: tuple[int, ...] | None = field(
-        default=None,
-        metadata={"help": "strides of a conv stem's four layers, such as 2,2,2,2; default 2,1,1 and half the patch"},
-    )
-    mlp: Literal["relu", "bn", "no-norm"] | None = field(
-        default=None,
-        metadata={"help": "FFN of paper E's Table 5: ReLU, BatchNorm before GELU, or no norm before it; default none"},
-    )
-    branches: int = field(
-        default=1,
-        metadata={"help": "run so many consecutive blocks of a sequential ViT in parallel (as `vtk parallelize` does)"},
-    )
-    cb: bool = field(default=False, metadata={"help": "Context Broadcasting: mix the mean of all tokens into each"})
-    cb_scale: bool = field(
-        default=False,
-        metadata={"help": "CB with a trained factor per channel and layer, from 0, in place of the fixed ½"},
-    )
-    cb_layers: tuple[str, ...] = field(
-        default=("upper",),
-        metadata={"help": "of CB: upper (the upper half of the blocks), all, or block numbers from 0"},
-    )
-    cb_on: Literal["mlp", "msa", "both"] = field(default="mlp", metadata={"help": "of CB: FFN, attention or both"})
-    cb_placement: Literal["end", "mid", "front"] = field(
-        default="end",
-        metadata={"help": "of CB: after the module, before its last layer (FFN only), or before it"},
-    )
+    GROUP: ClassVar[str] = "architecture variants"
+
+    stem: Annotated[
+        StemName | None,
+        Option("untrained stem in place of the patch projection (default: the model's own, 1proj)", metavar="STEM"),
+    ] = None
+    stem_act: Annotated[
+        ActivationName | None,
+        Option("activation of the stem (default: ReLU of conv stems, GELU of hmlp and levit)"),
+    ] = None
+    stem_strides: Annotated[
+        tuple[int, ...] | None,
+        Option("strides of a conv stem's four layers (default: 2,1,1 and half the patch)", least=1, nonempty=True),
+    ] = None
+    mlp: Annotated[
+        Literal["relu", "bn", "no-norm"] | None,
+        Option("MLP variant: relu, bn, no-norm (Wang et al. 2022, Table 5)"),
+    ] = None
+    branches: Branches = 1
+    cb: Annotated[bool, Option("Context Broadcasting: mix the mean of all tokens into each")] = False
+    cb_scale: Annotated[
+        bool, Option("Context Broadcasting with a trained scale per channel, in place of the fixed ½")
+    ] = False
+    cb_layers: Annotated[
+        tuple[str, ...], Option("blocks with CB: upper (the upper half), all, or numbers from 0", nonempty=True)
+    ] = ("upper",)
+    cb_on: Annotated[Literal["mlp", "msa", "both"], Option("CB on the FFN, the attention, or both")] = "mlp"
+    cb_placement: Annotated[
+        Literal["end", "mid", "front"], Option("CB after the module, before its last layer (FFN only), or before it")
+    ] = "end"
 
     def transforms(self) -> tuple[Transform, ...]:
         """Return the changes of the architecture that the flags ask for, in order.
@@ -101,7 +98,6 @@ class ArchitectureOptions(VariantOptions):
             raise UsageError(f"`{flag}` changes what the tasks of one run share; give one run for each")
 
     def _check_architecture(self) -> None:
-        require(self.branches >= 1, "branches", self.branches, "at least 1")
         self._check_variants()
         self.transforms()
 

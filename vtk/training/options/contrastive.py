@@ -1,21 +1,18 @@
 """Supervised contrastive pre-training: temperature and projection."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from vtk.training.options.checks import require
+from vtk.options import Config, Option
 
 
-@dataclass(frozen=True)
-class ContrastiveOptions:
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveOptions(Config):
     """Of ``--method supcon``."""
 
-    supcon_temperature: float = field(
-        default=0.1, metadata={"help": "of --method supcon: cosines are divided by it; lower looks at hard pairs more"}
-    )
-    supcon_dim: int = field(
-        default=128, metadata={"help": "of --method supcon: width of the projection in which images are compared"}
-    )
+    GROUP: ClassVar[str] = "supervised contrastive"
 
-    def _check_contrastive(self) -> None:
-        require(self.supcon_temperature > 0, "supcon_temperature", self.supcon_temperature, "above 0")
-        require(self.supcon_dim >= 1, "supcon_dim", self.supcon_dim, "at least 1")
+    supcon_temperature: Annotated[
+        float, Option("softmax temperature of the cosines; lower weighs hard pairs more", above=0)
+    ] = 0.1
+    supcon_dim: Annotated[int, Option("width of the projection in which images are compared", least=1)] = 128

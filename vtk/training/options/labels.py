@@ -1,47 +1,37 @@
 """What labels are, and how much each class counts."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
+from vtk.data.config import MultiLabel
 from vtk.errors import UsageError
-from vtk.training.options.checks import require
+from vtk.options import Config, Option
 
 
-@dataclass(frozen=True)
-class LabelOptions:
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions(Config):
     """Images with several labels, and classes of unequal size."""
 
-    multi_label: bool = field(
-        default=False,
-        metadata={
-            "help": "images with any number of labels: DATA is a table (.csv) of path,label1;label2, or folders named "
-            "by the labels of the images in them"
-        },
-    )
-    class_weights: Literal["none", "balanced"] = field(
-        default="none",
-        metadata={"help": "balanced: an image counts in inverse proportion to the images of its class"},
-    )
-    sampler: Literal["shuffle", "balanced"] = field(
-        default="shuffle",
-        metadata={
-            "help": "balanced: an epoch shows as many images as there are, of every class equally many; shuffle shows "
-            "every image once"
-        },
-    )
+    GROUP: ClassVar[str] = "data"
+
+    multi_label: MultiLabel = False
+    class_weights: Annotated[
+        Literal["none", "balanced"],
+        Option("balanced: weigh each image by the inverse of its class's size"),
+    ] = "none"
+    sampler: Annotated[
+        Literal["shuffle", "balanced"],
+        Option("shuffle: each image once an epoch; balanced: every class equally often"),
+    ] = "shuffle"
 
     def _check_labels(self) -> None:
-        weights: str = self.class_weights
-        sampler: str = self.sampler
-        require(weights in ("none", "balanced"), "class_weights", weights, "none or balanced")
-        require(sampler in ("shuffle", "balanced"), "sampler", sampler, "shuffle or balanced")
-        if self.multi_label and sampler == "balanced":
+        if self.multi_label and self.sampler == "balanced":
             raise UsageError(
                 "`--sampler` balanced draws by the one label of an image; with --multi-label give --class-weights "
                 "balanced"
             )
-        if weights == sampler == "balanced":
+        if self.class_weights == self.sampler == "balanced":
             raise UsageError(
                 "`--class-weights` balanced and `--sampler` balanced both make small classes count for more; give one "
                 "of them"

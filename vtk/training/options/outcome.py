@@ -1,42 +1,35 @@
 """What counts as the best epoch, when a run has learned enough, and where its numbers go."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.evaluation import choice
-from vtk.training.options.checks import require
+from vtk.options import Config, Option
 
 TRACKERS = ("tensorboard", "csv")
 
 
-@dataclass(frozen=True)
-class OutcomeOptions:
+@dataclass(frozen=True, kw_only=True)
+class OutcomeOptions(Config):
     """The metric, and early stopping."""
 
-    metric: Literal["auto", "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mAP", "micro_f1"] = field(
-        default="auto",
-        metadata={
-            "help": "by which the best epoch is chosen, of the held-out images; auto is top1, with --multi-label mAP"
-        },
-    )
-    patience: int | None = field(
-        default=None,
-        metadata={"help": "stop after this many epochs in a row without a better one; default never"},
-    )
+    GROUP: ClassVar[str] = "schedule"
 
-    track: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "where the numbers of every epoch go: tensorboard (RUN/tensorboard), csv (metrics.csv, which is "
-            "always written)"
-        },
-    )
-
-    def _check_outcome(self) -> None:
-        for name in self.track:
-            require(name in TRACKERS, "track", name, " or ".join(TRACKERS))
-        require(self.patience is None or self.patience >= 1, "patience", self.patience, "at least 1")
+    metric: Annotated[
+        Literal["auto", "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mAP", "micro_f1"],
+        Option("held-out metric that chooses the best epoch; auto: top1, or mAP of several labels"),
+    ] = "auto"
+    patience: Annotated[
+        int | None, Option("stop after this many epochs without a better one (default: never)", least=1)
+    ] = None
+    track: Annotated[
+        tuple[str, ...],
+        Option(
+            "where epoch metrics go: tensorboard (RUN/tensorboard), csv (always written)", "output", among=TRACKERS,
+            allowed=" or ".join(TRACKERS),
+        ),
+    ] = ()  # fmt: skip
 
     def _metric_of(self, multi_label: bool) -> str:
         """Return the metric's name, also where it was left open."""

@@ -1,77 +1,53 @@
 """What training from scratch needs beyond fine-tuning: the recipe, the loss, and stronger regularisation."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
-from vtk.training.options.checks import require
+from vtk.options import Config, Option
 
 
-@dataclass(frozen=True)
-class ScratchOptions:
+@dataclass(frozen=True, kw_only=True)
+class ScratchOptions(Config):
     """The loss, dropout, repeated augmentation, and what the learning rate is for."""
 
-    recipe: str | None = field(
-        default=None,
-        metadata={"help": "defaults from a recipe, by its name or its file (.yaml); --config and flags win over it"},
-    )
-    loss: Literal["ce", "bce", "bce-sum"] = field(
-        default="ce",
-        metadata={
-            "help": "ce: cross-entropy; bce: each class is a decision of its own, the mean over classes and images; "
-            "bce-sum: the sum over classes"
-        },
-    )
-    bce_threshold: float | None = field(
-        default=None,
-        metadata={
-            "help": "of bce: targets that mixing made are 1 above this and else 0; default they stay as they are"
-        },
-    )
-    lr_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "batch that --lr is for: it is multiplied by batch-size × accumulate / this; default --lr is taken "
-            "as it is"
-        },
-    )
-    head_bias: float | None = field(
-        default=None,
-        metadata={"help": "what a new classifier's biases start at; below 0 suits bce with many classes"},
-    )
-    aug_repeats: int = field(
-        default=1,
-        metadata={
-            "help": "show an image so many times in a batch, each augmented anew, and so many times fewer images"
-        },
-    )
-    crop_pad: int = field(
-        default=0,
-        metadata={
-            "help": "pixels: cut a training image out of itself with such a black border, in place of a random resized "
-            "crop (4 is usual for 32×32 images)"
-        },
-    )
-    remode: Literal["const", "rand", "pixel"] = field(
-        default="const",
-        metadata={"help": "what --reprob erases with: const (the mean), rand (one colour) or pixel (noise)"},
-    )
-    drop: float = field(
-        default=0.0, metadata={"help": "dropout after the position table, the attention's projection and in the FFN"}
-    )
-    attn_drop: float = field(default=0.0, metadata={"help": "dropout of attention weights"})
+    GROUP: ClassVar[str] = "regularisation"
+
+    recipe: Annotated[
+        str | None,
+        Option("defaults from a recipe, by name or .yaml file; --config and flags win", "schedule", often=True,
+               nonempty=True),
+    ] = None  # fmt: skip
+    loss: Annotated[
+        Literal["ce", "bce", "bce-sum"],
+        Option("cross-entropy; binary cross-entropy, mean or sum over classes", "schedule", often=True),
+    ] = "ce"
+    bce_threshold: Annotated[
+        float | None,
+        Option("bce: mixed targets above this become 1, others 0 (default: left as they are)", "schedule", least=0,
+               below=1),
+    ] = None  # fmt: skip
+    lr_batch: Annotated[
+        int | None,
+        Option("batch that --lr is for; scaled by batch size × accumulate / this (default: not)", "schedule", least=1),
+    ] = None
+    head_bias: Annotated[
+        float | None, Option("initial bias of a new classifier; below 0 suits bce with many classes", "schedule")
+    ] = None
+    aug_repeats: Annotated[
+        int, Option("repeated augmentation: copies of an image in a batch, of fewer images", least=1)
+    ] = 1
+    crop_pad: Annotated[
+        int, Option("random crop after padding by N pixels, in place of a random resized crop", least=0, most=1024)
+    ] = 0
+    remode: Annotated[
+        Literal["const", "rand", "pixel"], Option("random erasing with the mean, one random colour, or noise")
+    ] = "const"
+    drop: Annotated[
+        float, Option("dropout after position embedding, attention projection and in the FFN", least=0, below=1)
+    ] = 0.0
+    attn_drop: Annotated[float, Option("dropout of attention weights", least=0, below=1)] = 0.0
 
     def _check_scratch(self) -> None:
-        loss: str = self.loss
-        require(loss in ("ce", "bce", "bce-sum"), "loss", loss, "ce, bce or bce-sum")
-        threshold = self.bce_threshold
-        if threshold is not None and loss == "ce":
+        if self.bce_threshold is not None and self.loss == "ce":
             raise UsageError("`--bce-threshold` is of --loss bce; add it, or leave the threshold out")
-        require(threshold is None or 0 <= threshold < 1, "bce_threshold", threshold, "from 0 to below 1")
-        require(self.lr_batch is None or self.lr_batch >= 1, "lr_batch", self.lr_batch, "at least 1")
-        require(self.aug_repeats >= 1, "aug_repeats", self.aug_repeats, "at least 1")
-        require(0 <= self.crop_pad <= 1024, "crop_pad", self.crop_pad, "0 to 1024")
-        remode: str = self.remode
-        require(remode in ("const", "rand", "pixel"), "remode", remode, "const, rand or pixel")
-        for name in ("drop", "attn_drop"):
-            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "from 0 to below 1")

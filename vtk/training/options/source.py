@@ -1,66 +1,62 @@
 """What a run starts from: images, a model, its weights, and how an image becomes the model's input."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
-from vtk.training.options.checks import require
+from vtk.options import Config, Option
+from vtk.options.shared import MaybeFolder, ValSplit
+from vtk.tasks.config import ModelKwargs
+
+ModelName = Annotated[str, Option("timm model name", often=True, nonempty=True)]
+InputSize = Annotated[
+    int | tuple[int, int] | None,
+    Option("input size: N, or height and width (default: model's)", often=True, least=1),
+]
+Pretrained = Annotated[bool, Option("start from the hub's weights", off="start from random weights")]
+_Channels = Annotated[
+    tuple[float, ...] | None, Option("per channel, in 0 to 1 (default: the weights' own)", nonempty=True)
+]
+_Deviations = Annotated[
+    tuple[float, ...] | None, Option("per channel, in 0 to 1 (default: the weights' own)", nonempty=True, above=0)
+]
 
 
-@dataclass(frozen=True)
-class DataOptions:
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(Config):
     """Where the images are."""
 
-    data: Path | None = field(
-        default=None,
-        metadata={"help": "folder with train/ and val/ holding one folder per class, or with class folders"},
-    )
+    GROUP: ClassVar[str] = "data"
+
+    data: MaybeFolder = None
 
 
-@dataclass(frozen=True)
-class SourceOptions:
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(Config):
     """The model, its weights, and its input."""
 
-    out: Path | None = field(default=None, metadata={"help": "folder for the results; default runs/NAME-OF-DATA"})
-    model: str = field(default="vit_small_patch16_224", metadata={"help": "name of a timm model"})
-    model_kwargs: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "arguments for timm's model as key=value, such as depth=6; kept in the pack"},
-    )
-    weights: Path | None = field(
-        default=None,
-        metadata={"help": "base weights (.safetensors, .pth or .npz) in place of the hub's"},
-    )
-    pretrained: bool = field(
-        default=True,
-        metadata={"help": "start from the hub's weights; --no-pretrained starts from random ones"},
-    )
-    img_size: int | tuple[int, int] | None = field(
-        default=None,
-        metadata={"help": "pixels, one side or height width; default the model's own"},
-    )
-    resize_mode: Literal["crop", "squash", "pad"] = field(
-        default="crop",
-        metadata={"help": "what happens to images of another aspect ratio"},
-    )
-    interpolation: Literal["bicubic", "bilinear", "nearest"] | None = field(
-        default=None,
-        metadata={"help": "default the weights' own"},
-    )
-    mean: tuple[float, ...] | None = field(
-        default=None,
-        metadata={"help": "per channel, in 0 to 1; default the weights' own"},
-    )
-    std: tuple[float, ...] | None = field(
-        default=None,
-        metadata={"help": "per channel, in 0 to 1; default the weights' own"},
-    )
-    crop_pct: float | None = field(
-        default=None,
-        metadata={"help": "share of the image that evaluation keeps; default the weights' own"},
-    )
-    val_split: float = field(default=0.2, metadata={"help": "share of the images held out when the folder has no val/"})
+    GROUP: ClassVar[str] = "model"
+
+    out: Annotated[Path | None, Option("folder of the run (default: runs/NAME-OF-DATA)", "output", often=True)] = None
+    model: ModelName = "vit_small_patch16_224"
+    model_kwargs: ModelKwargs = ()
+    weights: Annotated[Path | None, Option("file of base weights, in place of the hub's", often=True)] = None
+    pretrained: Pretrained = True
+    img_size: InputSize = None
+    resize_mode: Annotated[
+        Literal["crop", "squash", "pad"], Option("how images of another aspect ratio are brought to the input size")
+    ] = "crop"
+    interpolation: Annotated[
+        Literal["bicubic", "bilinear", "nearest"] | None, Option("of resizing (default: from the pretrained weights)")
+    ] = None
+    mean: _Channels = None
+    std: _Deviations = None
+    crop_pct: Annotated[
+        float | None,
+        Option("centre-crop fraction at evaluation (default: the weights' own)", least=0.05, most=1),
+    ] = None
+    val_split: ValSplit = 0.2
 
     def _check_source(self) -> None:
         if self.weights is not None and not self.pretrained:
@@ -68,5 +64,10 @@ class SourceOptions:
         self._check_input()
 
     def _check_input(self) -> None:
-        require(0 < self.val_split < 1, "val_split", self.val_split, "between 0 and 1")
-        require(self.crop_pct is None or 0.05 <= self.crop_pct <= 1, "crop_pct", self.crop_pct, "from 0.05 to 1")
+        chans = getattr(self, "in_chans", 3)
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if value is not None and len(value) not in (1, chans):
+                raise UsageError(
+                    f"`--{name}` has {len(value)} values; the input has {chans} channels: give one, or one each"
+                )

@@ -1,46 +1,38 @@
 """Several tasks in one run, and packs to start from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
 from vtk.errors import UsageError
-from vtk.training.options.checks import require
+from vtk.options import Option
 from vtk.training.options.source import DataOptions
 from vtk.training.spec import TaskSpec, parse_starts, parse_tasks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskOptions(DataOptions):
     """Tasks that share their frozen weights, in place of one folder of images."""
 
-    tasks: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "in place of DATA, once for each task: NAME=FOLDER or NAME=FOLDER@SIZE; all of them are trained "
-            "together over one set of frozen weights",
-            "flag": "task",
-            "metavar": "NAME=FOLDER[@SIZE]",
-        },
-    )
-    sampling: float = field(
-        default=1.0,
-        metadata={
-            "help": "of several tasks: temperature of how often each is drawn; 1 shows every image once an epoch, more "
-            "shows small tasks more often, up to equally often"
-        },
-    )
-    init_from: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "start from a trained pack in place of the base, also at another size; with --task give NAME=PACK, "
-            "once for each",
-            "flag": "init-from",
-            "metavar": "PACK",
-        },
-    )
+    tasks: Annotated[
+        tuple[str, ...],
+        Option(
+            "several tasks in one run, once for each, in place of DATA",
+            often=True, flag="task", metavar="NAME=FOLDER[@SIZE]",
+        ),
+    ] = ()  # fmt: skip
+    sampling: Annotated[
+        float, Option("task-sampling temperature: 1 by size, more evens out, up to equally often", least=1)
+    ] = 1.0
+    init_from: Annotated[
+        tuple[str, ...],
+        Option(
+            "start from a trained pack, also at another size; with --task NAME=PACK, once for each",
+            "model", flag="init-from", metavar="PACK",
+        ),
+    ] = ()  # fmt: skip
 
     def _check_tasks(self) -> tuple[TaskSpec, ...]:
         """Return the tasks of a run of several; none for a run of one."""
-        require(self.sampling >= 1, "sampling", self.sampling, "1 or above")
         specs = parse_tasks(self.tasks)
         parse_starts(self.init_from, [spec.name for spec in specs])
         if specs and self.data is not None:

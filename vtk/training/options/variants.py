@@ -1,39 +1,35 @@
-"""Changes of a model that papers B and C compare with; of a pre-activation ResNet, and of a Vision Transformer."""
+"""Changes of a model that two papers compare with; of a pre-activation ResNet, and of a Vision Transformer."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from vtk.card import Transform
 from vtk.errors import UsageError
-from vtk.training.options.checks import require
+from vtk.options import Config, Option, require
 
 
-@dataclass(frozen=True)
-class VariantOptions:
+@dataclass(frozen=True, kw_only=True)
+class VariantOptions(Config):
     """Attention blocks in a ResNet; local attention, uniform heads and squeeze-and-excitation in a ViT."""
 
-    msa_blocks: tuple[int, ...] = field(
-        default=(),
-        metadata={
-            "help": "attention blocks in a pre-activation ResNet (resnetv2_50, preact_resnet_18 …): one number, or one "
-            "for each stage"
-        },
-    )
-    msa_window: int = field(default=7, metadata={"help": "of --msa-blocks: side of a window in positions"})
-    local_attention: int = field(
-        default=0, metadata={"help": "let a patch attend to K×K patches around it only, K odd; 0 for all patches"}
-    )
-    uniform_heads: Literal["none", "a", "b", "c"] = field(
-        default="none",
-        metadata={
-            "help": "one head of uniform attention per layer: in place of one (a), with the others' queries wider (b), "
-            "or one more (c)"
-        },
-    )
-    se: bool = field(default=False, metadata={"help": "squeeze-and-excitation at the end of each FFN"})
+    GROUP: ClassVar[str] = "architecture variants"
+
+    msa_blocks: Annotated[
+        tuple[int, ...],
+        Option("attention blocks in a pre-activation ResNet: one number, or one a stage", least=0),
+    ] = ()
+    msa_window: Annotated[int, Option("side of an attention window of --msa-blocks, in positions", least=1)] = 7
+    local_attention: Annotated[
+        int, Option("attention within K×K patches, K odd; 0 = all patches", least=0, allowed="0, or an odd number")
+    ] = 0
+    uniform_heads: Annotated[
+        Literal["none", "a", "b", "c"],
+        Option("uniform attention: replace one head (a), replace and widen the others (b), or add one (c)"),
+    ] = "none"
+    se: Annotated[bool, Option("squeeze-and-excitation at the end of each FFN")] = False
 
     def variants(self) -> list[Transform]:
-        """Return the changes that the flags ask for, in order.
+        """Return the changes that the options ask for, in order.
 
         Raises:
             UsageError: ``--msa-window`` is given without ``--msa-blocks``.
@@ -53,5 +49,6 @@ class VariantOptions:
         return result
 
     def _check_variants(self) -> None:
-        require(self.local_attention >= 0, "local_attention", self.local_attention, "0, or an odd number")
+        size = self.local_attention
+        require(not size or size % 2 == 1, "local_attention", size, "0, or an odd number")
         self.variants()

@@ -1,36 +1,41 @@
 """How training images are varied and which of the model's blocks are left out at random, whatever is minimised."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from vtk.training.options.checks import require
+from vtk.options import Config, Option, require
+
+CropScale = Annotated[
+    tuple[float, ...], Option("smallest and largest area of a random training crop", above=0, most=1, length=2,
+                              allowed="two areas, 0 < smallest ≤ largest ≤ 1")
+]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ViewOptions:
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions(Config):
     """Random crops and colours, stochastic depth."""
 
-    crop_scale: tuple[float, ...] = field(
-        default=(0.6, 1.0),
-        metadata={"help": "smallest and largest area of a random training crop"},
+    GROUP: ClassVar[str] = "regularisation"
+
+    crop_scale: CropScale = (0.6, 1.0)
+    hflip: Annotated[
+        float,
+        Option("probability of mirroring a training image", often=True, least=0, most=1),
+    ] = 0.5
+    auto_augment: Annotated[
+        str | None,
+        Option(
+            "timm's augmentation string, such as rand-m9-mstd0.5-inc1 (RandAugment)",
+            pattern="(rand|augmix|original|v0|3a).*", allowed="timm's rand-…, augmix-…, original, originalr, v0 or 3a",
+        ),
+    ] = None  # fmt: skip
+    color_jitter: Annotated[
+        float | None, Option("strength of random brightness, contrast and saturation (default: none)", least=0, most=1)
+    ] = None
+    drop_path: Annotated[float, Option("stochastic depth: highest rate, rising over the blocks", least=0, below=1)] = (
+        0.0
     )
-    hflip: float = field(
-        default=0.5,
-        metadata={"help": "probability of a mirrored training image; 0 where left and right matter"},
-    )
-    auto_augment: str | None = field(
-        default=None,
-        metadata={"help": "timm's string, for instance rand-m9-mstd0.5-inc1 (RandAugment)"},
-    )
-    color_jitter: float | None = field(
-        default=None,
-        metadata={"help": "strength of brightness, contrast and saturation changes"},
-    )
-    drop_path: float = field(default=0.0, metadata={"help": "highest stochastic depth rate, rising over the blocks"})
 
     def _check_views(self) -> None:
-        require(self.color_jitter is None or 0 <= self.color_jitter <= 1, "color_jitter", self.color_jitter, "0 to 1")
-        require(0 <= self.hflip <= 1, "hflip", self.hflip, "from 0 to 1")
-        require(0 <= self.drop_path < 1, "drop_path", self.drop_path, "from 0 to below 1")
-        scale = self.crop_scale
-        fits = len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1
-        require(fits, "crop_scale", scale, "two areas, 0 < smallest ≤ largest ≤ 1")
+        require(self.crop_scale[0] <= self.crop_scale[1], "crop_scale", self.crop_scale,
+                "two areas, 0 < smallest ≤ largest ≤ 1")  # fmt: skip

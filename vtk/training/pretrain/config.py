@@ -1,19 +1,21 @@
 """Options of a pre-training run: the groups that other runs have too, with other defaults, and its own."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
+from vtk.options import Option
+from vtk.options.config import flag_of
+from vtk.options.shared import ValSplit
 from vtk.training.options.architecture import ArchitectureOptions
-from vtk.training.options.checks import check_finite, require
 from vtk.training.options.contrastive import ContrastiveOptions
-from vtk.training.options.images import ImageOptions
-from vtk.training.options.recipe import RecipeOptions
+from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, LearningRate, OptKwargs, RecipeOptions
 from vtk.training.options.running import RunningOptions
-from vtk.training.options.sharpness import SharpnessOptions
-from vtk.training.options.source import SourceOptions
+from vtk.training.options.sharpness import SamOptions
+from vtk.training.options.source import Pretrained, SourceOptions
 from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -35,12 +37,12 @@ _OWN: dict[str, tuple[str, ...]] = {
 """Flags that only some methods have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PretrainConfig(
     # fields come in the order of the last parent first
     RunningOptions,
     MaskedViewOptions,
-    SharpnessOptions,
+    SamOptions,
     RecipeOptions,
     ContrastiveOptions,
     TokenizerOptions,
@@ -56,34 +58,21 @@ class PretrainConfig(
         UsageError: a value is out of range, two values contradict each other, or a flag is of another method.
     """
 
-    data: Path | None = field(
-        default=None,
-        metadata={"help": "folder of images, at any depth; with train/ and val/ in it, val/ is held out"},
-    )
-    method: Literal["beit", "mae", "simmim", "supcon"] = field(
-        default="beit",
-        metadata={
-            "help": "beit: predict the visual words of hidden patches; mae: encode the visible patches, decode the "
-            "hidden pixels; simmim: predict the hidden pixels from a mask token; supcon: bring the images of a class "
-            "together (needs a folder with one folder per class)"
-        },
-    )
-    pretrained: bool = field(
-        default=False,
-        metadata={"help": "start from the hub's weights; by default from random ones"},
-    )
-    val_split: float = field(
-        default=0.1,
-        metadata={"help": "share of the images held out, where the folder has no train/ and val/"},
-    )
-    epochs: int = field(default=100, metadata={"help": "passes over the training images"})
-    batch_size: int = field(default=64, metadata={"help": "images per forward pass, all processes together"})
-    opt_kwargs: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "further arguments of the optimiser as key=value; of adamw by default betas=[0.9,0.95]"},
-    )
-    lr: float = field(default=1e-3, metadata={"help": "highest learning rate (AdamW; sgd wants about 100 times more)"})
-    clip_grad: float = field(default=3.0, metadata={"help": "highest norm of the gradient, 0 for no limit"})
+    data: Annotated[
+        Path | None, Option("folder of images, at any depth; val/ beside train/ is held out", "data", often=True)
+    ] = None
+    method: Annotated[
+        Literal["beit", "mae", "simmim", "supcon"],
+        Option("predict visual words (beit) or pixels (mae, simmim); supcon: pull a class together", "method",
+               often=True),
+    ] = "beit"  # fmt: skip
+    pretrained: Pretrained = False
+    val_split: ValSplit = 0.1
+    epochs: Epochs = 100
+    batch_size: FixedBatchSize = 64
+    opt_kwargs: OptKwargs = ()
+    lr: LearningRate = 1e-3
+    clip_grad: ClipGrad = 3.0
 
     command: ClassVar[str] = "pretrain"
     # what other runs may choose and this one may not
@@ -91,36 +80,28 @@ class PretrainConfig(
     tasks: ClassVar[tuple[str, ...]] = ()
     chosen_metric: ClassVar[str] = "loss"
     mixup: ClassVar[float] = 0.0
+    layer_decay: ClassVar[float | None] = None
+    head_lr_mult: ClassVar[float] = 10.0
+    dry_run: ClassVar[bool] = False
+    sam_m: ClassVar[int | None] = None
+    adversarial: ClassVar[float | None] = None
 
-    def __post_init__(self) -> None:
-        check_finite(self)
-        known: str = self.method
-        require(known in _DEFAULTS, "method", known, " or ".join(_DEFAULTS))
+    def check(self) -> None:
+        """Refuse options that contradict each other or are of another method."""
         for name, methods in _OWN.items():
             given = getattr(self, name)
             default = self.__dataclass_fields__[name].default
             if self.method not in methods and given not in (default, _DEFAULTS[self.method].get(name, default)):
-                flag = name.replace("_", "-")
-                raise UsageError(f"`--{flag}` is of --method {' and '.join(methods)}, but --method is {self.method}")
+                flag = flag_of(type(self), name)
+                raise UsageError(f"`{flag}` is of --method {' and '.join(methods)}, but --method is {self.method}")
         if self.weights is not None and self.pretrained:
             raise UsageError("`--weights` gives the weights to start from, --pretrained the hub's; give one of them")
-        require(0 < self.val_split < 1, "val_split", self.val_split, "between 0 and 1")
-        require(self.crop_pct is None or 0.05 <= self.crop_pct <= 1, "crop_pct", self.crop_pct, "from 0.05 to 1")
-        self._check_images()
+        self._check_input()
         self._check_architecture()
-        self._check_masks()
         self._check_pixels()
-        self._check_tokenizer()
-        self._check_contrastive()
-        self._check_sharpness()
+        self._check_sam()
         self._check_views()
-        self._check_recipe()
         self._check_running()
-        if not isinstance(self.batch_size, int):
-            raise UsageError(f"`--batch-size` is {self.batch_size}; `vtk pretrain` wants a number")
-        for name in ("layer_decay", "head_lr_mult", "dry_run", "sam_m", "adversarial"):
-            if getattr(self, name) != self.__dataclass_fields__[name].default:
-                raise UsageError(f"`--{name.replace('_', '-')}` is for runs that train a classifier; leave it out")
 
     def resolved(self) -> "PretrainConfig":
         """Return the config with a value in place of all that depends on the method and was left open."""

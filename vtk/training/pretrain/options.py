@@ -1,89 +1,72 @@
 """The options that only pre-training has: masks, pixel targets, the tokenizer, views of an image."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from vtk.training.options.checks import require
-from vtk.training.options.views import ViewOptions
+from vtk.options import Config, Option, require
+from vtk.training.options.views import CropScale, ViewOptions
 
 
-@dataclass(frozen=True)
-class MaskOptions:
+@dataclass(frozen=True, kw_only=True)
+class MaskOptions(Config):
     """Which patches are hidden, and where; values left open depend on the method."""
 
-    mask_ratio: float | None = field(
-        default=None,
-        metadata={"help": "share of the patches that is hidden; default 0.4 (beit), 0.75 (mae), 0.6 (simmim)"},
-    )
-    mask_shape: Literal["random", "block"] | None = field(
-        default=None,
-        metadata={"help": "random squares, or BEiT's rectangles; default block (beit), random (mae, simmim)"},
-    )
-    mask_unit: int = field(
-        default=1, metadata={"help": "side of the squares of --mask-shape random, in patches (SimMIM: 2 of 16 px)"}
-    )
-    mask_at: Literal["tokens", "pixels"] = field(
-        default="tokens",
-        metadata={
-            "help": "where patches are hidden: tokens, behind the stem; pixels, also in front of it, which is the same "
-            "for stems whose patches are independent, and keeps the others from seeing what is hidden"
-        },
-    )
+    GROUP: ClassVar[str] = "masks"
 
-    def _check_masks(self) -> None:
-        ratio, shape, at = self.mask_ratio, self.mask_shape, self.mask_at
-        require(ratio is None or 0 < ratio < 1, "mask_ratio", ratio, "above 0 to below 1")
-        require(shape in (None, "random", "block"), "mask_shape", shape, "random or block")
-        require(self.mask_unit >= 1, "mask_unit", self.mask_unit, "at least 1")
-        require(at in ("tokens", "pixels"), "mask_at", at, "tokens or pixels")
+    mask_ratio: Annotated[
+        float | None,
+        Option("fraction of hidden patches (default: 0.4 beit, 0.75 mae, 0.6 simmim)", often=True, above=0, below=1),
+    ] = None
+    mask_shape: Annotated[
+        Literal["random", "block"] | None,
+        Option("random squares, or BEiT's rectangles (default: block of beit, else random)"),
+    ] = None
+    mask_unit: Annotated[
+        int, Option("side of the squares of --mask-shape random, in patches (SimMIM: 2 of 16 px)", least=1)
+    ] = 1
+    mask_at: Annotated[
+        Literal["tokens", "pixels"],
+        Option("hide tokens behind the stem, or pixels too, so that no stem sees what is hidden"),
+    ] = "tokens"
 
 
-@dataclass(frozen=True)
-class PixelOptions:
+@dataclass(frozen=True, kw_only=True)
+class PixelOptions(Config):
     """Targets and decoder of the methods that predict pixels."""
 
-    norm_pixels: bool | None = field(
-        default=None,
-        metadata={"help": "of mae and simmim: predict each patch less its mean, over its deviation; default of mae"},
-    )
-    decoder_depth: int = field(default=4, metadata={"help": "of mae: blocks of the decoder, which is thrown away"})
-    decoder_dim: int | None = field(
-        default=None,
-        metadata={"help": "of mae: width of the decoder; default half of the model's, a multiple of 32"},
-    )
+    GROUP: ClassVar[str] = "predicting pixels (mae, simmim)"
+
+    norm_pixels: Annotated[
+        bool | None, Option("predict each patch normalised by its own mean and deviation (default: of mae)")
+    ] = None
+    decoder_depth: Annotated[int, Option("mae: blocks of the decoder, which is thrown away", least=1)] = 4
+    decoder_dim: Annotated[
+        int | None,
+        Option("mae: width of the decoder, a multiple of 32 (default: half the model's)", least=32,
+               allowed="a multiple of 32"),
+    ] = None  # fmt: skip
 
     def _check_pixels(self) -> None:
-        require(self.decoder_depth >= 1, "decoder_depth", self.decoder_depth, "at least 1")
         dim = self.decoder_dim
-        require(dim is None or (dim > 0 and dim % 32 == 0), "decoder_dim", dim, "a multiple of 32")
+        require(dim is None or dim % 32 == 0, "decoder_dim", dim, "a multiple of 32")
 
 
-@dataclass(frozen=True)
-class TokenizerOptions:
+@dataclass(frozen=True, kw_only=True)
+class TokenizerOptions(Config):
     """The tokenizer of BEiT, which is trained on the same images before the model is."""
 
-    tokenizer: Path | None = field(
-        default=None,
-        metadata={"help": "of beit: take this tokenizer (tokenizer.safetensors of an earlier run) and train none"},
-    )
-    codes: int = field(default=512, metadata={"help": "of beit: visual words, the classes that are predicted"})
-    code_dim: int = field(default=32, metadata={"help": "of beit: numbers that make up a visual word"})
-    tokenizer_epochs: int = field(default=10, metadata={"help": "of beit: passes over the images for the tokenizer"})
-    tokenizer_lr: float = field(default=4e-3, metadata={"help": "of beit: highest learning rate of the tokenizer"})
+    GROUP: ClassVar[str] = "tokenizer (beit)"
 
-    def _check_tokenizer(self) -> None:
-        require(2 <= self.codes <= 1 << 16, "codes", self.codes, "2 to 65536")
-        require(1 <= self.code_dim <= 4096, "code_dim", self.code_dim, "1 to 4096")
-        require(self.tokenizer_epochs >= 1, "tokenizer_epochs", self.tokenizer_epochs, "at least 1")
-        require(self.tokenizer_lr > 0, "tokenizer_lr", self.tokenizer_lr, "above 0")
+    tokenizer: Annotated[Path | None, Option("take the tokenizer.safetensors of an earlier run, and train none")] = None
+    codes: Annotated[int, Option("visual words: the classes that are predicted", least=2, most=1 << 16)] = 512
+    code_dim: Annotated[int, Option("numbers that make up a visual word", least=1, most=4096)] = 32
+    tokenizer_epochs: Annotated[int, Option("passes over the images to train the tokenizer", least=1)] = 10
+    tokenizer_lr: Annotated[float, Option("peak learning rate of the tokenizer", above=0)] = 4e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MaskedViewOptions(ViewOptions):
     """How training images are varied; masks are the stronger change, so colours stay as they are."""
 
-    crop_scale: tuple[float, ...] = field(
-        default=(0.2, 1.0),
-        metadata={"help": "smallest and largest area of a random training crop"},
-    )
+    crop_scale: CropScale = (0.2, 1.0)

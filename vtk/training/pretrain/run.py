@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,14 @@ from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.formats import write_json
 from vtk.models.arguments import parse_model_kwargs
-from vtk.models.create import check_transforms, create_model
+from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec
 from vtk.training import checkpoint, policy
 from vtk.training import outputs as run_outputs
+from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.compiled import check_compile
 from vtk.training.engine import DivergedError, fit
+from vtk.training.finetune import run_callbacks
 from vtk.training.optim import describe_rates
 from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks, open_ranks
@@ -36,17 +38,23 @@ from vtk.training.pretrain.method import Setting, make_method
 from vtk.training.pretrain.pictures import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
+from vtk.training.progress import EpochLines
 from vtk.training.result import EpochEnd
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
 from vtk.training.streams import ImageStream, Stream
+from vtk.training.tracking import MetricsFiles
 
 _MODEL = 0x4D
 """Mixed into the seed of what a method adds to the backbone."""
 
 
-def pretrain(config: PretrainConfig) -> PretrainResult:
+def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> PretrainResult:
     """Pre-train a timm model on a folder of images, and write its backbone, metrics and pictures to ``config.out``.
+
+    Args:
+        config: of the run.
+        callbacks: told of every step, epoch and file (`vtk.Callback`); not of those of BEiT's tokenizer.
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -57,7 +65,9 @@ def pretrain(config: PretrainConfig) -> PretrainResult:
     if config.data is None:
         raise UsageError("no data: give a folder of images")
     out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
-    return PretrainRun(config.resolved(), out, open_ranks(config.device)).go()
+    run = PretrainRun(config.resolved(), out, open_ranks(config.device))
+    run.callbacks = run_callbacks(callbacks, run.ranks)
+    return run.go()
 
 
 class PretrainRun:
@@ -73,9 +83,16 @@ class PretrainRun:
         self.config, self.out, self.ranks = config, out, ranks
         self.method = make_method(config.method)
         self.rows: list[dict[str, float]] = []
+        self.callbacks = Callbacks()
 
     def go(self) -> PretrainResult:
         """Do it."""
+        try:
+            return self._go()
+        finally:
+            self.callbacks.end()
+
+    def _go(self) -> PretrainResult:
         out, config, ranks = self.out, self.config, self.ranks
         saved = self._load()
         if config.data is not None:
@@ -96,7 +113,7 @@ class PretrainRun:
         self._objective()
         result = fit(
             self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
-            start=saved.fit if saved else None, on_epoch=self._epoch,
+            start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
         )  # fmt: skip
         if ranks.main:
             self._finish()
@@ -136,7 +153,7 @@ class PretrainRun:
             if ranks.main == turn:
                 self.audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
             ranks.wait()
-        self.created = create_model(
+        self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(),
@@ -181,6 +198,7 @@ class PretrainRun:
             run_outputs.clear_run(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
+        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", config.epochs))
 
     def _objective(self) -> None:
         """Make what is minimised, also of held-out images; BEiT writes its tokenizer here."""
@@ -219,18 +237,21 @@ class PretrainRun:
             if self.ranks.main:
                 state = self.precision.master_state_dict(self.model)
                 outputs.save_backbone(self.out / run_outputs.BACKBONE, state, self._card())
+                self.callbacks.save("backbone", self.out / run_outputs.BACKBONE, end.epoch)
         if self.ranks.main:
-            run_outputs.write_rows(self.out, self.rows)
+            told = "".join(f", {name} {value:.3f}" for name, value in found.items() if name != "loss")
+            summary = (
+                f"loss {end.row['loss']:.4f}, held-out {numbers['val_loss']:.4f}{told}, "
+                f"{end.row['images_per_second']:,.0f} images/s"
+            )
+            self.callbacks.epoch(self.rows[-1], summary, best=False)
             live = self.model.state_dict()
             tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
             # `tasks` tells the reader that there is no best epoch to look for
             saved = checkpoint.Saved(tensors, end.state(numbers), {"tasks": {}}, self.identity)
             checkpoint.save_state(self.out / run_outputs.LAST, saved)
-            told = "".join(f", {name} {value:.3f}" for name, value in found.items() if name != "loss")
-            console.say(
-                f"epoch {end.epoch}/{self.config.epochs}: loss {end.row['loss']:.4f}, held-out "
-                f"{numbers['val_loss']:.4f}{told}, {end.row['images_per_second']:,.0f} images/s"
-            )
+            self.callbacks.save("state", self.out / run_outputs.LAST, end.epoch)
+            self.callbacks.flush()
         return numbers
 
     def _card(self) -> Card:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.errors import UsageError
-from vtk.values import read_values
+from vtk.options.files import read_values
 
 _NOT = ("data", "out", "resume", "overwrite", "stop_after", "dry_run")
 

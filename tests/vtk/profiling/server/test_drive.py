@@ -55,7 +55,7 @@ def url(protocol: str, request: pytest.FixtureRequest) -> str:
 
 def run(url: str, **options: Any) -> ServerResult:
     values = {"concurrency": (1,), "duration": 0.3, "reference": "linear", "stability": 500.0, **options}
-    return profile_server(ServerConfig(url, **values), show_progress=False)
+    return profile_server(ServerConfig(server=url, **values), show_progress=False)
 
 
 def test_closed_loop_times_are_those_of_the_service(model, protocol: str, url: str) -> None:

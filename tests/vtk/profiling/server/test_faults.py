@@ -21,7 +21,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(url: str, **options: Any) -> ServerResult:
     values = {"concurrency": (1,), "duration": 0.3, "stability": 500.0, **options}
-    return profile_server(ServerConfig(url, **values), show_progress=False)
+    return profile_server(ServerConfig(server=url, **values), show_progress=False)
 
 
 def test_a_server_that_dies_ends_its_loads_and_keeps_the_earlier_ones(model, http_url: str) -> None:
@@ -95,7 +95,7 @@ def test_ctrl_c_keeps_the_loads_that_were_measured(model, http_url: str, monkeyp
     ({"concurrency": (3,), "rate": (5.0,)}, (3,), False),
 ])  # fmt: skip
 def test_which_loops_are_measured(options: dict[str, Any], clients: tuple[int, ...], searches: bool) -> None:
-    config = ServerConfig("h:1", **options)
+    config = ServerConfig(server="h:1", **options)
     assert (config.clients, config.searches) == (clients, searches)
 
 
@@ -104,4 +104,4 @@ def test_which_loops_are_measured(options: dict[str, Any], clients: tuple[int, .
 ])  # fmt: skip
 def test_numbers_that_no_machine_takes_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        ServerConfig("h:1", **options)
+        ServerConfig(server="h:1", **options)

@@ -15,10 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 from vtk.errors import DataError, UsageError
+from vtk.options.files import read_values
 from vtk.runtime.source import open_source
 from vtk.tasks.load import load_checkpoint, load_task, read_card
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune
+from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.run import pretrain
 from vtk.training.pretrain.tokenizer import load_tokenizer
 
@@ -111,6 +113,23 @@ def test_resume_refuses_other_flags_and_leaves_the_run_alone(pretraining, tmp_pa
             pretrain(dataclasses.replace(config, resume=True, stop_after=None, **change))
         assert text in str(error.value)
     assert {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()} == before
+
+
+@pytest.mark.usefixtures("drawn")
+def test_a_run_of_0_1_with_flags_that_are_gone_goes_on(pretraining, tmp_path):
+    config = pretraining(stop_after=1)
+    pretrain(config)
+    state = tmp_path / "run/last/state.json"
+    saved = json.loads(state.read_text())
+    gone = {"layer_decay": None, "head_lr_mult": 10.0, "dry_run": False, "sam_m": None, "adversarial": None}
+    state.write_text(json.dumps({**saved, "flags": {**saved["flags"], **gone}}))
+    assert len(pretrain(dataclasses.replace(config, resume=True, stop_after=None)).rows) == 2
+    page = tmp_path / "run/config.yaml"
+    page.write_text(page.read_text() + "layer_decay: null\nhead_lr_mult: 10.0\nadversarial: null\n")
+    assert read_values(page, PretrainConfig, "--config")["method"] == config.method
+    page.write_text(page.read_text().replace("head_lr_mult: 10.0", "head_lr_mult: 5.0"))
+    with pytest.raises(UsageError, match="unknown key `head_lr_mult`"):
+        read_values(page, PretrainConfig, "--config")
 
 
 @pytest.mark.slow

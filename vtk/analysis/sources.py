@@ -1,11 +1,11 @@
-"""What ``vtk analyze`` looks at: a model on its device, and the same images for every model it is compared with."""
+"""What `vtk.analyze` looks at: a model on its device, and the same images for every model it is compared with."""
 
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.data.mixup import Mixup
@@ -22,33 +22,38 @@ from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.runtime.images import find_images, recorded_division
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.source import MODELS, Opening, Source, open_source
 from vtk.training.parallel import Ranks
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 _FEW = 200  # for so few images, starting processes takes longer than decoding
 
 
-def open_models(texts: Sequence[str], config: AnalyzeConfig) -> list[Source]:
+def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
     """Recognise one model, or those that are compared.
 
-    Flags for timm names go to those, and ``--base`` to packs; a flag that none of the models takes is refused.
+    Options for timm names go to those, and ``base`` to packs; an option that none of the models takes is refused.
 
     Raises:
-        UsageError: one is no torch model, or a flag is for another kind of model.
+        UsageError: one is no torch model, or an option is for another kind of model.
         DataError: a file is damaged.
     """
-    files = [Path(text).expanduser().exists() for text in texts]
+    kinds = ["held" if not isinstance(m, (str, Path)) else "file" if Path(m).expanduser().exists() else "name"
+             for m in models]  # fmt: skip
+    takers = {"base": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
     found = []
-    for text, file in zip(texts, files, strict=True):
-        options: dict[str, Any] = {"seed": config.seed}
-        if not file or all(files):
-            options |= {name: getattr(config, name) for name in ("img_size", "num_classes", "pretrained")}
-        if file or not any(files):
-            options["base"] = config.base
-        source = open_source(text, **options)
-        if source.kind not in ("pack", "checkpoint", "timm"):
-            raise UsageError(f"{text} is no torch model; give the pack, checkpoint or timm name it was exported from")
-        for note in source.notes:
+    for model, kind in zip(models, kinds, strict=True):
+        options: dict[str, Any] = {}
+        for name, value in opening.items():
+            mine = takers.get(name, {"name"})
+            if kind in mine or not mine & set(kinds):  # what nobody takes is refused
+                options[name] = value
+        source = open_source(model, **options)
+        if source.kind not in MODELS:
+            raise UsageError(f"{model} is no torch model; give the pack, checkpoint or timm name it was exported from")
+        for note in () if source is model else source.notes:
             console.say(note)
         found.append(source)
     return found
@@ -88,10 +93,10 @@ def choose_images(source: Source, config: AnalyzeConfig, division: Mapping[str, 
     audit, samples, _ = find_images(source, config.data, config.split, division or None)
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(config.seed)).tolist()
     chosen = tuple(samples[i] for i in order[: config.max_images])
-    return Images(chosen, _classes(source, audit, config), audit)
+    return Images(chosen, _classes(source, audit), audit)
 
 
-def _classes(source: Source, audit: DataAudit, config: AnalyzeConfig) -> tuple[str, ...] | None:
+def _classes(source: Source, audit: DataAudit) -> tuple[str, ...] | None:
     if source.described:
         return source.card.classes
     outputs = len(source.card.classes)
@@ -101,7 +106,7 @@ def _classes(source: Source, audit: DataAudit, config: AnalyzeConfig) -> tuple[s
             "needs labels is left out; fine-tune it first, or give --num-classes for a random head"
         )
         return None
-    if config.num_classes is not None or not config.pretrained:
+    if source.random_classifier:
         console.warn(f"{source.name} has a random classifier: its accuracy and its loss are those of chance")
     else:
         console.say(f"the folder's classes, sorted, are taken for the {outputs} outputs of {source.name} in order")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vtk import console
+from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
-from vtk.commands.parallelize import ParallelizeConfig
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader
 from vtk.data.samples import DataAudit, Sample
@@ -107,7 +107,7 @@ def tune(
     }  # fmt: skip
     if config.distill:
         options |= {
-            "distill_from": config.source, "distill_kind": config.distill_kind, "distill_alpha": config.distill_alpha,
+            "distill_from": teacher.name, "distill_kind": config.distill_kind, "distill_alpha": config.distill_alpha,
             "distill_temperature": config.distill_temperature,
         }  # fmt: skip
     result = finetune(

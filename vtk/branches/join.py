@@ -1,17 +1,19 @@
-"""The work of ``vtk parallelize``: join, check, measure, write, and train where asked."""
+"""``parallelize``: join, check, measure, write, and train where asked."""
 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.card import Card, Transform
-from vtk.commands._parallelize_tune import (
+from vtk.branches.config import ParallelizeConfig
+from vtk.branches.tune import (
     LOAD,
     MODEL,
     distill_images,
@@ -21,7 +23,7 @@ from vtk.commands._parallelize_tune import (
     tune,
     write_model,
 )
-from vtk.commands.parallelize import ParallelizeConfig
+from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.samples import DataAudit
@@ -30,35 +32,71 @@ from vtk.evaluation.metrics import evaluate
 from vtk.files import prepare_output
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
+from vtk.models.devices import resolve_device
 from vtk.models.parallel import parallel_spec
-from vtk.models.parallel_blocks import parallelize
-from vtk.runtime.backend import resolve_device
+from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.runtime.drift import Drift, measure_drift
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source
 from vtk.tasks.plain import plain_call
 from vtk.training.distill import Trained
 from vtk.training.outputs import no_empty_folder, versions
 from vtk_export.images import gate_images
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
 
 DRIFT = "drift.json"
 
 _ROUNDING = 1e-5  # of the largest logit: one model, built in two ways
 
 
-def run(config: ParallelizeConfig) -> dict[str, Any]:
-    """Make the parallel model, write it to ``config.out`` and return what was measured.
+@dataclass(frozen=True)
+class ParallelizeResult:
+    """A parallel model that was written.
+
+    Attributes:
+        out: its folder, with ``model.safetensors``, ``load.py`` and ``drift.json``.
+        model: the checkpoint, which every function and command takes.
+        card: of it.
+        drift: how far it is from the sequential model.
+        numbers: what ``drift.json`` holds: that, accuracies where there were labels, and what training changed.
+    """
+
+    out: Path
+    model: Path
+    card: Card
+    drift: Drift
+    numbers: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return dict(self.numbers)
+
+
+def parallelize(
+    source: "Openable", config: ParallelizeConfig, **opening: Unpack[Opening]
+) -> ParallelizeResult:  # fmt: skip
+    """Join blocks of a sequential Vision Transformer, write the parallel model and measure how it differs.
+
+    Args:
+        source: a pack, a merged checkpoint, a timm model name, a `Task`, a model of `vtk.create_model`, or an open
+            source.
+        config: what to join, what to compare on, and whether to train it.
+        opening: how to open the source, see `vtk.open_source`.
 
     Raises:
-        UsageError: the source is no sequential ViT, its depth no multiple of the branches, or flags contradict it.
+        UsageError: the source is no sequential ViT, its depth no multiple of the branches, or options contradict it.
         DataError: the source, the images or the output folder cannot be used.
         VerificationError: plain timm computes something else with the written weights.
     """
-    source = open_source(
-        config.source, base=config.base, pretrained=config.pretrained, num_classes=config.num_classes,
-        img_size=config.img_size, seed=config.seed,
-    )  # fmt: skip
-    for note in source.notes:
-        console.say(note)
+    opening.setdefault("seed", config.seed)
+    opened = open_and_tell(source, **opening)
+    name = str(source) if isinstance(source, (str, Path)) else opened.name
+    return _join(opened, config, name)
+
+
+def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeResult:
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file; give the pack it was exported from")
     if config.finetune and source.card.input.in_chans != 3:
@@ -71,12 +109,12 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
         blocks: Any = sequential.blocks
         depth = len(blocks)
         joined = copy.deepcopy(sequential)
-        parallelize(joined, branches=config.branches)
-        card = _card(source.card, depth, join, config)
+        join_blocks(joined, branches=config.branches)
+        card = _card(source.card, depth, join, f"vtk parallelize {name} --branches {config.branches}")
         images, what = gate_images(
             card.input, config.images, data=config.data, seed=config.seed, max_pixels=pixel_limit(source.card),
         )  # fmt: skip
-        _verify(card, joined, images[:2])
+        _verify(card, joined, images[:2], name)
         device = resolve_device(config.device)
         drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
         _print(drift, config, depth, what)
@@ -91,27 +129,32 @@ def run(config: ParallelizeConfig) -> dict[str, Any]:
         }  # fmt: skip
         _write(config, card, joined, result)
     if config.finetune:
-        result |= _train(config, source, card, models, loose or audit, before, device)
+        result |= _train(config, source, card, models, loose or audit, before, device, name)
         write_json(config.out / DRIFT, result)
-    return result
+    return ParallelizeResult(config.out, config.out / MODEL, card, drift, result)
 
 
-def _card(card: Card, depth: int, join: Transform, config: ParallelizeConfig) -> Card:
+def _card(card: Card, depth: int, join: Transform, command: str) -> Card:
     """Return the card of the parallel model: a name of its own where there is one, else a transform of the original."""
-    spec, transforms = parallel_spec(card.model, depth, config.branches), card.transforms
+    spec, transforms = parallel_spec(card.model, depth, join.args["branches"]), card.transforms
     if spec is None:
         spec, transforms = card.model, (*transforms, join)
-    command = f"vtk parallelize {config.source} --branches {config.branches}"
     return dataclasses.replace(
         card, model=spec, transforms=transforms, base=None, pack={}, metrics={}, versions=versions(), command=command
     )
 
 
 @torch.inference_mode()
-def _verify(card: Card, model: nn.Module, images: Tensor) -> None:
+def _verify(card: Card, model: nn.Module, images: Tensor, name: str) -> None:
     """Build the model as load.py will, and compare."""
     plain = plain_call(card).build()
-    plain.load_state_dict(model.state_dict(), strict=True)
+    try:
+        plain.load_state_dict(model.state_dict(), strict=True)
+    except RuntimeError as error:  # of a module whose arguments nobody knows
+        raise UsageError(
+            f"{name} has other weights than timm's `{card.model.name}`, so nobody could load the result; give a pack, "
+            "or a model of vtk.create_model"
+        ) from error
     want, got = model(images), plain.eval()(images)
     if not bool(torch.isfinite(want).all()):
         raise DataError("the parallel model's logits are infinite or not a number; the weights are damaged")
@@ -175,12 +218,12 @@ def _on(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
 
 
 def _train(
-    config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module], audit: DataAudit | None,
-    before: dict[str, Any], device: torch.device,
+    config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module],
+    audit: DataAudit | None, before: dict[str, Any], device: torch.device, name: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Do what ``--finetune`` asks for; return what to add to the result."""
     sequential, joined = models
-    teacher = Trained(sequential, source.card, config.source, source.described)
+    teacher = Trained(sequential, source.card, name, source.described)
     if not config.labels:
         assert audit is not None
         return distill_images(config, card, teacher, joined, audit, device)

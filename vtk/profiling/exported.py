@@ -9,7 +9,7 @@ from vtk import console
 if TYPE_CHECKING:
     from vtk.profiling.session import Answers
     from vtk.runtime.source import Source
-    from vtk_export.config import OnnxConfig, TasksConfig
+    from vtk_export.config import OnnxConfig, TasksCommand
     from vtk_export.tasks import TasksExportResult
     from vtk_export.tensorrt_config import TensorrtConfig
 
@@ -73,7 +73,7 @@ def profile_onnx(
     )  # fmt: skip
 
 
-def check_task_names(config: "TasksConfig") -> None:
+def check_task_names(config: "TasksCommand") -> None:
     """Refuse names of tasks whose cards would be where another's latency goes.
 
     Raises:
@@ -91,7 +91,7 @@ def check_task_names(config: "TasksConfig") -> None:
             )
 
 
-def profile_tasks(result: "TasksExportResult", config: "TasksConfig") -> tuple[int, dict[str, Any]]:
+def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[int, dict[str, Any]]:
     """Measure each file of an export of many tasks, the gathered one with all tasks in turn.
 
     Returns:
@@ -157,9 +157,10 @@ def profile_export(
     from vtk.runtime.source import open_source
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
-    config = ProfileConfig(str(path), batch_sizes=tuple(batches), backends=backends, **options)
+    config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)
     source = open_source(path, many=True)
-    result = run(config, source, load_backend, reference=reference, command=f"--profile of {path.name}")
+    told = f"--profile of {path.name}"
+    result = run(config, source, load_backend, name=str(path), reference=reference, command=told)
     print_result(result)
     found = result.to_dict()
     if shown is not None:

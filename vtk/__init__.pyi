@@ -1,0 +1,58 @@
+# Made from the table in __init__.py: python tests/vtk/_stub.py --write
+
+from vtk.analysis.analyze import analyze as analyze
+from vtk.analysis.config import AnalyzeConfig as AnalyzeConfig
+from vtk.answers.evaluate import evaluate as evaluate
+from vtk.answers.predict import predict as predict
+from vtk.branches.config import ParallelizeConfig as ParallelizeConfig
+from vtk.branches.join import parallelize as parallelize
+from vtk.card import Card as Card
+from vtk.data.audit import scan as scan
+from vtk.data.config import AuditConfig as AuditConfig
+from vtk.data.report import audit as audit
+from vtk.evaluation.config import EvalConfig as EvalConfig
+from vtk.evaluation.config import PredictConfig as PredictConfig
+from vtk.evaluation.labels import Prediction as Prediction
+from vtk.fused.build import fuse as fuse
+from vtk.models.module import create_model as create_model
+from vtk.profiling.config import ProfileConfig as ProfileConfig
+from vtk.profiling.profile import profile as profile
+from vtk.profiling.regression import compare_profiles as compare_profiles
+from vtk.profiling.server.config import ServerConfig as ServerConfig
+from vtk.profiling.server.drive import profile_server as profile_server
+from vtk.profiling.sizes import profile_sizes as profile_sizes
+from vtk.runtime.backend import load_backend as load_backend
+from vtk.runtime.source import Opening as Opening
+from vtk.runtime.source import Source as Source
+from vtk.runtime.source import open_source as open_source
+from vtk.serving.bank import TaskBank as TaskBank
+from vtk.tasks.load import Task as Task
+from vtk.tasks.load import load_checkpoint as load_checkpoint
+from vtk.tasks.load import load_task as load_task
+from vtk.tasks.merge import merge_task as merge_task
+from vtk.tasks.pack import save_task as save_task
+from vtk.training.callbacks import Callback as Callback
+from vtk.training.callbacks import EpochInfo as EpochInfo
+from vtk.training.callbacks import EpochStart as EpochStart
+from vtk.training.callbacks import SaveInfo as SaveInfo
+from vtk.training.callbacks import StepInfo as StepInfo
+from vtk.training.config import FinetuneConfig as FinetuneConfig
+from vtk.training.finetune import finetune as finetune
+from vtk.training.finetune import finetune_tasks as finetune_tasks
+from vtk.training.pretrain.config import PretrainConfig as PretrainConfig
+from vtk.training.pretrain.run import pretrain as pretrain
+from vtk.training.train import train as train
+from vtk.training.train_config import TrainConfig as TrainConfig
+from vtk_export.aoti import export_aoti as export_aoti
+from vtk_export.aoti_config import AotiConfig as AotiConfig
+from vtk_export.config import OnnxConfig as OnnxConfig
+from vtk_export.config import TasksConfig as TasksConfig
+from vtk_export.onnx import export_onnx as export_onnx
+from vtk_export.tasks import export_tasks as export_tasks
+from vtk_export.tensorrt.export import export_tensorrt as export_tensorrt
+from vtk_export.tensorrt_config import TensorrtConfig as TensorrtConfig
+from vtk_export.triton.export import export_triton as export_triton
+from vtk_export.triton_config import TritonConfig as TritonConfig
+
+__version__: str
+__all__: list[str]

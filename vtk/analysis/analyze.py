@@ -1,0 +1,171 @@
+"""``analyze``: why a model behaves as it does, as numbers, plots and one report; or two models side by side."""
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+
+from vtk import __version__, console
+from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.page import page
+from vtk.analysis.run import Analysis, analyse, draw, read_analysis
+from vtk.analysis.sources import (
+    Images,
+    choose_images,
+    describe_input,
+    make_context,
+    model_digest,
+    open_models,
+    shared_division,
+)
+from vtk.analysis.tables import print_analyses
+from vtk.files import prepare_output, write_text
+from vtk.packages import require
+from vtk.runtime.source import Opening, Source
+from vtk.training.parallel import Ranks, open_ranks
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
+
+
+@dataclass(frozen=True)
+class AnalyzeResult:
+    """What was found, and the report.
+
+    Attributes:
+        analyses: of one model, or of two.
+        report: the page.
+        missing: diagnostics that were asked for one by one and could not be done.
+    """
+
+    analyses: tuple[Analysis, ...]
+    report: Path
+    missing: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"analyses": [one.to_dict() for one in self.analyses], "report": str(self.report)}
+
+
+def analyze(
+    source: "Openable",
+    config: AnalyzeConfig | None = None,
+    *,
+    against: "Openable | None" = None,
+    command: str = "",
+    **opening: Unpack[Opening],
+) -> AnalyzeResult:
+    """Measure, draw and explain; every diagnostic on the same images.
+
+    With several processes (torchrun) all call it; the main one writes and has the report.
+
+    Args:
+        source: a path, a timm name, a `Task`, a module in memory, or an open source; with ``against`` also the folder
+            of an earlier analysis.
+        config: what to look at, on which images, and where the report goes.
+        against: a second model, or the folder of its analysis, to be shown beside the first.
+        command: kept in the report.
+        opening: how to open the source, see `vtk.open_source`; of two, each takes what is for it.
+
+    Raises:
+        UsageError: a source is no torch model, or an option is for another kind of model.
+        DataError: the images, a file or the output folder cannot be used.
+        UnavailableError: the device, or what draws the plots, is not here.
+    """
+    require("matplotlib")
+    config = config or AnalyzeConfig()
+    opening.setdefault("seed", config.seed)
+    ranks = open_ranks(config.device)
+    if ranks.main:
+        prepare_output(config.out, overwrite=config.overwrite, resume=config.resume)
+    ranks.wait()
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads or before)
+    try:
+        if against is None:
+            found = [_one(source, config, command, ranks, opening)]
+        else:
+            found = _pair((source, against), config, command, ranks, opening)
+    finally:
+        torch.set_num_threads(before)
+    report = config.out / "report.html"
+    if ranks.main:
+        pictures = draw(found, config.out)
+        write_text(report, page(found, pictures))
+        print_analyses(found)
+        console.say(f"wrote {report}; plots are in {config.out / 'figures'}")
+    missing = {name for one in found for name in one.refused} & config.named
+    return AnalyzeResult(tuple(found), report, tuple(sorted(missing)))
+
+
+def _one(source: "Openable", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening) -> Analysis:
+    (opened,) = open_models([source], opening)
+    images = choose_images(opened, config, shared_division([opened]))
+    return _analyse(opened, images, config, command, ranks, config.out, opened.name)
+
+
+def _pair(
+    models: "Sequence[Openable]", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening
+) -> list[Analysis]:
+    fresh = [i for i, model in enumerate(models) if not _is_analysis(model)]
+    sources = dict(zip(fresh, open_models([models[i] for i in fresh], opening), strict=True))
+    division = shared_division(list(sources.values()))
+    names = [sources[i].name if i in sources else Path(str(model)).name for i, model in enumerate(models)]
+    labels = [names[0], names[1] if names[1] != names[0] else f"{names[1]} (2)"]
+    found: list[Analysis] = []
+    for i, label in enumerate(labels):
+        if i not in sources:
+            found.append(read_analysis(Path(str(models[i]))))
+            continue
+        images = choose_images(sources[i], config, division)
+        plain = re.sub(r"[^\w.-]", "_", label)
+        folder = config.out / f"{i + 1}-{plain}"
+        folder.mkdir(exist_ok=True)
+        console.say(f"{label}:")
+        found.append(_analyse(sources[i], images, config, command, ranks, folder, label))
+    return _told_apart(found, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
+
+
+def _told_apart(found: list[Analysis], names: Sequence[str]) -> list[Analysis]:
+    """Give two analyses of one name, such as two packs called task, those of their folders."""
+    first, second = found
+    if first.label != second.label:
+        return found
+    labels = names if names[0] != names[1] and all(names) else (first.label, f"{second.label} (2)")
+    return [dataclasses.replace(one, label=label) for one, label in zip(found, labels, strict=True)]
+
+
+def _is_analysis(model: "Openable") -> bool:
+    return isinstance(model, (str, Path)) and (Path(model) / "analysis.json").is_file()
+
+
+def _analyse(
+    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, out: Path, label: str
+) -> Analysis:
+    context = make_context(source, images, config, ranks)
+    identity = {
+        "model": model_digest(context.model),
+        "input": describe_input(source),
+        "images": images.digest(),
+        "device": ranks.device.type,
+        "world": ranks.world,
+        "vtk": __version__,  # the next one may measure more, or otherwise
+    }
+    facts: dict[str, Any] = {
+        "model": source.card.model.name,
+        "source": str(source.path or source.name),
+        "data": str(config.data),
+        "images": f"{len(images.samples)} of --split {config.split}, drawn with seed {config.seed}",
+        "images digest": identity["images"],
+        "input": f"{source.card.input.in_chans}×{source.card.input.height}×{source.card.input.width}",
+        "device": str(ranks.device),
+        "command": command,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": f"vtk {__version__}, torch {torch.__version__}",
+    }
+    return analyse(context, config.chosen(), out, label=label, identity=identity, facts=facts, main=ranks.main)

@@ -1,0 +1,1 @@
+"""What a model says of images: evaluated, or as labels, in any back-end."""

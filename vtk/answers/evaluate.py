@@ -1,0 +1,77 @@
+"""``evaluate``: the metric of training for anything that runs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.answers.files import runnable
+from vtk.errors import UsageError
+from vtk.evaluation import metrics
+from vtk.evaluation.config import EvalConfig
+from vtk.evaluation.metrics import Metrics
+from vtk.runtime.backend import check_backend
+from vtk.runtime.evaluation import EvalResult, evaluate_source
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, open_source
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+@overload
+def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult: ...
+@overload
+def evaluate(
+    predict: Callable[[Tensor], Tensor],
+    loader: Batches,
+    classes: Sequence[str],
+    *,
+    device: torch.device | str = "cpu",
+    show_progress: bool = True,
+) -> Metrics: ...
+def evaluate(*given: Any, **options: Any) -> Any:
+    """Evaluate a model on a folder of images; or, as in version 0.1, a function on a loader.
+
+    ``evaluate(source, EvalConfig(data=FOLDER), **opening)`` is ``vtk eval``: size, preprocessing and class names come
+    from the source, and with no further options a pack gives the metric of its training run.
+
+    ``evaluate(predict, loader, classes, device="cpu", show_progress=True)`` takes a function from images (B, C, H, W)
+    to logits (B, classes) and batches of images and labels, and returns `Metrics`.
+
+    Args:
+        given: source and config; or function, loader and names of the classes. All may be given by name, too.
+        options: how to open the source, see `vtk.open_source`; or ``device`` and ``show_progress`` of the second form.
+
+    Raises:
+        UsageError: the source carries no class names, or options contradict each other.
+        DataError: the folder's classes are not the model's, or it has no images.
+        UnavailableError: a back-end or device asked for is not here.
+    """
+    if isinstance(options.get("config"), EvalConfig) or (len(given) == 2 and isinstance(given[1], EvalConfig)):
+        return _evaluate(*given, **options)
+    first = given[0] if given else options.get("predict")
+    configs = any(isinstance(one, EvalConfig) for one in given)
+    if callable(first) and not configs and len(given) + len(options.keys() & {"predict", "loader", "classes"}) == 3:
+        return metrics.evaluate(*given, **options)
+    what = "a module" if isinstance(first, nn.Module) else repr(first)[:60]
+    raise UsageError(
+        f"`evaluate` does not take {what} like this: give evaluate(source, EvalConfig(data=FOLDER)), or "
+        "evaluate(predict, loader, classes)"
+    )
+
+
+def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult:
+    if config.backend is not None:
+        check_backend(config.backend)
+    opened = open_and_tell(source, **opening)
+    reference = None if config.reference is None else open_source(config.reference)
+    for note in reference.notes if reference else ():
+        console.say(note)
+    opened.require_description("eval")
+    with runnable(opened, config.backend) as run:
+        return evaluate_source(run, config, reference=reference if run is opened else reference or opened)

@@ -1,0 +1,69 @@
+"""Options of reading a folder of images, and of ``vtk data audit``; free of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from vtk.errors import UsageError
+from vtk.options import Config, Option
+from vtk.options.shared import Folder, Overwrite, Seed, ValSplit, Workers
+
+MultiLabel = Annotated[
+    bool,
+    Option("several labels an image; DATA is a table or label folders", "data", often=True),
+]
+
+_PAGE = Option("page to write; an earlier audit is replaced", "output", often=True)
+_Page = Annotated[Path, _PAGE]
+_MaybePage = Annotated[Path | None, _PAGE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(Config):
+    """What the audit of the folder does with what it finds."""
+
+    GROUP: ClassVar[str] = "data"
+
+    on_bad_image: Annotated[
+        Literal["skip", "fail"], Option("unreadable files: skip and count them, or fail before training")
+    ] = "skip"
+    keep_empty_classes: Annotated[bool, Option("keep classes that have no images")] = False
+    max_pixels: Annotated[
+        int, Option("largest image, width × height; larger ones count as bad; kept in the pack", least=1)
+    ] = 178_956_970
+    in_chans: Annotated[
+        int,
+        Option("input channels; TIFF pages and samples are stacked; other than 3 adapts the stem", least=1, most=1024),
+    ] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig(ImageOptions):
+    """How a folder is read, and the page that shows what is in it.
+
+    Raises:
+        UsageError: a value is out of range, or two values contradict each other.
+    """
+
+    out: _MaybePage = None
+    multi_label: MultiLabel = False
+    val_split: ValSplit = 0.2
+    seed: Seed = 0
+    workers: Workers = None
+    cache: Annotated[bool, Option("remember what was decoded", "running", off="decode again, and remember nothing")] = (
+        True
+    )
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.multi_label and self.keep_empty_classes:
+            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditCommand(AuditConfig):
+    """``vtk data audit``: what to look at, and how."""
+
+    data: Folder
+    out: _Page = Path("audit.html")

@@ -1,0 +1,54 @@
+"""``audit``: a folder of images looked at before anything is trained on it, and the page that shows it."""
+
+from pathlib import Path
+from typing import Any
+
+from vtk import console
+from vtk.data.audit import scan
+from vtk.data.config import AuditConfig
+from vtk.data.multi import scan_multi
+from vtk.data.page import check_page, write_page
+from vtk.data.samples import DataAudit
+from vtk.errors import DataError, UsageError
+
+
+def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
+    """Decode every image of a folder once, say what training would make of it, and write the page of ``config.out``.
+
+    Args:
+        folder: with train/ and val/, or with one folder per class; with ``multi_label`` a table or label folders.
+        config: how it is read, and where the page goes; by default there is none.
+
+    Returns:
+        Classes, split, unreadable files with the reason, sizes and modes.
+
+    Raises:
+        UsageError: a table of labels without ``multi_label``.
+        DataError: no images or no layout that is known, a page that cannot be written, or, with
+            ``on_bad_image="fail"``, a file that cannot be read; the page is written before.
+    """
+    config = config or AuditConfig()
+    folder = Path(folder)
+    if folder.suffix.lower() == ".csv" and not config.multi_label:
+        raise UsageError(f"{folder} is a table; add --multi-label, or give a folder with one folder per class")
+    if config.out is not None:
+        check_page(config.out, overwrite=config.overwrite)
+    arguments: dict[str, Any] = {
+        "val_split": config.val_split, "seed": config.seed, "in_chans": config.in_chans,
+        "max_pixels": config.max_pixels, "workers": config.workers, "cache": config.cache,
+    }  # fmt: skip
+    if config.multi_label:
+        found: DataAudit = scan_multi(folder, **arguments)
+    else:
+        found = scan(folder, keep_empty_classes=config.keep_empty_classes, **arguments)
+    found.print()
+    if config.out is not None:
+        write_page(config.out, found)
+        console.say(f"page {config.out}")
+    if found.bad and config.on_bad_image == "fail":
+        shown = f"{config.out} shows them" if config.out is not None else f"the first is {found.bad[0].path}"
+        raise DataError(
+            f"{len(found.bad)} files of {folder} cannot be read, and --on-bad-image is fail; {shown}; repair or remove "
+            "them"
+        )
+    return found

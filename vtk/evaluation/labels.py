@@ -1,0 +1,86 @@
+"""From logits to labels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vtk.card import Card
+from vtk.errors import UsageError, VerificationError
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely labels of one image, best first, with their softmax probabilities.
+
+    Of a model of several labels they are those that reach the threshold, if any, with their sigmoids.
+
+    Attributes:
+        path: of the image; None of one in memory.
+        labels: names of classes.
+        scores: probabilities, as many.
+    """
+
+    path: Path | None
+    labels: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+def predictions(
+    card: Card, logits: Tensor, paths: Sequence[Path | None], *, top_k: int, threshold: float | None
+) -> list[Prediction]:
+    """Return the labels of images.
+
+    Args:
+        card: of the model.
+        logits: (images, classes).
+        paths: of the images.
+        top_k: labels of each, of a model of one label an image.
+        threshold: least probability of a label, of a model of several; None for 0.5.
+    """
+    if card.multi_label:
+        return _above(logits, paths, card.classes, 0.5 if threshold is None else threshold)
+    return _top(logits, paths, card.classes, top_k)
+
+
+def check_threshold(card: Card, threshold: float | None, name: str) -> None:
+    """Refuse a threshold for a model of one label an image; ``name`` is the model's.
+
+    Raises:
+        UsageError: it has one.
+    """
+    if not card.multi_label and threshold is not None:
+        raise UsageError(f"`--threshold` is for models of several labels; {name} gives one label an image: use --top-k")
+
+
+def check_finite(logits: Tensor, what: str) -> None:
+    """Refuse logits that are no numbers: a label would mean nothing.
+
+    Raises:
+        VerificationError: ``what`` gives such logits.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        raise VerificationError(
+            f"{what} gives logits that are infinite or not a number; the weights are damaged, or the numbers too large "
+            "for this precision: try --precision fp32"
+        )
+
+
+def _top(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], k: int) -> list[Prediction]:
+    scores, indices = logits.float().softmax(1).topk(min(k, len(classes)))
+    return [
+        Prediction(path, tuple(classes[i] for i in row), tuple(values))
+        for path, row, values in zip(paths, indices.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def _above(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], least: float) -> list[Prediction]:
+    """Return the labels of each image whose sigmoid is ``least`` or more."""
+    found = []
+    for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
+        order = scores.argsort(descending=True, stable=True)
+        kept = [int(i) for i in order if scores[i] >= least]
+        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
+    return found

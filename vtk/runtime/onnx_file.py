@@ -1,0 +1,87 @@
+"""What an ONNX file says of itself: its card, or what its shapes tell."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from vtk.card import Card, InputSpec, ModelSpec
+from vtk.errors import DataError, UsageError
+from vtk.packages import require
+from vtk.runtime.data_files import check_data_files
+from vtk.runtime.facts import Facts, read_facts
+from vtk.runtime.source import Source
+
+
+def open_onnx(path: Path, *, many: bool = False) -> Source:
+    """Read the card of an ONNX file, or fill one in from its shapes.
+
+    Args:
+        path: the file.
+        many: a file of many tasks may be it, which needs a task's number with each image.
+
+    Raises:
+        UsageError: a file of many tasks where only one task's will do.
+        DataError: not an ONNX file, weights beside it that are not whole, or no images of a fixed size as its input.
+    """
+    require("onnx", "google.protobuf")
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable ONNX file ({error})") from error
+    check_data_files(proto, path)
+    name = path.parent.name if path.stem == "model" and path.parent.name else path.name
+    meta = {entry.key: entry.value for entry in proto.metadata_props}
+    types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
+    shapes = {
+        name: [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim] for name, kind in types.items()
+    }
+    if "task" in shapes and not many:
+        raise UsageError(
+            f"{path} holds many tasks and is run with a `task` beside each image; give the .onnx file of one task "
+            "(`vtk export tasks --form files`, or both), or a pack"
+        )
+    image = shapes.get("pixel_values", [])
+    logits = shapes.get("logits", shapes.get("probabilities", []))
+    if "vtk" in meta:
+        card, facts = Card.from_json(meta["vtk"], path), read_facts(meta, path)
+        told = [card.input.in_chans, *card.input.size, len(card.classes)]
+        found = [*image[1:], *logits[1:]]
+        # what a raw image, a size of any number, or an output of features leaves out has nothing to be held against
+        told = told if image or not facts.preprocessing else told[3:]
+        told = told if logits or "features" not in shapes else told[:-1]
+        if facts.dynamic_size and image:
+            found, told = [found[0], *found[3:]], [told[0], *told[3:]]
+        if found != told:
+            raise DataError(
+                f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
+                "export it again"
+            )
+        return Source("onnx", name, path, card, notes=facts.notes(), facts=facts)
+    if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
+        raise DataError(
+            f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "
+            "width) with a fixed size to `logits` (batch, classes)"
+        )
+    chans, height, width = (d or 0 for d in image[1:])
+    spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
+    cards = _tasks_of(meta, path) if "task" in shapes else {}
+    # tasks of one file have one size, and their normalisation draws images like those they were trained on
+    spec = next(iter(cards.values())).input if cards else spec
+    card = Card(ModelSpec("onnx"), spec, tuple(str(i) for i in range(logits[1])))
+    precision = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
+    kind = precision.get(types["pixel_values"].elem_type, "fp32")
+    return Source("onnx", name, path, card, described=False, facts=Facts(kind), tasks=tuple(cards))
+
+
+def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:
+    """Read the tasks of a file of many: name to card, in the order of their numbers."""
+    try:
+        listed = json.loads(meta["vtk.tasks"])["tasks"]
+        return {entry["name"]: Card.from_json(json.dumps(entry["card"]), path) for entry in listed}
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path} takes a `task` and does not say which there are; give a file of `vtk export tasks`"
+        ) from error
