@@ -185,7 +185,7 @@ def test_sizes_of_a_card(pack: Path, change: dict[str, int]) -> None:
 
 TEXTS = {
     "a key twice": (lambda text: text.rstrip()[:-1] + ', "x": "", "x": "y"}', "key 'x' is there twice"),
-    "deep": (lambda text: "[" * 5000 + "]" * 5000, "not valid JSON"),
+    "deep": (lambda text: "[" * 5000 + "]" * 5000, "not valid JSON|more than 64 levels"),  # Python 3.13 parses so deep
     "rather deep": (lambda text: '{"schema": ' + "[" * 80 + "]" * 80 + "}", "more than 64 levels"),
     "digits": (lambda text: '{"schema": ' + "9" * 9999 + "}", "not valid JSON"),
     "no text": (lambda text: "\udcff\udcfe", "not valid JSON"),

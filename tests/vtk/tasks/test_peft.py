@@ -162,7 +162,7 @@ def test_without_peft_it_says_what_to_install(make_pack: Make, tmp_path: Path, m
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UnavailableError, match=r"pip install peft"):
+    with pytest.raises(UnavailableError, match=r"pip install peft$"):
         module.to_peft(tmp_path, tmp_path / "peft")
 
 
