@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,12 @@ def whole(packed: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repo
 
 
+@pytest.fixture
+def own(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, for a test that changes it."""
+    return Path(shutil.copytree(whole, tmp_path / "own" / "models"))
+
+
 def check_fit(repo: Path, name: str) -> tuple[Any, Any, Any]:
     """Return the configs of an ensemble and its steps, every tensor of which is given as it is wanted."""
     ensemble, first, second = (
@@ -178,31 +185,31 @@ def versions(repo: Path) -> dict[str, list[str]]:
     return {p.name: sorted(v.name for v in p.iterdir() if v.name.isdecimal()) for p in repo.iterdir()}
 
 
-def test_steps_that_do_not_change_stay(packed: Any, whole: Path, capsys: Any, tmp_path: Path) -> None:
-    before = (whole / "v_preprocess").stat().st_ino
-    argv = ("--backend", "vtk", "--name", "v", "--with-preproc", "--out", whole, "--json")
+def test_steps_that_do_not_change_stay(packed: Any, own: Path, capsys: Any, tmp_path: Path) -> None:
+    before = (own / "v_preprocess").stat().st_ino
+    argv = ("--backend", "vtk", "--name", "v", "--with-preproc", "--out", own, "--json")
     assert run(f"p={packed.path}", *argv) == 0
     told = json.loads(capsys.readouterr().out)["models"][0]
     assert (told["model"], told["updated"], told["version"]) == ("v", True, 1)
     assert told["steps"] == {"v_preprocess": 1, "v_classifier": 1} and told["preprocessing_drift"]["error"] == 0
-    assert (whole / "v_preprocess").stat().st_ino == before
+    assert (own / "v_preprocess").stat().st_ino == before
     assert run(f"p={packed.path}", f"q={packed.path}", *argv) == 0
-    index = json.loads((whole / "v_preprocess" / "1" / "tasks.json").read_text())
-    assert list(index["tasks"]) == ["p", "q"] and (whole / "v_preprocess").stat().st_ino != before
-    assert versions(whole) == {"v": ["1"], "v_preprocess": ["1"], "v_classifier": ["1"]}
-    assert os.listdir(whole.parent) == ["models"]
+    index = json.loads((own / "v_preprocess" / "1" / "tasks.json").read_text())
+    assert list(index["tasks"]) == ["p", "q"] and (own / "v_preprocess").stat().st_ino != before
+    assert versions(own) == {"v": ["1"], "v_preprocess": ["1"], "v_classifier": ["1"]}
+    assert os.listdir(own.parent) == ["models"]
 
 
-def test_images_are_not_prepared_in_another_way_under_the_same_name(packed: Any, whole: Path, capsys: Any) -> None:
-    index = whole / "v_preprocess" / "1" / "tasks.json"
+def test_images_are_not_prepared_in_another_way_under_the_same_name(packed: Any, own: Path, capsys: Any) -> None:
+    index = own / "v_preprocess" / "1" / "tasks.json"
     text = index.read_text()
     changed = json.loads(text)
     changed["tasks"]["p"]["interpolation"] = "nearest"
     index.write_text(json.dumps(changed))
-    before = {p: p.stat().st_ino for p in whole.iterdir()}
-    assert run(f"p={packed.path}", "--backend", "vtk", "--name", "v", "--with-preproc", "--out", whole) == 2
+    before = {p: p.stat().st_ino for p in own.iterdir()}
+    assert run(f"p={packed.path}", "--backend", "vtk", "--name", "v", "--with-preproc", "--out", own) == 2
     assert "`p` would be prepared otherwise than before" in capsys.readouterr().err
-    assert {p: p.stat().st_ino for p in whole.iterdir()} == before
+    assert {p: p.stat().st_ino for p in own.iterdir()} == before
     index.write_text(text)
 
 
