@@ -15,7 +15,7 @@ PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-server test-peers clean-peers papers check style docs wheel clean
+.PHONY: help install demo test test-slow bench test-server test-peers clean-peers papers check style docs wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -38,7 +38,10 @@ test: $(STAMP)  ## the default tests: CPU, offline, a few minutes
 # PART=2/3 runs the second third of the files: every test is in exactly one part
 test-slow: $(STAMP)  ## long tables, the demo and the documents' examples; PART=K/N runs a part of them
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) $(DIST) -m 'slow and not timing and not gpu and not server and not peers' $(if $(PART),--part $(PART))
-	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server' $(if $(PART),--part $(PART))
+	$(if $(PART),,$(MAKE) bench)
+
+bench: $(STAMP)  ## the tests that compare times, for a machine that does nothing else (a whole test-slow ends with them)
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'timing and not gpu and not server'
 
 # the Triton Inference Server of that wheel has a Python back-end which gives empty tensors with numpy 2
 $(SERVER)/.installed: pyproject.toml
