@@ -3,11 +3,12 @@
 import argparse
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from vtk import console
 from vtk.commands import _help
@@ -15,7 +16,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, Option, option_of, type_of
 from vtk.options.config import flag_of, set_value, show, within
 from vtk.options.files import read_values
-from vtk.options.values import alternatives, from_words, is_list
+from vtk.options.values import alternatives, describe, from_words, is_list, is_size
 
 __all__ = ["parse"]
 
@@ -59,7 +60,8 @@ def parse(
     """
     if "" in argv:  # as a path it would be the folder one is in
         raise UsageError("an argument is empty (a variable that is not set?); give its value, or leave it out")
-    if (every := "--help-all" in argv) or {"-h", "--help"} & set(argv):
+    flags = _before_dashes(argv)
+    if (every := "--help-all" in flags) or {"-h", "--help"} & set(flags):
         rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
         print(_help.text(
             kind, Common, _known(kind, rest, prog, positional, preset), prog=prog, description=description,
@@ -68,12 +70,17 @@ def parse(
         raise SystemExit(0)
     values, common = _values(kind, argv, prog, positional, preset)
     console.set_json(bool(common.get("json")))
-    for f in dataclasses.fields(kind):
+    order = {name: i for i, name in enumerate(positional)}
+    for f in sorted(dataclasses.fields(kind), key=lambda f: order.get(f.name, len(order))):
         if f.name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             name = f.name.upper() if f.name in positional else flag_of(kind, f.name)
-            told = option_of(kind, f.name).help
-            raise UsageError(f"`{name}` is missing; give {_article(told)}{told}; see `{prog} --help`")
+            raise UsageError(f"`{name}` is missing; give {_wanted(kind, f.name)}; see `{prog} --help`")
     return kind(**values)
+
+
+def _before_dashes(argv: Sequence[str]) -> Sequence[str]:
+    """Return the words before ``--``, behind which nothing is a flag."""
+    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def _values(
@@ -96,8 +103,13 @@ def _known(
         return {}
 
 
-def _article(told: str) -> str:
-    return "" if told.startswith(("a ", "an ", "the ")) or " " not in told or told.split()[0].endswith("s") else "a "
+def _wanted(kind: type[Config], name: str) -> str:
+    """Return what an option wants, after "give"."""
+    hint, told = type_of(kind, name), option_of(kind, name).help
+    if typing.get_origin(hint) is Literal:
+        return describe(hint)
+    bare = told.startswith(("a ", "an ", "the ")) or " " not in told or told.split()[0].endswith("s")
+    return told if bare else f"a {told}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,6 +124,7 @@ def _read(kind: type[Config], argv: Sequence[str], prog: str, positional: Sequen
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     flags: list[str] = []
     singles: set[str] = set()
+    lists: dict[str, Callable[[str], bool]] = {}  # and whether a word may be one of its values
     switches: dict[str, bool] = {}  # and whether they may be left open
     for name in positional:
         parser.add_argument(name, nargs="*" if is_list(type_of(kind, name)) else "?")
@@ -131,38 +144,66 @@ def _read(kind: type[Config], argv: Sequence[str], prog: str, positional: Sequen
         elif option.flag:
             parser.add_argument(flag, dest=f.name, action="extend", nargs="+" if not positional else 1)
         elif _takes_several(hint):
-            parser.add_argument(flag, dest=f.name, nargs="*")
+            lists[flag] = functools.partial(_fits, hint, option)
+            parser.add_argument(flag, dest=f.name, nargs=1)
         else:
             singles.add(flag)
-            parser.add_argument(flag, dest=f.name, nargs="?", const=[])
-    spelled = _spell(argv, flags, singles, switches)
+            parser.add_argument(flag, dest=f.name)
+    before = _before_dashes(argv)
+    spelled = _spell(before, flags, singles, lists, switches)
     if unknown := next((word for word in spelled if word.startswith("--") and _name(word) not in flags), None):
-        near = difflib.get_close_matches(_name(unknown), flags, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = difflib.get_close_matches(_name(unknown)[2:], [flag[2:] for flag in flags], 1)
+        hint = f"; did you mean --{near[0]}?" if near else ""
         raise UsageError(f"unknown option `{_name(unknown)}`{hint}; see `{prog} --help-all`")
+    spelled += [_GLUE + word for word in argv[len(before) + 1 :]]  # argparse must not take one for a flag
     parsed, rest = parser.parse_known_intermixed_args(spelled)
     if rest:
-        raise UsageError(f"unexpected argument `{rest[0]}`; see `{prog} --help`")
-    return {name: words for name, words in vars(parsed).items() if (words is not None and words != [])
-            or f"{_flag(name)}" in spelled}  # fmt: skip
+        raise UsageError(f"unexpected argument `{rest[0].removeprefix(_GLUE)}`; see `{prog} --help`")
+    return {name: _apart(words) for name, words in vars(parsed).items() if words is not None and words != []}
+
+
+_GLUE = "\0"
+"""No word of a command line has it."""
+
+
+def _apart(words: Any) -> Any:
+    """Return the words that `_read` and `_spell` joined, or marked as no flags."""
+    if isinstance(words, str):
+        return words.removeprefix(_GLUE)
+    return words if isinstance(words, bool) else [one for word in words for one in word.removeprefix(_GLUE).split(_GLUE)]
+
+
+def _fits(hint: Any, option: Option, word: str) -> bool:
+    """Tell whether a word may be one value more of a list or a size, by its type and its form."""
+    (kind,) = [one for one in alternatives(hint) if str(one).startswith("tuple")]
+    if not is_list(kind) and not is_size(hint):
+        return True
+    try:
+        values = from_words(tuple[int, ...] if is_size(hint) else kind, [word])
+    except ValueError:
+        return False
+    return not isinstance(values[0], str) or not option.fault(values[:1], word)
 
 
 def _takes_several(hint: Any) -> bool:
-    from vtk.options.values import is_size
-
     return is_size(hint) or any(str(one).startswith("tuple") for one in alternatives(hint))
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _name(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _spell(argv: Sequence[str], flags: Sequence[str], singles: set[str], switches: Mapping[str, bool]) -> list[str]:
-    """Write flags with ``-``, join one that takes a value to it, since the value may begin with ``-``, and ``=no``."""
+def _spell(
+    argv: Sequence[str],
+    flags: Sequence[str],
+    singles: set[str],
+    lists: Mapping[str, Callable[[str], bool]],
+    switches: Mapping[str, bool],
+) -> list[str]:
+    """Write flags with ``-``, join those that take values to them, since a value may begin with ``-``, and ``=no``.
+
+    A list takes all words up to the next flag; begun with ``=``, it takes those that fit it: another is an argument.
+    """
     spelled: list[str] = []
     words = list(argv)
     while words:
@@ -172,8 +213,13 @@ def _spell(argv: Sequence[str], flags: Sequence[str], singles: set[str], switche
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
-        if name in singles and not equals and words and not words[0].startswith("--"):
-            spelled.append(f"{name}={words.pop(0)}")
+        if name in singles and not equals:
+            spelled.append(f"{name}={words.pop(0) if words and not words[0].startswith('--') else ''}")
+        elif name in lists:
+            values = [value] if equals else []
+            while words and not words[0].startswith("--") and (not equals or lists[name](words[0])):
+                values.append(words.pop(0))
+            spelled.append(f"{name}={_GLUE.join(values)}")
         elif name in switches and (equals or (switches[name] and words[:1] in (["yes"], ["no"]))):
             value = value if equals else words.pop(0)
             off = f"--no-{name[2:]}"
@@ -195,7 +241,7 @@ def _value(kind: type[Config], name: str, words: Any, positional: Sequence[str])
     if isinstance(words, bool):
         return words
     hint, option = type_of(owner, name), option_of(owner, name)
-    several = [words] if isinstance(words, str) else list(words)
+    several = [word for word in ([words] if isinstance(words, str) else words) if word]
     if name in positional or option.flag:  # commas are a name's own
         return set_value(owner, name, several if is_list(hint) else several[0], text=True)
     try:

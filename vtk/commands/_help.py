@@ -90,6 +90,8 @@ def _entry(kind: type[Config], name: str, positional: str | None, defaults: Mapp
     if bool in alternatives(hint):
         flag = flag_of(kind, name)
         head, told = (f"--no-{flag[2:]}", option.off) if own is True else (flag, told)
+        if own is None and not option.only_yes:  # to be left open, or said either way
+            head = f"{flag}, --no-{flag[2:]}"
     else:
         head = positional or f"{flag_of(kind, name)} {option.metavar or placeholder(hint)}"
         if _worth_telling(default):
@@ -97,7 +99,7 @@ def _entry(kind: type[Config], name: str, positional: str | None, defaults: Mapp
         elif _required(kind, name):
             told += " (required)"
     if not positional and len(head) > 60 and "{" in head:  # too many choices for one line: among the words below
-        told = f"{option.help}: {', '.join(_choices(hint))}{told.removeprefix(option.help)}"
+        told = f"{option.help}; one of {', '.join(_choices(hint))}{told.removeprefix(option.help)}"
         head = f"{flag_of(kind, name)} NAME"
     body = textwrap.wrap(told, WIDTH - _INDENT, break_on_hyphens=False)
     head = f"  {head}"

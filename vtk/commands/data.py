@@ -16,7 +16,7 @@ it again for their own audit."""
 
 def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print("usage: vtk data COMMAND [OPTIONS]\n\nLook at folders of images.\n")
         print("\n".join(f"  {name:<6} {text}" for name, text in _HELP.items()))
         return 0

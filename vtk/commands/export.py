@@ -40,7 +40,7 @@ bank of the packs; the folder is written only if all agree (exit code 4 otherwis
 
 def main(argv: list[str]) -> int:
     """Dispatch to the target named first."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         lines = ["usage: vtk export TARGET [OPTIONS]", "", *(f"  {name:<10} {text}" for name, text in TARGETS.items())]
         print("\n".join([*lines, "", "vtk export TARGET --help shows the options."]))
         return 0

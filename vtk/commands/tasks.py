@@ -20,7 +20,7 @@ _HELP = {
 
 def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print("usage: vtk tasks COMMAND [OPTIONS]\n\nWork on task packs.\n")
         print("\n".join(f"  {name:<9} {text}" for name, text in _HELP.items()))
         return 0

@@ -1,6 +1,7 @@
 """Options from a YAML file: checked one by one against a config, before it is made."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def read_values(path: Path, kind: type[Config], flag: str) -> dict[str, Any]:
     result = {}
     for key, item in kind.upgrade({str(key).replace("-", "_"): item for key, item in value.items()}).items():
         if key not in names:
-            raise UsageError(f"`{flag}` {path}: unknown key `{key}`; known: {', '.join(names)}")
+            near = difflib.get_close_matches(key, names, 1)
+            told = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+            raise UsageError(f"`{flag}` {path}: unknown key `{key}`; {told}")
         try:
             result[key] = set_value(kind, key, item, text=True)
         except UsageError as error:

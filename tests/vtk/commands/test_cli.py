@@ -32,6 +32,7 @@ class Example(Config):
     maybe: Annotated[bool | None, Option("yes, no or left open")] = None
     short: Annotated[bool, Option("short", only_yes=True)] = False
     text: Annotated[tuple[str, ...], Option("words")] = ()
+    pairs: Annotated[tuple[str, ...], Option("words", pattern="[^=]+=.*")] = ()
     each: Annotated[tuple[str, ...], Option("given once each", flag="one", metavar="X")] = ()
 
 
@@ -88,6 +89,9 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
         (["finetun"], 2, "did you mean `vtk finetune`?"),
         (["analyze"], 2, "no model; give a pack, a checkpoint or a timm model name"),
         (["tasks", "push"], 2, "`PACK` is missing; give a pack, a bundle"),
+        (["eval"], 2, "`SOURCE` is missing; give a task pack"),
+        (["tasks", "convert", "a", "--out", "b"], 2, "`--pack-dtype` is missing; give fp32, bf16 or int8; see"),
+        (["analyze", "--compare", "a"], 2, "allowed is two models, or two folders that this command wrote"),
         (["tasks", "dance"], 2, "unknown; choose one of: list, diff, merge"),
         (["export", "triton"], 2, "`--out` is missing; give"),
         (["export", "coreml"], 2, "unknown export target `coreml`; choose one of: onnx"),
@@ -135,6 +139,27 @@ def test_flags_of_every_kind() -> None:
     assert parse("--one", "x", "d", "--one", "y").each == ("x", "y")
 
 
+def test_two_dashes_end_the_flags() -> None:
+    assert parse("--lr", "2", "--", "-d") == parse("--lr=2", "--", "-d") == Example(data=Path("-d"), lr=2)
+    assert parse("--sizes", "3", "--", "--flag").data == Path("--flag")
+    assert parse("--sizes", "3", "4", "--", "5") == Example(data=Path("5"), sizes=(3, 4))
+    assert parse("--", "--help").data == Path("--help")
+    with pytest.raises(UsageError, match="`--lr` is nothing"):
+        parse("--lr", "--", "d")
+    with pytest.raises(UsageError, match="unexpected argument `-e`"):
+        parse("--", "d", "-e")
+
+
+def test_a_list_after_an_equals_sign_goes_on_with_the_words_that_fit() -> None:
+    assert parse("--sizes=3", "4", "d") == Example(data=Path("d"), sizes=(3, 4))
+    assert parse("--img-size=48", "64", "d") == Example(data=Path("d"), img_size=(48, 64))
+    assert parse("--img-size=48", "d").img_size == 48
+    assert parse("d", "--mean=-1e-3", "-2e-3").mean == (-1e-3, -2e-3)
+    assert parse("d", "--mean", "-1e-3", "-2e-3").mean == (-1e-3, -2e-3)
+    assert parse("d", "--text=a", "-b", "--short").text == ("a", "-b")
+    assert parse("--pairs=a=1", "b=2", "d").pairs == ("a=1", "b=2")
+
+
 @pytest.mark.parametrize("text", ["48,64", "48x64", "48 64"])
 def test_a_size_may_be_written_as_people_write_it(text: str) -> None:
     assert parse("d", "--img-size", *text.split()).img_size == (48, 64)
@@ -153,6 +178,7 @@ def test_a_size_may_be_written_as_people_write_it(text: str) -> None:
         (["d", "e"], "unexpected argument `e`"),
         (["d", "--lr"], "`--lr` is nothing; allowed is a number"),
         (["d", "-x"], "unexpected argument `-x`"),
+        (["d", "--foo"], "unknown option `--foo`; see"),  # nothing that is nearly it
         (["d", "--no-short"], "unknown option `--no-short`; did you mean --short?"),
         (["d", "--flag", "maybe"], "unexpected argument `maybe`"),
         (["d", "--no-flag=yes"], "argument --no-flag: ignored explicit argument 'yes'"),
@@ -193,6 +219,7 @@ def test_yaml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("speed: 3", "unknown key `speed`; known: data"),
+        ("size: 3", "unknown key `size`; did you mean `sizes`\\?$"),
         ("lr: fast", "c.yaml: `--lr` is fast; allowed is a number"),
         ("mode: c", "`--mode` is c; allowed is a or b\\+c"),
         ("sizes: [1.5]", "whole number"),

@@ -89,6 +89,31 @@ def test_a_flag_that_would_always_be_refused_is_not_offered(capsys: pytest.Captu
         assert f"unknown option `{flag}`" in capsys.readouterr().err
 
 
+def test_a_switch_that_may_be_left_open_shows_both_its_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "  --fuse, --no-fuse " in "\n".join(shown(("export", "onnx"), "--help", capsys))
+    assert "--no-attn-only" not in "\n".join(shown(("finetune",), "--help", capsys))
+
+
+@pytest.mark.parametrize("argv", [(), *((name,) for name in PARTS)], ids=" ".join)
+def test_all_options_of_a_group_of_commands_are_its_list(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*argv, "--help"]) == 0
+    listed = capsys.readouterr().out
+    assert main([*argv, "--help-all"]) == 0
+    assert capsys.readouterr().out == listed
+
+
+@pytest.mark.parametrize("name", configs())
+def test_an_option_stands_under_its_heading_in_every_command(name: str) -> None:
+    # a default of the command's own must not move it
+    kind = configs()[name]
+    for parent in kind.__mro__[1:]:
+        for f in dataclasses.fields(parent) if parent.__name__.endswith("Options") else ():
+            if f.name != "data":
+                assert option_of(kind, f.name).group == option_of(parent, f.name).group, f.name
+
+
 def test_attn_only_has_no_opposite(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["finetune", "data", "--no-attn-only"]) == 2
     assert "unknown option `--no-attn-only`; did you mean --attn-only?" in capsys.readouterr().err

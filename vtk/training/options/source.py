@@ -14,7 +14,7 @@ InputSize = Annotated[
     int | tuple[int, int] | None,
     Option("input size: N, or height and width (default: model's)", often=True, least=1),
 ]
-Pretrained = Annotated[bool, Option("start from the hub's weights", off="start from random weights")]
+Pretrained = Annotated[bool, Option("start from the hub's weights", "model", off="start from random weights")]
 _Channels = Annotated[
     tuple[float, ...] | None, Option("per channel, in 0 to 1 (default: the weights' own)", nonempty=True)
 ]
