@@ -1,12 +1,14 @@
 """What is imported is declared, smaller environments are parts of the whole, and an absent package is one line."""
 
 import ast
+import functools
 import importlib.metadata
 import json
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ SERVED = {"triton_python_backend_utils", "vtk_images", "vtk_prepack", "vtk_rows"
 """Modules that files of a server's repository find in the server or beside themselves."""
 
 
+@functools.cache
 def imported() -> dict[str, set[str]]:
     """Return the top-level names that our code imports, each with the files that do."""
     found = defaultdict(set)
@@ -47,13 +50,19 @@ def imported() -> dict[str, set[str]]:
     return {k: v for k, v in found.items() if k not in sys.stdlib_module_names | OURS | SERVED}
 
 
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """Return the distributions of every importable name; asking takes half a second."""
+    return importlib.metadata.packages_distributions()
+
+
 def distribution(name: str) -> str:
     """Return which distribution an import is of."""
     # those that are not installed here, or of which there are several
     known = {"google": "protobuf", "onnxruntime": "onnxruntime-gpu", "pynvml": "nvidia-ml-py", "tensorrt": "tensorrt"}
     if told := known.get(name.partition(".")[0]):
         return told
-    (found,) = set(importlib.metadata.packages_distributions()[name])
+    (found,) = set(installed()[name])
     return normalise(found)
 
 

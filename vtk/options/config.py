@@ -135,6 +135,8 @@ class Config:
     """
 
     GROUP: ClassVar[str] = OTHER
+    RETIRED: ClassVar[Mapping[str, Any]] = {}
+    """Options of older versions that could have one value only."""
 
     def __post_init__(self) -> None:
         """Convert and check each value, then what they do to each other (`check`)."""
@@ -148,17 +150,8 @@ class Config:
 
     @classmethod
     def upgrade(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a file of an older version without options that this config no longer has.
-
-        Such an option is a class variable now; a value that differs from it stays, and is refused as unknown.
-        """
-        names = {f.name for f in dataclasses.fields(cls)}
-        return {k: v for k, v in values.items() if k in names or k not in vars_of(cls) or v != getattr(cls, k)}
-
-
-def vars_of(kind: type) -> set[str]:
-    """Return the names of a class's attributes, those of its parents too."""
-    return {name for cls in kind.__mro__ for name in vars(cls)}
+        """Return the values of a file without those of `RETIRED` options, where they say nothing else than that."""
+        return {k: v for k, v in values.items() if k not in cls.RETIRED or v != cls.RETIRED[k]}
 
 
 def set_value(kind: type[Config], name: str, value: Any, *, text: bool = False) -> Any:

@@ -203,10 +203,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], kind: type[
         raise UsageError(f"`--resume`: this is a run of `vtk {was}`, not of `vtk {command}`; continue it with that")
     fields = {f.name: _plain(f.default) for f in dataclasses.fields(kind)}
     defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
-    # nor does this version offer every flag that an older one did: such a flag is what the config has without it
-    gone = {k for k, v in saved["flags"].items() if k not in now["flags"] and v == getattr(kind, k, None)}
-    kept = {k: v for k, v in saved["flags"].items() if k not in gone}
-    before, after = {**defaults, "memory": "plain", "metric": "top1", **kept}, now["flags"]
+    before, after = {**defaults, "memory": "plain", "metric": "top1", **kind.upgrade(saved["flags"])}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     if "gelu8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
         changed = [k for k in changed if k != "memory"]

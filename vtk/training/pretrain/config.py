@@ -1,6 +1,7 @@
 """Options of a pre-training run: the groups that other runs have too, with other defaults, and its own."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -85,6 +86,10 @@ class PretrainConfig(
     dry_run: ClassVar[bool] = False
     sam_m: ClassVar[int | None] = None
     adversarial: ClassVar[float | None] = None
+    RETIRED: ClassVar[Mapping[str, Any]] = {
+        "layer_decay": layer_decay, "head_lr_mult": head_lr_mult, "dry_run": dry_run, "sam_m": sam_m,
+        "adversarial": adversarial,
+    }  # fmt: skip
 
     def check(self) -> None:
         """Refuse options that contradict each other or are of another method."""
