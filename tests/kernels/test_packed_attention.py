@@ -163,7 +163,7 @@ def test_kernel_in_half_precision_is_as_good_as_torch(dtype: torch.dtype) -> Non
 @needs_kernel
 def test_large_logits_do_not_overflow() -> None:
     # logits beyond ±1000: e to their power is inf; many heads, since one is a matter of how its largest two round
-    qkv = draw((4, 80), 4, 32)[0] * 8
+    qkv = draw((2, 80), 4, 32)[0] * 8
     for longer in (qkv, torch.cat([qkv] * 4, 1)):
         plain = packed_attention_ref(longer, 4)
         assert_no_worse(packed_attention(longer, 4, use_triton=True), formula(longer, 4), plain)
