@@ -120,8 +120,12 @@ class AnalyzeCommand(AnalyzeConfig):
     ] = ""
     compare: Annotated[
         tuple[str, str] | None,
-        Option("two models side by side, or two folders that this command wrote", "source", often=True,
-               allowed="two models, or two folders that this command wrote"),
+        Option(
+            "two models side by side, or two folders that this command wrote",
+            "source",
+            often=True,
+            allowed="two models, or two folders that this command wrote",
+        ),
     ] = None
     img_size: ImgSize = None
     pretrained: Pretrained = True

@@ -170,7 +170,9 @@ def _apart(words: Any) -> Any:
     """Return the words that `_read` and `_spell` joined, or marked as no flags."""
     if isinstance(words, str):
         return words.removeprefix(_GLUE)
-    return words if isinstance(words, bool) else [one for word in words for one in word.removeprefix(_GLUE).split(_GLUE)]
+    if isinstance(words, bool):
+        return words
+    return [one for word in words for one in word.removeprefix(_GLUE).split(_GLUE)]
 
 
 def _fits(hint: Any, option: Option, word: str) -> bool:

@@ -72,6 +72,10 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
     Raises:
         ValueError: the value does not fit; the message is what is allowed.
     """
+    if isinstance(value, (str, os.PathLike)) and "\0" in str(value):
+        raise ValueError(f"{describe(hint)}, without NUL characters")
+    if isinstance(value, str):  # NumPy's text and members of an enum too
+        value = str.__str__(value)
     if is_union(hint):
         if value is None and type(None) in typing.get_args(hint):
             return None
