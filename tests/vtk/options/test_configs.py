@@ -178,8 +178,9 @@ def test_text_is_plain_and_has_no_nul(name: str) -> None:
         hints = alternatives(type_of(kind, f.name))
         if not {str, Path} & {*hints, *(typing.get_args(one)[0] for one in hints if is_list(one))}:
             continue
-        with pytest.raises(UsageError, match=f"{flag_of(kind, f.name)}|no data|task"):
-            make(kind, **{f.name: "a\0=b"})
+        for text in ("a\0=b", "a\ud800=b"):
+            with pytest.raises(UsageError, match=f"{flag_of(kind, f.name)}|no data|task"):
+                make(kind, **{f.name: text})
         if f.name in ("model", "source", "out"):
             value = getattr(make(kind, **{f.name: np.str_("m")}), f.name)
             assert type(value) is str or isinstance(value, Path)
