@@ -27,6 +27,7 @@ from vtk.files import check_writable, replace_file
 from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
+from vtk.options import expect
 from vtk.runtime import aoti_backend
 from vtk.runtime.backend import load_backend
 from vtk.runtime.opening import open_and_tell
@@ -98,6 +99,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         UnavailableError: the device or a C++ compiler is not here.
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
+    expect(config, AotiConfig, "export_aoti")
     source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 from vtk import console
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
+from vtk.options import expect
 from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.opening import open_and_tell
@@ -111,6 +112,7 @@ def export_onnx(
         VerificationError: torch's exporter cannot convert the model, or the file is not what was asked for.
         UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
     """
+    expect(config, OnnxConfig, "export_onnx")
     source = open_and_tell(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")

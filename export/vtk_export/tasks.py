@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.options import expect
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
@@ -101,6 +102,7 @@ def export_tasks(
         DataError: a damaged pack, or a folder that holds other files or cannot be written.
         VerificationError: a file is not what was asked for, or the files share less than the packs do.
     """
+    expect(config, TasksConfig, "export_tasks")
     start = time.perf_counter()
     named = named_packs(packs)
     if len(named) < 2:

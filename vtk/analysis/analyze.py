@@ -25,6 +25,7 @@ from vtk.analysis.sources import (
 )
 from vtk.analysis.tables import print_analyses
 from vtk.files import prepare_output, write_text
+from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.source import Opening, Source
 from vtk.training.parallel import Ranks, open_ranks
@@ -79,6 +80,7 @@ def analyze(
     """
     require("matplotlib")
     config = config or AnalyzeConfig()
+    expect(config, AnalyzeConfig, "analyze")
     opening.setdefault("seed", config.seed)
     ranks = open_ranks(config.device)
     if ranks.main:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from vtk.answers.files import runnable
 from vtk.evaluation.config import PredictConfig
+from vtk.options import expect
 from vtk.runtime.backend import check_backend
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.prediction import PredictResult, predict_images
@@ -28,6 +29,7 @@ def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening
         DataError: no image could be read, or ``out`` is a file of another kind.
         UnavailableError: a back-end or device asked for is not here.
     """
+    expect(config, PredictConfig, "predict")
     if config.backend is not None:
         check_backend(config.backend)
     opened = open_and_tell(source, **opening)

@@ -35,6 +35,7 @@ from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
 from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize as join_blocks
+from vtk.options import expect
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
@@ -90,6 +91,7 @@ def parallelize(
         DataError: the source, the images or the output folder cannot be used.
         VerificationError: plain timm computes something else with the written weights.
     """
+    expect(config, ParallelizeConfig, "parallelize")
     opening.setdefault("seed", config.seed)
     opened = open_and_tell(source, **opening)
     name = str(source) if isinstance(source, (str, Path)) else opened.name

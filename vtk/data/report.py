@@ -10,6 +10,7 @@ from vtk.data.multi import scan_multi
 from vtk.data.page import check_page, write_page
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
+from vtk.options import expect
 
 
 def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
@@ -28,6 +29,7 @@ def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
             ``on_bad_image="fail"``, a file that cannot be read; the page is written before.
     """
     config = config or AuditConfig()
+    expect(config, AuditConfig, "audit")
     folder = Path(folder)
     if folder.suffix.lower() == ".csv" and not config.multi_label:
         raise UsageError(f"{folder} is a table; add --multi-label, or give a folder with one folder per class")

@@ -9,13 +9,13 @@ from vtk.options.shared import (
     Base,
     Folder,
     MaybeOut,
+    NamedSource,
     Overwrite,
     Reference,
     RunBackend,
     RunBatch,
     RunDevice,
     RunPrecision,
-    SourceName,
     Split,
     Threads,
     Workers,
@@ -78,7 +78,7 @@ class PredictConfig(RunOptions):
 class EvalCommand(EvalConfig):
     """``vtk eval``: what to open, and how to evaluate it."""
 
-    source: SourceName
+    source: NamedSource
     base: Base = None
 
 
@@ -87,5 +87,5 @@ class PredictCommand(PredictConfig):
     """``vtk predict``: what to open, and what to label with it."""
 
     out: _Table = Path("predictions.csv")
-    source: SourceName
+    source: NamedSource
     base: Base = None

@@ -78,6 +78,9 @@ def _mid(stage: Stage) -> bool:
 def check_model(model: Any) -> None:
     """Refuse what computes something else than the forward pass that the stages repeat."""
     kind = type(model)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"`fuse` takes a timm Vision Transformer as a module, and was given a {kind.__name__}; of a "
+                         "task, give its `.model`")  # fmt: skip
     if not isinstance(model, vit.VisionTransformer):
         raise UsageError(
             f"cannot fuse {kind.__name__}: only timm's VisionTransformer (vit_*, deit_*, deit3_* and others) is known; "

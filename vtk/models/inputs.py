@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import timm
@@ -23,8 +24,16 @@ _blank: dict[tuple[str, str], nn.Module] = {}
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width); one number means a square."""
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    """Return (height, width); one number means a square.
+
+    Raises:
+        UsageError: it is neither a number nor two.
+    """
+    sides = [size] * 2 if isinstance(size, Integral) else size
+    if isinstance(sides, (list, tuple)) and len(sides) == 2:
+        if all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides):
+            return int(sides[0]), int(sides[1])
+    raise UsageError(f"`img_size` is {size!r:.80}; allowed is one side in pixels, or height and width")
 
 
 def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:

@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from vtk.card import InputSpec, Transform
+from vtk.errors import UsageError
 from vtk.models.base import Base
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size
@@ -86,6 +88,8 @@ def create_model(
         UsageError: unknown name, impossible size or arguments.
         DataError: weights that cannot be read or do not fit.
     """
+    if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or num_classes < 0:
+        raise UsageError(f"`num_classes` is {num_classes!r:.80}; give a whole number, 0 for a model without classifier")
     created = build_model(
         name, num_classes=num_classes, img_size=img_size, in_chans=in_chans,
         weights=None if weights is None else Path(weights), pretrained=pretrained, seed=seed, transforms=transforms,

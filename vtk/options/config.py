@@ -167,7 +167,9 @@ def set_value(kind: type[Config], name: str, value: Any, *, text: bool = False) 
         value = coerce(type_of(kind, name), value, text=text)
         fault = option.fault(value, given)
     except ValueError as error:
-        fault = f"is {show(given)}; allowed is {option.allowed or within(str(error), option)}"
+        # text that looks like the number that is wanted, from Python
+        shown = repr(given) if isinstance(given, str) and not text and given[:1].isdecimal() else show(given)
+        fault = f"is {shown}; allowed is {option.allowed or within(str(error), option)}"
     if fault:
         raise UsageError(f"`{flag_of(kind, name)}` {fault}")
     return value
@@ -228,6 +230,23 @@ def groups_of(kind: type) -> dict[str, list[str]]:
     for f in dataclasses.fields(kind):
         found.setdefault(option_of(kind, f.name).group, []).append(f.name)
     return found
+
+
+def expect(config: object, kind: type[Config], function: str) -> None:
+    """Refuse what is no config of a function's.
+
+    Args:
+        config: what the function was given.
+        kind: what it takes.
+        function: its name.
+
+    Raises:
+        UsageError: names the function, what it takes and what it was given.
+    """
+    if not isinstance(config, kind):
+        given = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+        name = f"vtk.{kind.__name__}"
+        raise UsageError(f"`vtk.{function}` takes its options as a {name}, found {given}; give {name}(…)")
 
 
 def require(ok: bool, name: str, value: object, allowed: str) -> None:

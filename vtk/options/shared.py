@@ -17,8 +17,12 @@ MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
 
 # ---- what to open
 SourceName = Annotated[
-    str, Option("task pack, run folder, merged .safetensors, exported file, or timm model name", "source", often=True)
+    str, Option("task pack, run folder, merged .safetensors or timm model name", "source", often=True)
 ]
+NamedSource = Annotated[
+    str, Option("task pack, run folder, merged .safetensors or exported file", "source", often=True)
+]  # fmt: skip
+"""What knows the names of its classes, as a timm model name does not."""
 Base = Annotated[Path | None, Option("base weights of the pack, if they moved (default: looked up)", "source")]
 Pretrained = Annotated[
     bool, Option("timm name: the hub's weights", "source", often=True, off="timm name: random weights, not the hub's")

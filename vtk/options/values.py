@@ -72,6 +72,10 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
     Raises:
         ValueError: the value does not fit; the message is what is allowed.
     """
+    if isinstance(value, (str, os.PathLike)) and not _is_writable(str(value)):
+        raise ValueError(f"{describe(hint)}, of characters that a file name may have")
+    if isinstance(value, str):  # NumPy's text and members of an enum too
+        value = str.__str__(value)
     if is_union(hint):
         if value is None and type(None) in typing.get_args(hint):
             return None
@@ -105,6 +109,14 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
         if text and isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
     raise ValueError(describe(hint))
+
+
+def _is_writable(text: str) -> bool:
+    """Tell whether the system could be given a text: it has no NUL and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _by_preference(hint: Any, value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.files import prepare_output
 from vtk.models.devices import resolve_device
+from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling import ceilings
 from vtk.profiling.compare import DISTINCT, remarks
@@ -73,6 +74,7 @@ def profile(
         UnavailableError: a device or back-end named in the options is not here.
     """
     config = config or ProfileConfig()
+    expect(config, ProfileConfig, "profile")
     if config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     if config.out is not None:

@@ -13,6 +13,7 @@ from vtk.errors import UsageError
 from vtk.files import prepare_output, write_text
 from vtk.formats import write_json
 from vtk.html import document, table
+from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.plot import COLOURS, MARKERS
@@ -46,6 +47,7 @@ def profile_sizes(
         UsageError: no sizes, or a size that the model cannot have.
         DataError: ``out`` is not empty.
     """
+    expect(config, ProfileConfig, "profile_sizes")
     if not config.img_sizes:
         raise UsageError("`img_sizes` is empty; give sizes in pixels, or use `profile`")
     if config.out is not None:

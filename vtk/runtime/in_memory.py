@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
@@ -78,7 +79,11 @@ def copy_module(module: nn.Module) -> nn.Module:
     """
     name = type(module).__name__
     memo: dict[int, Any] = {}
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(f"{name} is a module of TorchScript; give the module that it was made from")
     for tensor in (*module.parameters(), *module.buffers()):
+        if is_lazy(tensor):
+            raise UsageError(f"{name} has weights without a shape yet; call it once on images of its size first")
         if tensor.is_meta:
             raise UsageError(f"{name} is on the meta device, without values for its weights; load them first")
         if type(tensor) is nn.Parameter:  # of other classes only they themselves know how they are copied
@@ -143,8 +148,8 @@ def _count_outputs(module: nn.Module, channels: Sequence[int], size: tuple[int, 
     """Return the channels that the module takes and the classes that it gives."""
     name, failure = type(module).__name__, ""
     for chans in channels:
-        images = torch.zeros(_PROBED, chans, *size)
         try:
+            images = torch.zeros(_PROBED, chans, *size)
             with torch.inference_mode(), torch.random.fork_rng(devices=[]):
                 logits = module(images)
         except Exception as error:  # a module of the user's raises whatever it likes

@@ -4,7 +4,7 @@ Nothing is ever unpickled here: a .pth or .pt file is refused with what to do in
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from vtk.card import Card, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
+from vtk.options.config import set_value, show
+from vtk.options.shared import SourceOptions
 from vtk.runtime.facts import PLAIN, Facts
 
 if TYPE_CHECKING:
@@ -170,6 +172,9 @@ def open_source(
             input cannot be known.
         DataError: a file that is damaged, pickled, or carries no card.
     """
+    base, pretrained = set_value(SourceOptions, "base", base), set_value(SourceOptions, "pretrained", pretrained)
+    num_classes = set_value(SourceOptions, "num_classes", num_classes)
+    img_size, classes = set_value(SourceOptions, "img_size", img_size), _names(classes)
     options: dict[str, Any] = {"num_classes": num_classes, "img_size": img_size, "classes": classes}
     options["pretrained"] = None if pretrained else False
     if not isinstance(source, (str, Path)):
@@ -193,6 +198,15 @@ def open_source(
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")
     return _open_timm(text, pretrained, num_classes, img_size, seed, classes)
+
+
+def _names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return names of classes as a tuple."""
+    if classes is None:
+        return None
+    if isinstance(classes, (str, bytes)) or not isinstance(classes, Iterable):
+        raise UsageError(f"`classes` is {show(classes)}; give a list of names, one for each logit in order")
+    return tuple(map(str, classes))
 
 
 def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) -> Source:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,6 +164,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
         DataError: the pack is damaged.
         BaseError: no base fits.
     """
+    _check_path(path, "load_task")
     folder = existing_dir(Path(path))
     if not folder.is_dir():
         what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is a file"
@@ -215,6 +217,7 @@ def load_checkpoint(path: str | Path) -> Task:
     Raises:
         DataError: damaged, or its tensors are not those of its card.
     """
+    _check_path(path, "load_checkpoint")
     path = Path(path)
     card = read_card(path)
     tensors, _ = read_safetensors(path)
@@ -224,6 +227,12 @@ def load_checkpoint(path: str | Path) -> Task:
     _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
+
+
+def _check_path(path: object, function: str) -> None:
+    if not isinstance(path, (str, os.PathLike)) or not str(path).strip():
+        given = "an empty text" if isinstance(path, str) else f"a {type(path).__name__}"
+        raise UsageError(f"`{function}` takes the path of what a run wrote, and was given {given}; give its folder")
 
 
 def _blank(card: Card, where: Path) -> Any:

@@ -8,7 +8,7 @@ from vtk.formats import save_tensors
 from vtk.tasks.load import Task, card_metadata, load_task
 
 
-def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
+def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
     """Write ``out`` (.safetensors, fp32, timm's keys, the card in its metadata).
 
     Whether plain timm can load it, and by which call, `vtk.tasks.plain.plain_call` says.
@@ -24,6 +24,7 @@ def merge_task(path: str | Path, out: Path, *, base: str | Path | None = None, o
         DataError: the pack is damaged, or ``out`` cannot be written.
         BaseError: no base fits.
     """
+    out = Path(out)
     if out.suffix != ".safetensors":
         raise UsageError(f"`--out` {out}: a merged checkpoint is a .safetensors file")
     if out.exists() and not overwrite:

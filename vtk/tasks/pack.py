@@ -31,7 +31,7 @@ class FrozenTensorChanged(VtkError):
 
 
 def save_task(
-    path: Path,
+    path: str | Path,
     *,
     state: Mapping[str, Tensor],
     created: Created,
@@ -58,6 +58,7 @@ def save_task(
         FrozenTensorChanged: the pack is written with the changed tensor in it, then this is raised.
         DataError: the folder cannot be written.
     """
+    path = Path(path)
     tensors, changed = carried(state, created, trained)
 
     def model() -> nn.Module:

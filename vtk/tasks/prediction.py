@@ -4,6 +4,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -62,8 +63,10 @@ def predict(
     """Label images; `vtk.tasks.load.Task.predict` says what the arguments are."""
     check_threshold(card, threshold, card.model.name)
     for name, value in (("top_k", top_k), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise UsageError(f"`{name}` is {value}; give at least 1")
+        if value is None and name == "batch_size":
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise UsageError(f"`{name}` is {value!r:.80}; give a whole number, at least 1")
     size = batch_size or card.regime.batch_size
     place = next(model.parameters()).device if device is None else resolve_device(device)
     dtype = resolve_dtype(precision or card.regime.precision)

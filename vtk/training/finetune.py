@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.errors import UsageError
+from vtk.options import expect
 from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.config import FinetuneConfig
 from vtk.training.distill import Trained
@@ -31,6 +32,7 @@ def finetune(
         UnavailableError: the device is not here.
         DivergedError: the loss became infinite or not a number; the best pack so far is kept.
     """
+    expect(config, FinetuneConfig, "finetune")
     _refuse_dry_run(config)
     run = _open_run(config)
     run.trained_teacher = teacher
@@ -55,6 +57,7 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
         UnavailableError: the device is not here.
         DivergedError: a loss became infinite or not a number; the best packs so far are kept.
     """
+    expect(config, FinetuneConfig, "finetune_tasks")
     _refuse_dry_run(config)
     run = _open_joint(config)
     run.callbacks = run_callbacks(callbacks, run.ranks)

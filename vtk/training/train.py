@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.errors import UsageError
+from vtk.options import expect
 from vtk.training.callbacks import Callback
 from vtk.training.checkpoints import CheckpointRun
 from vtk.training.finetune import report_memory, run_callbacks
@@ -26,6 +27,7 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
         UnavailableError: the device is not here.
         DivergedError: the loss became infinite or not a number; the best checkpoint so far is kept.
     """
+    expect(config, TrainConfig, "train")
     if config.dry_run:
         raise UsageError("`--dry-run` trains nothing; call vtk.training.train_memory for its numbers")
     run = _open(config)

@@ -1,7 +1,7 @@
 """``NAME=PACK``: what each task is called. Its name is a part of file names, so only harmless ones are taken."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vtk.errors import UsageError
@@ -30,6 +30,11 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         UsageError: a name that is no good as a file name, or two alike (capitals do not count: on some systems two such
             files would be one).
     """
+    alone = isinstance(packs, (str, Path)) or not isinstance(packs, Iterable)
+    for pack in [packs] if alone else packs.values() if isinstance(packs, Mapping) else packs:
+        if alone or not isinstance(pack, (str, Path)):
+            raise UsageError(f"packs are given as a list of paths, or a mapping of names to paths; found a "
+                             f"{type(pack).__name__}")  # fmt: skip
     found: dict[str, Path] = {}
     seen: dict[str, str] = {}
     given = [(name, name, Path(path)) for name, path in packs.items()] if isinstance(packs, Mapping) else None

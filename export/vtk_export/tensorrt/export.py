@@ -24,6 +24,7 @@ from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.files import replace_file, write_text
 from vtk.formats import read_json, write_json
+from vtk.options import expect
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk_export.build import File, build
@@ -111,6 +112,7 @@ def export_tensorrt(
         UnavailableError: ``build`` without TensorRT, or nothing here can run the file and ``unverified`` is False.
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
+    expect(config, TensorrtConfig, "export_tensorrt")
     source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.many.names import named_packs
@@ -108,6 +109,7 @@ def export_triton(
         VerificationError: a file is not what was asked for.
         UnavailableError: what describes a model to the server is not installed.
     """
+    expect(config, TritonConfig, "export_triton")
     require("tritonclient")
     start = time.perf_counter()
     texts, held = _texts(sources, opening)

@@ -3,9 +3,11 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from tests.vtk.options._configs import configs, make
@@ -13,6 +15,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, option_of, type_of
 from vtk.options.config import flag_of
 from vtk.options.values import alternatives, is_list
+from vtk.training.config import FinetuneConfig
 
 ALL = configs()
 
@@ -166,6 +169,34 @@ def test_replacing_a_value_checks_it_too() -> None:
     config = make(ALL["OnnxConfig"])
     with pytest.raises(UsageError, match="`--opset` is 17; allowed is from 18 to 22"):
         dataclasses.replace(config, opset=17)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_text_is_plain_and_has_no_nul(name: str) -> None:
+    kind = ALL[name]
+    for f in dataclasses.fields(kind):
+        hints = alternatives(type_of(kind, f.name))
+        if not {str, Path} & {*hints, *(typing.get_args(one)[0] for one in hints if is_list(one))}:
+            continue
+        for text in ("a\0=b", "a\ud800=b"):
+            with pytest.raises(UsageError, match=f"{flag_of(kind, f.name)}|no data|task"):
+                make(kind, **{f.name: text})
+        if f.name in ("model", "source", "out"):
+            value = getattr(make(kind, **{f.name: np.str_("m")}), f.name)
+            assert type(value) is str or isinstance(value, Path)
+
+
+def test_a_text_of_an_enum_is_a_choice() -> None:
+    class Format(StrEnum):
+        SMALL = "bf16"
+
+    assert type(FinetuneConfig(precision=Format.SMALL).precision) is str  # type: ignore[arg-type]
+    assert FinetuneConfig(precision=np.str_("bf16")).precision == "bf16"  # type: ignore[arg-type]
+
+
+def test_a_number_as_text_shows_that_it_is_text() -> None:
+    with pytest.raises(UsageError, match="`--epochs` is '3'; allowed is a whole number"):
+        FinetuneConfig(epochs="3")  # type: ignore[arg-type]
 
 
 def test_what_to_open_is_apart_from_what_to_do() -> None:

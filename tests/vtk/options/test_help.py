@@ -114,6 +114,23 @@ def test_an_option_stands_under_its_heading_in_every_command(name: str) -> None:
                 assert option_of(kind, f.name).group == option_of(parent, f.name).group, f.name
 
 
+@pytest.mark.parametrize(
+    ("argv", "says", "never"),
+    [
+        (("eval",), "exported file", "timm"), (("predict",), "exported file", "timm"),
+        (("parallelize",), "timm", "exported"), (("export", "onnx"), "timm", "exported"),
+        (("export", "aoti"), "timm", "exported"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_source_is_said_to_be_what_the_command_takes(
+    argv: tuple[str, ...], says: str, never: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = " ".join(" ".join(shown(argv, "--help", capsys)).split())
+    told = text[text.index(" SOURCE task pack") :].split("(required)")[0]
+    assert says in told and never not in told
+
+
 def test_attn_only_has_no_opposite(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["finetune", "data", "--no-attn-only"]) == 2
     assert "unknown option `--no-attn-only`; did you mean --attn-only?" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.files import prepare_output
+from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.compare import compare, remarks, torch_reference
 from vtk.profiling.server.client import NUMPY, Client, ModelInfo, RequestFailed, choose_model, connect
@@ -44,6 +45,7 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
         UnavailableError: nobody answers, there is no such model, or the package for the protocol is missing.
         DataError: the reference cannot be read, or ``out`` is not empty.
     """
+    expect(config, ServerConfig, "profile_server")
     if config.out is not None:
         require("matplotlib")
         prepare_output(config.out, overwrite=config.overwrite)

@@ -62,6 +62,6 @@ class LayerRateOptions(Config):
 
     layer_decay: Annotated[
         float | None,
-        Option("layer-wise learning-rate decay; 0.65 to 0.9 is usual (default: none)", above=0, most=1),
+        Option("layer-wise learning-rate decay; 0.65 to 0.9 is usual (default: none)", least=0.001, most=1),
     ] = None
     head_lr_mult: HeadMultiplier = 10.0

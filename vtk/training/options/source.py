@@ -16,10 +16,12 @@ InputSize = Annotated[
 ]
 Pretrained = Annotated[bool, Option("start from the hub's weights", "model", off="start from random weights")]
 _Channels = Annotated[
-    tuple[float, ...] | None, Option("per channel, in 0 to 1 (default: the weights' own)", nonempty=True)
+    tuple[float, ...] | None,
+    Option("mean of the normalisation, one value or one per channel (default: the weights' own)", nonempty=True),
 ]
 _Deviations = Annotated[
-    tuple[float, ...] | None, Option("per channel, in 0 to 1 (default: the weights' own)", nonempty=True, above=0)
+    tuple[float, ...] | None,
+    Option("standard deviation of the normalisation, as --mean (default: the weights' own)", nonempty=True, above=0),
 ]
 
 
@@ -48,7 +50,8 @@ class SourceOptions(Config):
         Literal["crop", "squash", "pad"], Option("how images of another aspect ratio are brought to the input size")
     ] = "crop"
     interpolation: Annotated[
-        Literal["bicubic", "bilinear", "nearest"] | None, Option("of resizing (default: from the pretrained weights)")
+        Literal["bicubic", "bilinear", "nearest"] | None,
+        Option("filter of resizing (default: from the pretrained weights)"),
     ] = None
     mean: _Channels = None
     std: _Deviations = None

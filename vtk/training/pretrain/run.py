@@ -20,6 +20,7 @@ from vtk.formats import write_json
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec
+from vtk.options import expect
 from vtk.training import checkpoint, policy
 from vtk.training import outputs as run_outputs
 from vtk.training.callbacks import Callback, Callbacks
@@ -62,6 +63,7 @@ def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> P
         UnavailableError: the device is not here.
         DivergedError: the loss became infinite or not a number; the backbone of the epoch before is kept.
     """
+    expect(config, PretrainConfig, "pretrain")
     if config.data is None:
         raise UsageError("no data: give a folder of images")
     out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
