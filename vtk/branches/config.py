@@ -53,6 +53,10 @@ class ParallelizeConfig(Config):
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
+        if self.finetune is None:
+            for name in ("train", "lr", "batch_size"):
+                if getattr(self, name) != getattr(ParallelizeConfig, name):
+                    raise UsageError(f"`{flag_of(type(self), name)}` is of --finetune, which is not given; add it")
         if self.finetune is not None and self.data is None:
             raise UsageError("`--finetune` needs --data, a folder with one folder of images per class")
         if self.distill:

@@ -12,6 +12,8 @@ from vtk.options.config import Config, Option
 
 MOST_SEED = 2**32 - 1
 """What NumPy's generators take."""
+MOST_SIDE = 1 << 14
+"""Pixels of a side; a model for more takes hours to build."""
 MOST_THREADS = max(64, 4 * (os.cpu_count() or 1))
 """Thousands of threads would end the process inside the OpenMP run time."""
 
@@ -30,8 +32,11 @@ Pretrained = Annotated[
 NumClasses = Annotated[int | None, Option("timm name: another number of classes", "source", least=1)]
 ImgSize = Annotated[
     int | tuple[int, int] | None,
-    Option("timm name: image size, one side or height and width; others know theirs", "source", often=True, least=1),
-]
+    Option(
+        "timm name: image size, one side or height and width; others know theirs", "source", often=True, least=1,
+        most=MOST_SIDE,
+    ),
+]  # fmt: skip
 
 # ---- where and how a command runs
 Device = Annotated[

@@ -112,6 +112,8 @@ class TrainConfig(
                              "one of them")  # fmt: skip
         self._metric_of(self.multi_label)
         self._check_table(self.data)
+        if self.multi_label and self.keep_empty_classes:
+            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.loss != "ce" and self.multi_label:
             raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
         if self.loss != "ce" and self.class_weights != "none":

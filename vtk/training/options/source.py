@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import MaybeFolder, ValSplit
+from vtk.options.shared import MOST_SIDE, MaybeFolder, ValSplit
 from vtk.tasks.config import ModelKwargs
 
 ModelName = Annotated[str, Option("timm model name", often=True, nonempty=True)]
 InputSize = Annotated[
     int | tuple[int, int] | None,
-    Option("input size: N, or height and width (default: model's)", often=True, least=1),
+    Option("input size: N, or height and width (default: model's)", often=True, least=1, most=MOST_SIDE),
 ]
 Pretrained = Annotated[bool, Option("start from the hub's weights", "model", off="start from random weights")]
 _Channels = Annotated[
