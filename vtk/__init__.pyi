@@ -2,8 +2,8 @@
 
 from vtk.analysis.analyze import analyze as analyze
 from vtk.analysis.config import AnalyzeConfig as AnalyzeConfig
-from vtk.answers.evaluate import evaluate as evaluate
-from vtk.answers.predict import predict as predict
+from vtk.answers import evaluate as evaluate
+from vtk.answers import predict as predict
 from vtk.branches.config import ParallelizeConfig as ParallelizeConfig
 from vtk.branches.join import parallelize as parallelize
 from vtk.card import Card as Card

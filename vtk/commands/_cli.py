@@ -11,8 +11,9 @@ from vtk import console
 from vtk.commands import _help, _words
 from vtk.errors import UsageError
 from vtk.options import Config, Option, option_of, type_of
-from vtk.options.config import flag_of, set_value, show, within
+from vtk.options.config import flag_of, set_value
 from vtk.options.files import read_values
+from vtk.options.option import show, within
 from vtk.options.values import describe, from_words, is_list
 
 __all__ = ["parse"]

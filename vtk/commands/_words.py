@@ -14,7 +14,8 @@ from typing import Any
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option, option_of, type_of
-from vtk.options.config import flag_of, show
+from vtk.options.config import flag_of
+from vtk.options.option import show
 from vtk.options.values import alternatives, from_words, is_list, is_size
 
 _NUMBER = re.compile(r"-\.?\d.*")

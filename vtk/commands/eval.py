@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
             "vtk eval exports/pets/model.onnx data/pets --reference runs/pets/task --out eval/pets",
         ),
     )
-    from vtk.answers.evaluate import evaluate
+    from vtk.answers import evaluate
 
     result = evaluate(config.source, config, base=config.base)
     console.emit_json(result.to_dict())

@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
             "vtk predict exports/pets/model.onnx photos/cat.jpg",
         ),
     )
-    from vtk.answers.predict import predict
+    from vtk.answers import predict
 
     result = predict(config.source, config, base=config.base)
     console.emit_json(result.to_dict())

@@ -1,5 +1,6 @@
 """Options: what a command and the function behind it can be told, each defined once and checked when it is set."""
 
-from vtk.options.config import Config, Option, expect, groups_of, option_of, require, type_of
+from vtk.options.config import Config, expect, groups_of, option_of, require, type_of
+from vtk.options.option import Option
 
 __all__ = ["Config", "Option", "expect", "groups_of", "option_of", "require", "type_of"]

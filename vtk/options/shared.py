@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from vtk.options.config import Config, Option
+from vtk.options import Config, Option
 
 MOST_SEED = 2**32 - 1
 """What NumPy's generators take."""

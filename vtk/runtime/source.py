@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from vtk.card import Card, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
-from vtk.options.config import set_value, show
+from vtk.options.config import set_value
+from vtk.options.option import show
 from vtk.options.shared import SourceOptions
 from vtk.runtime.facts import PLAIN, Facts
 

@@ -1,21 +1,23 @@
-"""``evaluate``: the metric of training for anything that runs."""
+"""What a model says of images, in any back-end: its metric on a folder (``evaluate``), labels (``predict``)."""
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.answers.files import runnable
 from vtk.errors import UsageError
 from vtk.evaluation import metrics
-from vtk.evaluation.config import EvalConfig
+from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.evaluation.metrics import Metrics
+from vtk.options import expect
 from vtk.runtime.backend import check_backend
 from vtk.runtime.evaluation import EvalResult, evaluate_source
 from vtk.runtime.opening import open_and_tell
-from vtk.runtime.source import Opening, open_source
+from vtk.runtime.prediction import PredictResult, predict_images
+from vtk.runtime.source import Opening, Source, open_source
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -75,3 +77,45 @@ def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]
     opened.require_description("eval")
     with runnable(opened, config.backend) as run:
         return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
+
+
+def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening]) -> PredictResult:
+    """Label the images of ``config.images``, print a short table and write ``config.out``, if that is given.
+
+    For images in memory there is `Task.predict`.
+
+    Args:
+        source: a path, a `Task`, a module with ``classes=``, or an open source.
+        config: which images, and how the model runs; what is None comes from the card.
+        opening: how to open the source, see `vtk.open_source`.
+
+    Raises:
+        UsageError: the source carries no class names.
+        DataError: no image could be read, or ``out`` is a file of another kind.
+        UnavailableError: a back-end or device asked for is not here.
+    """
+    expect(config, PredictConfig, "predict")
+    if config.backend is not None:
+        check_backend(config.backend)
+    opened = open_and_tell(source, **opening)
+    opened.require_description("predict")
+    with runnable(opened, config.backend) as run:
+        return predict_images(run, config)
+
+
+@contextlib.contextmanager
+def runnable(source: Source, backend: str | None) -> Iterator[Source]:
+    """Give what ``backend`` runs: the source, or a verified ONNX file of it that is gone at the end of the block.
+
+    Raises:
+        UsageError: no such back-end.
+        UnavailableError: it is not here.
+    """
+    if backend is None or not backend.startswith("ort-") or source.kind == "onnx":
+        yield source
+        return
+    check_backend(backend)
+    from vtk_export.onnx import temporary_onnx  # takes packages that a machine which only evaluates may lack
+
+    with temporary_onnx(source) as made:
+        yield made

@@ -1,1 +1,0 @@
-"""What a model says of images: evaluated, or as labels, in any back-end."""
