@@ -36,7 +36,7 @@ def test_what_is_no_config_is_refused_by_name(name: str, given: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("img_size", v) for v in ("abc", "32", 0, -1, 1.5, (32,), (1, 2, 3), True, object())),
+        *(("img_size", v) for v in ("abc", "32", 0, -1, 1.5, (32,), (1, 2, 3), True, {})),
         *(("classes", v) for v in ("abc", b"abc", 3)),
         *(("num_classes", v) for v in (0, 1.5, "3", True)),
         ("pretrained", "no"),
