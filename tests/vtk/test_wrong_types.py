@@ -111,5 +111,5 @@ def test_modules_that_could_not_be_run_later_are_refused_at_once() -> None:
     script = torch.jit.trace(small(), torch.zeros(2, 3, 32, 32))
     with pytest.raises(UsageError, match="is a module of TorchScript"):
         vtk.open_source(script, img_size=32)
-    with pytest.raises(UsageError, match="Sequential fails on images"):
+    with pytest.raises(UsageError, match="`--img-size` is 1000000000; allowed is from 1 to 16384"):
         vtk.open_source(small(), img_size=10**9)

@@ -172,7 +172,7 @@ class Pair(nn.Module):
     [
         (sequential(), {}, "img_size="),
         (sequential(), {"img_size": (50, 16)}, "give its own img_size"),
-        (sequential(), {"img_size": 0}, "`--img-size` is 0; allowed is at least 1"),
+        (sequential(), {"img_size": 0}, "`--img-size` is 0; allowed is from 1 to 16384"),
         (nn.Sequential(Pair()), {"img_size": 8}, "gives a tuple"),
         (nn.Sequential(nn.Conv2d(3, 4, 1)), {"img_size": 8}, "not logits"),
         (sequential().to("meta"), {"img_size": (24, 16)}, "meta device"),
