@@ -151,10 +151,10 @@ def test_profile_of_the_exported_file(job: Job) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--pack-dtype", "bf16"],
+        pytest.param(["--pack-dtype", "bf16"], marks=pytest.mark.slow),
         ["--pack-dtype", "int8"],
-        ["--precision", "bf16"],
-        pytest.param(["--precision", "bf16", "--pack-dtype", "bf16"], marks=pytest.mark.slow),
+        pytest.param(["--precision", "bf16"], marks=pytest.mark.slow),
+        ["--precision", "bf16", "--pack-dtype", "bf16"],
     ],
     ids=" ".join,
 )

@@ -52,6 +52,7 @@ def check_reloaded(runs):
         assert not different, f"{run.config.model}: {different[:5]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in QUICK], ids=lambda f: f.name)
 def test_a_pack_with_batch_norm_is_the_trained_model(family, train):
     run = train(family)

@@ -36,7 +36,8 @@ def test_what_is_launched() -> None:
 @pytest.mark.parametrize(
     ("name", "most", "blocks"),
     [
-        ("vit_small_patch16_18x2_224", 95, 18), ("vit_base_patch16_18x2_224", 95, 18),
+        pytest.param("vit_small_patch16_18x2_224", 95, 18, marks=pytest.mark.slow),
+        pytest.param("vit_base_patch16_18x2_224", 95, 18, marks=pytest.mark.slow),
         ("vit_base_patch16_224", 65, 12),
     ],
 )  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests._slow import few
 from vtk.card import Transform
 from vtk.serving import TaskBank
 
@@ -56,7 +57,16 @@ ARCHITECTURES: dict[str, tuple[tuple[Transform, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ARCHITECTURES)
+QUICK = (
+    "map pooling",
+    "dynamic size",
+    "parallel, layer scale, qk-norm",
+    "CB_S before attention and FFN",
+    "gray images",
+)
+
+
+@pytest.mark.parametrize("case", few(ARCHITECTURES, QUICK))
 def test_every_part_of_timm_s_model(make_lab: Any, tools: Any, case: str) -> None:
     transforms, kwargs = ARCHITECTURES[case]
     lab = make_lab(transforms, **kwargs)

@@ -71,7 +71,7 @@ def alone(both, name, photos, shades, out, **changes):
 @pytest.mark.parametrize("changes", [
     {"mixup": 0.8, "cutmix": 1.0, "auto_augment": "rand-m5", "accumulate": 2},
     {"memory": "recompute", "cb": True, "cb_layers": ("all",), "precision": "bf16"},
-    {"train": "head"},
+    pytest.param({"train": "head"}, marks=pytest.mark.slow),
 ], ids=["mixed and accumulated", "recompute, broadcast, bf16", "head"])  # fmt: skip
 def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, changes, monkeypatch):
     # whole runs in fp64: the same batches, losses and updates, up to the order in which rows are summed
