@@ -209,6 +209,19 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("title", ["Export an `nn.Module`", "Measure it"])
+def test_scripts_for_a_module_are_true(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = scripts("python.md")[title].replace("duration=1.0", "duration=0.1")
+    exec(compile(code, title, "exec"), {})
+
+
+def test_no_module_has_the_name_of_a_function() -> None:
+    # importing one would put it in the place of the function; the slow test imports them all
+    here = REPO / "vtk"
+    assert not [name for name in vtk.__all__ if (here / name).exists() or (here / f"{name}.py").exists()]
+
+
 def test_the_page_on_python_is_true(pets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = scripts("python.md")
     assert len(found) >= 4 and all(len(code.strip().splitlines()) <= 12 for code in found.values())

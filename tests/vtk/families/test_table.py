@@ -10,7 +10,6 @@ import timm
 import torch
 from torch import nn
 
-from tests._slow import few
 from tests.vtk.families._table import FAMILIES, REFUSED
 from vtk.errors import UsageError
 from vtk.models.create import build_model
@@ -107,7 +106,7 @@ def test_classes_that_timm_calls_attention_are_listed_or_said_not_to_be():
     }
 
 
-@pytest.mark.parametrize("family", few(FAMILIES, FAMILIES[::4]), ids=lambda f: f.name)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_weights_of_another_size_fit_or_are_refused_by_the_size_that_fits(family):
     made = build_model(family.name, num_classes=3, img_size=family.size, pretrained=False, kwargs=family.kwargs)
     larger = 2 * family.size

@@ -1,4 +1,5 @@
 import statistics
+import subprocess
 import sys
 import time
 
@@ -104,23 +105,34 @@ def test_a_comparison_that_proves_little_is_said() -> None:
     assert remarks(torch.randn(4, 3)) == ()
 
 
+# in a process of its own: in one that has run other tests the block may come from memory that is there already
+PEAK = """
+import torch
+from vtk.profiling import memory
+
+size = 96 << 20
+peak = memory.PeakMemory(torch.device("cpu"), torch_allocator=True)
+peak.start()
+before = peak.stop()
+peak.start()
+block = bytearray(size)
+block[::4096] = b"x" * len(block[::4096])
+used = peak.stop()
+del block
+memory.release(torch.device("cpu"))
+peak.start()
+after = peak.stop()
+print("cannot" if before is None else used - before > 0.9 * size and used - after > 0.9 * size)
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the process peak is read from /proc")
 def test_peak_memory_sees_what_was_used_and_forgets_it() -> None:
-    size = 96 << 20
-    peak = memory.PeakMemory(torch.device("cpu"), torch_allocator=True)
-    peak.start()
-    before = peak.stop()
-    peak.start()
-    block = bytearray(size)
-    block[::4096] = b"x" * len(block[::4096])
-    used = peak.stop()
-    del block
-    memory.release(torch.device("cpu"))
-    peak.start()
-    after = peak.stop()
-    if before is None:
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
+    if done.stdout.strip() == "cannot":
         pytest.skip("clear_refs cannot be written here")
-    assert used - before > 0.9 * size and used - after > 0.9 * size
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("error", [

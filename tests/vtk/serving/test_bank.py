@@ -7,7 +7,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests._slow import few
 from vtk.card import Transform
 from vtk.serving import TaskBank
 
@@ -66,7 +65,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize("case", few(ARCHITECTURES, QUICK))
+@pytest.mark.parametrize("case", ARCHITECTURES)
 def test_every_part_of_timm_s_model(make_lab: Any, tools: Any, case: str) -> None:
     transforms, kwargs = ARCHITECTURES[case]
     lab = make_lab(transforms, **kwargs)

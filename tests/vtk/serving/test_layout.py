@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests._slow import few
 from vtk.serving.fused_calls import FusedCall
 from vtk.serving.layout import Bucket, Part, lay_out, tile_map
 from vtk_kernels.grouped_linear import make_tile_map
@@ -83,7 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", few(CASES, ("class token", "map pooling")))
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kernels", [False, True], ids=["loop", "operators"])
 def test_padding_reaches_no_row(
     make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, case: str, kernels: bool

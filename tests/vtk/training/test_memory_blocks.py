@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block, ParallelThingsBlock
 
-from tests._slow import few
 from vtk.models.context_layers import add_context_broadcast
 from vtk.training import policy
 from vtk.training.config import MODES
@@ -89,7 +88,7 @@ def test_a_copy_trains_alike(tiny):
         assert type(twin.blocks[0]) is Block
 
 
-@pytest.mark.parametrize("mode", few(MODES, ("minimal",)))
+@pytest.mark.parametrize("mode", MODES)
 def test_compiled_blocks_give_the_same_gradients(tiny, mode):
     model = attn_only(tiny(qk_norm=True, init_values=0.1)).double()
     apply_memory_mode(model, mode)

@@ -7,7 +7,6 @@ import timm
 import torch
 from timm.models.vision_transformer import ParallelThingsBlock
 
-from tests._slow import few
 from vtk.errors import UsageError
 from vtk.models.context_layers import add_context_broadcast
 from vtk.models.shapes import shapes_only
@@ -35,7 +34,7 @@ def attn_only(model):
 
 
 @pytest.mark.parametrize("regime", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", few(MODELS, ("odd",)))
+@pytest.mark.parametrize("name", MODELS)
 def test_the_estimate_is_what_real_tensors_keep(tiny, name, regime):
     model = attn_only(tiny(**MODELS[name], img_size=48))
     add_context_broadcast(model, scale=True, layers="upper")

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import ParallelThingsBlock
 
-from tests._slow import few
 from vtk.models.shapes import shapes_only
 from vtk.training import policy
 from vtk.training.config import MODES
@@ -73,7 +72,7 @@ def test_fp32():
     assert found == [10.0, 7.0, 6.0, 3.0]
 
 
-@pytest.mark.parametrize("mode", few(MODES, ("gelu8", "minimal")))
+@pytest.mark.parametrize("mode", MODES)
 def test_compiled_blocks_keep_no_more(mode):
     """The compiler's partitioner must not keep what a mode means to compute again."""
     assert units(mode, compiled="aot_eager_decomp_partition", width=128) <= BOUNDS[mode]
