@@ -33,10 +33,9 @@ both = pytest.mark.parametrize("protocol", ["http", "grpc"])
 models = pytest.mark.parametrize("model", ["v", "bank"])
 
 
-def export(repo: Path, packs: dict[str, Path], backend: str, **options: Any) -> Any:
-    sources = tuple(f"{name}={path}" for name, path in packs.items())
+def export(repo: Path, packs: dict[str, Path], backend: str, base: Path | None = None, **options: Any) -> Any:
     config = TritonConfig(out=repo, backend=backend, **options)  # type: ignore[arg-type]
-    return export_triton(sources, config, show=False, measure=leave_latency)
+    return export_triton(packs, config, show=False, measure=leave_latency, base=base)
 
 
 def leave_latency(graph: Path, shown: Path, options: Any, source: Any) -> tuple[int, dict[str, Any]]:
