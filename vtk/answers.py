@@ -1,4 +1,4 @@
-"""What a model says of images, in any back-end: its metric on a folder (``evaluate``), labels (``predict``)."""
+"""``evaluate`` and ``predict``: the metric of a model on a folder of images, and labels for images, in any back-end."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What is known of one option beside its type and default: help, bounds, choices; and what a message says of them."""
+"""One option: its help, bounds and choices, and the words in which a message refuses a value."""
 
 import math
 import re
