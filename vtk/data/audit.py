@@ -11,7 +11,7 @@ from vtk.data.listing import Found, natural
 from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import digests_of, first_bad, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -110,6 +110,7 @@ def scan(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(root, probes),
     )
 
 

@@ -15,7 +15,7 @@ from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import digests_of, first_bad, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -115,6 +115,7 @@ def scan_multi(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(listed.root, probes),
     )
 
 
@@ -135,9 +136,9 @@ def _one_hot(labels: Sequence[int], classes: int) -> np.ndarray:
 def _stat(root: Path, name: str) -> Found:
     try:
         info = os.stat(root / name)
-        return Found(name, info.st_size, info.st_mtime_ns)
+        return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     except (OSError, ValueError):  # named by the table and not there: a bad file like any other
-        return Found(name, 0, 0)
+        return Found(name, 0, 0, 0)
 
 
 def _hold_out(

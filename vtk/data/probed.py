@@ -10,10 +10,8 @@ from vtk.data import cache as memory
 from vtk.data.images import one_line
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
-from vtk.data.probe import Probe
+from vtk.data.probe import EMPTY, Probe
 from vtk.errors import DataError
-
-_UNKNOWN = Probe(0, 0, "", 1)
 
 
 def probe_files(
@@ -30,12 +28,12 @@ def probe_files(
     probes: dict[str, Probe] = {}
     new: list[Found] = []
     for file in files:
-        size, mtime, probe = known.get(file.name, (-1, -1, _UNKNOWN))
-        if (size, mtime) == (file.bytes, file.mtime_ns) and probe.width * probe.height <= max_pixels:
+        found, probe = known.get(file.name, (None, EMPTY))
+        if found == file and probe.width * probe.height <= max_pixels:
             probes[file.name] = probe
         else:
             new.append(file)
-            probes[file.name] = _UNKNOWN  # keeps the order of the walk
+            probes[file.name] = EMPTY  # keeps the order of the walk
     with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
         paths = [os.path.join(root, file.name) for file in new]
         results = probe_many(
@@ -46,6 +44,11 @@ def probe_files(
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans)
     return probes, len(files) - len(new)
+
+
+def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
+    """Return the digest of each good file's bytes."""
+    return {root / name: probe.digest for name, probe in probes.items() if not probe.bad}
 
 
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:

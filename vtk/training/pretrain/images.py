@@ -9,7 +9,7 @@ from vtk.data.audit import scan
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
 from vtk.data.listing import Found, folders, walk
 from vtk.data.named import fetch, is_named
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import digests_of, first_bad, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
@@ -80,6 +80,7 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
         max_pixels=config.max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(root, probes),
     )
 
 
