@@ -2,16 +2,21 @@
 
 import os
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from vtk import console
 from vtk.data import cache as memory
-from vtk.data.images import one_line
+from vtk.data.images import one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
-from vtk.data.probe import EMPTY, Probe
+from vtk.data.probe import EMPTY, Probe, content_digest
 from vtk.errors import DataError
+
+Look = Literal["decode", "read", "list"]
+"""How closely files are looked at: decoded; only their bytes, by which two images are told apart; or not at all."""
 
 
 def probe_files(
@@ -22,8 +27,11 @@ def probe_files(
     show_progress: bool,
     in_chans: int,
     max_pixels: int,
+    look: Look = "decode",
 ) -> tuple[dict[str, Probe], int]:
     """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
+    if look == "list":
+        return {file.name: EMPTY for file in files}, 0
     known = memory.load(root, in_chans) if cache else {}
     probes: dict[str, Probe] = {}
     new: list[Found] = []
@@ -34,6 +42,9 @@ def probe_files(
         else:
             new.append(file)
             probes[file.name] = EMPTY  # keeps the order of the walk
+    if look == "read":
+        probes |= {file.name: _read(os.path.join(root, file.name)) for file in new}
+        return probes, len(files) - len(new)
     with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
         paths = [os.path.join(root, file.name) for file in new]
         results = probe_many(
@@ -44,6 +55,19 @@ def probe_files(
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans)
     return probes, len(files) - len(new)
+
+
+def _read(path: str) -> Probe:
+    """Note the content of a file that is not decoded; whether it is an image shows when it is used."""
+    try:
+        return EMPTY._replace(digest=content_digest(path))
+    except OSError as error:
+        return EMPTY._replace(bad=reason(error, path))
+
+
+def modes_of(probes: Sequence[Probe]) -> dict[str, int]:
+    """Return Pillow mode → number of the good images that were decoded, the most frequent first."""
+    return dict(Counter(probe.mode for probe in probes if probe.mode).most_common())
 
 
 def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
@@ -71,7 +95,10 @@ def first_bad(probes: Mapping[str, Probe]) -> str:
 
 
 def sizes_of(probes: Sequence[Probe]) -> dict[str, int]:
-    """Return ``min|median|max_height|width`` of good images, one or more, in pixels."""
+    """Return ``min|median|max_height|width`` of the good images that were decoded, in pixels."""
+    probes = [probe for probe in probes if probe.mode]
+    if not probes:
+        return {}
     sizes: dict[str, int] = {}
     for side in ("height", "width"):
         values = [getattr(probe, side) for probe in probes]
