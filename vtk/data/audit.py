@@ -4,14 +4,17 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vtk.data.copies import find_copies
+from vtk.data.divide import divide
+from vtk.data.gathered import Gathered, gather_folder
 from vtk.data.images import MAX_PIXELS, one_line
-from vtk.data.layout import EXPECTED, Files, Layout, Part, collect, find_layout, split
+from vtk.data.layout import EXPECTED, Files, Layout
 from vtk.data.listing import Found, natural
 from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
-from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.probed import Look, digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.samples import BadFile, DataAudit, Sample, name_classes
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -24,6 +27,7 @@ def scan(
     seed: int = 0,
     classes: Sequence[str] | None = None,
     on_bad_image: str = "skip",
+    on_leak: str = "warn",
     keep_empty_classes: bool = False,
     in_chans: int = 3,
     max_pixels: int = MAX_PIXELS,
@@ -31,6 +35,7 @@ def scan(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    together: bool = True,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -42,6 +47,7 @@ def scan(
         classes: names in index order, when a trained model has them already; by default the folders of the training
             part, naturally sorted.
         on_bad_image: ``skip`` leaves out what cannot be read and names it; ``fail`` stops.
+        on_leak: ``warn`` of held-out images whose bytes are in the training part, too; ``fail`` stops.
         keep_empty_classes: make classes of folders without (readable) images, too.
         in_chans: channels of the model's input, which a file must be able to fill (`vtk.data.bands`).
         max_pixels: a larger image, width × height, is a bad one.
@@ -50,10 +56,11 @@ def scan(
         show_progress: draw a progress bar.
         look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
+        together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
-            a known class, or bad files with ``on_bad_image="fail"``.
+            a known class, bad files with ``on_bad_image="fail"``, or leaks with ``on_leak="fail"``.
         UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
     start = time.perf_counter()
@@ -61,29 +68,34 @@ def scan(
         raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")
     if on_bad_image not in ("skip", "fail"):
         raise UsageError(f"`--on-bad-image` {on_bad_image} is not known; give skip or fail")
+    if on_leak not in ("warn", "fail"):
+        raise UsageError(f"`--on-leak` {on_leak} is not known; give warn or fail")
     if max_pixels < 1 or in_chans < 1:
         raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; both are at least 1")
     root = fetch(root) if is_named(root := Path(root)) else root
-    layout = find_layout(root, classes)
-    notes, warnings = list(layout.notes), list(layout.warnings)
-    parts = [collect(root, part, keep_empty=keep_empty_classes) for part in (layout.train, layout.val)]
+    gathered = gather_folder(root, classes, keep_empty=keep_empty_classes)
+    base, layout, parts = gathered.base, gathered.layout, gathered.parts
+    notes, warnings = [*layout.notes, *gathered.notes, *gathered.left.notes()], list(layout.warnings)
     train, val = (part.files for part in parts)
     warnings += [text for part in parts for text in part.warnings]
-    names = _class_names(layout, parts, classes)
+    warnings += gathered.left.warnings()
+    names = _class_names(gathered, classes)
     if (empty := parts[0].empty) and classes is None:
         warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
+        base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
     )
     if on_bad_image == "fail":
         refuse_bad(root, probes)
 
-    train_samples, val_samples = _good(root, train, labels, probes), _good(root, val, labels, probes)
+    digests = digests_of(base, probes)
+    train_samples, val_samples = _good(base, train, labels, probes), _good(base, val, labels, probes)
     if classes is None and not keep_empty_classes:
         _check_classes(layout, names, train, train_samples, probes)
     if layout.kind == "flat" and layout.train:
-        train_samples, val_samples = _split(layout.train, train_samples, val_split, seed)
+        folder = layout.train if layout.train.is_dir() else gathered.base
+        train_samples, val_samples = divide(train_samples, digests if together else {}, folder, val_split, seed)
         notes.insert(0, _split_note(layout.train, train_samples, val_samples, val_split, seed))
     if not train_samples and not val_samples:
         raise DataError(f"{root}: none of its {len(probes)} image files can be read; {first_bad(probes)}")
@@ -91,6 +103,9 @@ def scan(
         raise DataError(f"{layout.val}: none of its image files can be read; {first_bad(probes)}")
     if val_samples and (absent := [names[i] for i in sorted(set(labels.values()) - {s.label for s in val_samples})]):
         notes.append(f"no held-out images of: {_some(absent)}")
+    copies = find_copies(base, name_classes(train_samples, val_samples, names), digests, looks_of(base, probes))
+    if on_leak == "fail":
+        copies.refuse_leaks(root)
     good = [probe for probe in probes.values() if not probe.bad]
     return DataAudit(
         root=root,
@@ -98,12 +113,12 @@ def scan(
         classes=names,
         train=tuple(train_samples),
         val=tuple(val_samples),
-        bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
+        bad=tuple(BadFile(base / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(good),
         modes=modes_of(good),
         exif_rotated=sum(probe.orientation != 1 for probe in good),
-        notes=tuple(notes),
-        warnings=tuple(warnings),
+        notes=(*notes, *copies.notes()),
+        warnings=(*warnings, *copies.warnings()),
         odd=find_odd(
             (f.name, of, probes[f.name]) for part in (train, val) for of, files in part.items() for f in files
         ),
@@ -112,11 +127,14 @@ def scan(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests_of(root, probes),
+        digests=digests,
+        copies=copies,
+        left=gathered.left,
     )
 
 
-def _class_names(layout: Layout, parts: Sequence[Part], classes: Sequence[str] | None) -> tuple[str, ...]:
+def _class_names(gathered: Gathered, classes: Sequence[str] | None) -> tuple[str, ...]:
+    layout, parts = gathered.layout, gathered.parts
     train, val = (part.files for part in parts)
     if not any(train.values()) and not any(val.values()):
         raise DataError(f"{layout.train or layout.val} has folders, but no image files in them; {EXPECTED}")
@@ -168,21 +186,6 @@ def _check_classes(
             f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} tried; {first_bad(tried)}); "
             "repair or remove that folder"
         )
-
-
-def _split(folder: Path, samples: Sequence[Sample], fraction: float, seed: int) -> tuple[list[Sample], list[Sample]]:
-    by_class: dict[int, list[Sample]] = {}
-    for sample in samples:
-        by_class.setdefault(sample.label, []).append(sample)
-    prefix = len(folder.parts)
-    train: list[Sample] = []
-    val: list[Sample] = []
-    for of_class in by_class.values():
-        names = ["/".join(sample.path.parts[prefix:]) for sample in of_class]
-        kept, held_out = split(of_class, names, fraction, seed)
-        train += kept
-        val += held_out
-    return train, val
 
 
 def _split_note(folder: Path, train: Sequence[Sample], val: Sequence[Sample], fraction: float, seed: int) -> str:

@@ -13,7 +13,7 @@ from vtk.data.listing import Found
 from vtk.data.probe import EMPTY, Probe
 from vtk.errors import DataError
 
-_FORMAT = 4
+_FORMAT = 5
 _LIMIT = 1 << 30
 
 Known = dict[str, tuple[Found, Probe]]

@@ -27,6 +27,10 @@ class ImageOptions(Config):
     on_bad_image: Annotated[
         Literal["skip", "fail"], Option("unreadable files: skip and count them, or fail before training")
     ] = "skip"
+    on_leak: Annotated[
+        Literal["warn", "fail"],
+        Option("held-out images that are in the training part, too, byte for byte: warn, or fail before training"),
+    ] = "warn"
     keep_empty_classes: Annotated[bool, Option("keep classes that have no images")] = False
     max_pixels: Annotated[
         int, Option("largest image, width × height; larger ones count as bad; kept in the pack", least=1)

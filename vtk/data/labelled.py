@@ -15,7 +15,8 @@ from pathlib import Path
 
 from vtk.data.images import one_line
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, class_name, is_text
-from vtk.data.listing import folders, natural, walk
+from vtk.data.listing import folders, natural, note_rest, walk
+from vtk.data.rest import LeftOut, Rest, settle
 from vtk.errors import DataError
 
 _HEADS = ("path", "image", "file", "filename", "image_path", "file_name")
@@ -32,6 +33,7 @@ class Listed:
         parts: ``train`` or ``val`` where the set itself says so; empty where it does not.
         notes: what the user should know, one sentence each.
         warnings: what is probably not meant.
+        left: files that are not used.
     """
 
     root: Path
@@ -39,6 +41,7 @@ class Listed:
     parts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    left: LeftOut = field(default_factory=LeftOut)
 
 
 def list_labelled(root: Path) -> Listed:
@@ -85,7 +88,7 @@ def _read_csv(table: Path) -> Listed:
 
 
 def _read_folders(root: Path) -> Listed:
-    names = folders(root)
+    names, rest, merged = folders(root), Rest(), 0
     inside = {name.lower(): name for name in names}
     train, val = (next((inside[n] for n in known if n in inside), None) for known in (TRAIN_NAMES, VAL_NAMES))
     listed = Listed(root)
@@ -94,16 +97,17 @@ def _read_folders(root: Path) -> Listed:
             raise DataError(f"{root} has {val}/ but no train/; give a folder with both, or folders named by labels")
         if len(names) == 1 and any(name.lower() in TRAIN_NAMES for name in folders(root / names[0])):
             raise DataError(f"{root} holds {names[0]}/ only, and that train/; give {root / names[0]}")
-        _gather(root, "", None, listed)
+        merged = _gather(root, "", None, listed, rest)
     else:
         held = val is not None and any(True for _ in walk(root / val))
         if val is not None and not held:
             listed.warnings.append(f"{val}/ in {root} has no images: a part of {train}/ is held out in place of it")
         if unused := [name for name in names if name not in (train, val)]:
             listed.notes.append(f"not used: {', '.join(map(one_line, unused[:5]))} beside {train}")
-        _gather(root, f"{train}/", "train" if held else None, listed)
+        merged = _gather(root, f"{train}/", "train" if held else None, listed, rest)
         if held:
-            _gather(root, f"{val}/", "val", listed)
+            merged += _gather(root, f"{val}/", "val", listed, rest)
+        note_rest(root, "", [name for name in (train, val) if name is not None], rest)
     if not listed.labels:
         raise DataError(f"{root} has no images; give a table of labels (.csv), or folders named by labels")
     labels = {label for own in listed.labels.values() for label in own}
@@ -113,14 +117,20 @@ def _read_folders(root: Path) -> Listed:
         listed.warnings.append(
             f"folders named {', '.join(parts)} lie inside and are labels; a split is train/LABEL and val/LABEL"
         )
+    listed.left = settle(rest, root, merged)
     return listed
 
 
-def _gather(root: Path, prefix: str, part: str | None, listed: Listed) -> None:
-    """Add the images below a part; files of one name and size are one image if their bytes are the same."""
+def _gather(root: Path, prefix: str, part: str | None, listed: Listed, rest: Rest) -> int:
+    """Add the images below a part; files of one name and size are one image if their bytes are the same.
+
+    Returns:
+        How many files are copies whose labels were added to another one's.
+    """
     first: dict[tuple[str, int], list[tuple[str, str | None]]] = {}
-    for file in walk(root / prefix if prefix else root):
-        name, labels = prefix + file.name, set(map(class_name, file.name.split("/")[:-1]))
+    merged = 0
+    for file in walk(root / prefix if prefix else root, rest, prefix):
+        name, labels = file.name, set(map(class_name, file.name.removeprefix(prefix).split("/")[:-1]))
         like = first.setdefault((os.path.basename(name), file.bytes), [])
         same = None
         if like and file.bytes:
@@ -132,10 +142,12 @@ def _gather(root: Path, prefix: str, part: str | None, listed: Listed) -> None:
             like.append((name, None))
         if same is not None:
             listed.labels[same] |= labels
+            merged += 1
             continue
         listed.labels[name] = labels
         if part:
             listed.parts[name] = part
+    return merged
 
 
 def _digest(path: Path) -> str:

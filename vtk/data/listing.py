@@ -2,16 +2,20 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from natsort import natsort_keygen, ns
 
 from vtk.data.images import SUFFIXES
+from vtk.data.rest import Rest, files_below
 from vtk.errors import DataError
 
-_JUNK = frozenset({"__macosx", "__pycache__", "$recycle.bin", "system volume information", "@eadir", "lost+found"})
+_JUNK = frozenset(
+    {"__macosx", "__pycache__", "$recycle.bin", "system volume information", "@eadir", "lost+found"}
+    | {"thumbs.db", "desktop.ini"}
+)
 _natural = natsort_keygen(alg=ns.INT | ns.IGNORECASE)
 
 
@@ -56,13 +60,33 @@ def loose_images(root: Path) -> int:
     return sum(is_image(entry.name) and os.path.isfile(entry.path) for entry in _entries(root))
 
 
-def walk(root: Path) -> Iterator[Found]:
+def walk(root: Path, rest: Rest | None = None, prefix: str = "") -> Iterator[Found]:
     """Yield every image file below ``root``, at any depth, sorted by name; links are followed, circles are not.
+
+    Args:
+        root: the folder.
+        rest: is told of everything else that is found.
+        prefix: before the names of what is yielded and told.
 
     Raises:
         DataError: a folder may not be read.
     """
-    yield from _walk(str(root), "", ())
+    yield from _walk(str(root), prefix, (), rest)
+
+
+def note_rest(folder: Path, prefix: str, known: Collection[str], rest: Rest) -> None:
+    """Tell ``rest`` of what lies in a folder beside the sub-folders that are used, whose names are ``known``."""
+    for entry in sorted(_entries(folder), key=lambda entry: entry.name):
+        name = prefix + entry.name
+        if is_hidden(entry.name):
+            rest.count_hidden(entry.path, _is_dir(entry))
+        elif _is_dir(entry):
+            if entry.name not in known:
+                rest.unused[name] = files_below(entry.path)
+            elif entry.is_symlink():
+                rest.links.append(name)
+        else:
+            (rest.loose if is_image(entry.name) else rest.others).append(name)
 
 
 def list_images(path: Path) -> list[Path]:
@@ -82,7 +106,7 @@ def list_images(path: Path) -> list[Path]:
     return found
 
 
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: Rest | None) -> Iterator[Found]:
     entries = sorted(_entries(Path(folder)), key=lambda entry: entry.name)
     here = os.stat(folder)
     key = here.st_dev, here.st_ino
@@ -90,14 +114,22 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
         return
     for entry in entries:
         if is_hidden(entry.name):
+            if rest is not None:
+                rest.count_hidden(entry.path, _is_dir(entry))
             continue
         try:
             if _is_dir(entry):
-                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, key))
+                if rest is not None and entry.is_symlink():
+                    rest.links.append(prefix + entry.name)
+                yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, key), rest)
             elif is_image(entry.name):
                 info = entry.stat()
                 if stat.S_ISREG(info.st_mode):
                     yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+                elif rest is not None:
+                    rest.special.append(prefix + entry.name)
+            elif rest is not None:
+                rest.others.append(prefix + entry.name)
         except OSError:  # a dangling or circular link, or deleted while walking: it is an image that cannot be read
             if is_image(entry.name):
                 yield Found(prefix + entry.name, 0, 0, 0)

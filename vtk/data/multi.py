@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from vtk.data.copies import find_copies
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
-from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Look, digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -39,12 +40,14 @@ def scan_multi(
     seed: int = 0,
     classes: Sequence[str] | None = None,
     on_bad_image: str = "skip",
+    on_leak: str = "warn",
     in_chans: int = 3,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    together: bool = True,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -54,12 +57,14 @@ def scan_multi(
         seed: of that division.
         classes: labels in index order, when a trained model has them already.
         on_bad_image: ``skip`` or ``fail``.
+        on_leak: ``warn`` or ``fail``.
         in_chans: channels of the model's input.
         max_pixels: a larger image is a bad one.
         workers: processes that decode.
         cache: remember what was decoded.
         show_progress: draw a progress bar.
         look: how closely files are looked at.
+        together: copies of one image come to one side where the set is divided here.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -89,7 +94,8 @@ def scan_multi(
         raise DataError(f"{root}: all {len(good)} images are held out, none is left to train on; put some into train")
     split, notes = bool(listed.parts), []
     if not split:
-        held = _hold_out(good, labels, len(names), val_split, seed)
+        same = {name: probes[name].digest or name for name in good} if together else {name: name for name in good}
+        held = _hold_out_together(good, labels, same, len(names), val_split, seed)
         notes = [f"{len(held)} of {len(good)} images are held out (--val-split {val_split}, seed {seed})"]
     samples = [Sample(listed.root / name, cast(int, _one_hot(labels[name], len(names)))) for name in good]
     many = Counter(len(labels[name]) for name in good)
@@ -99,25 +105,34 @@ def scan_multi(
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
+    train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
+    digests = digests_of(listed.root, probes)
+    joined = {listed.root / name: "; ".join(natural(listed.labels[name])) for name in good}
+    parts = {part: [(s.path, joined[s.path]) for s in of] for part, of in (("train", train), ("val", val))}
+    copies = find_copies(listed.root, parts, digests, looks_of(listed.root, probes))
+    if on_leak == "fail":
+        copies.refuse_leaks(root)
     return MultiAudit(
         root=root,
         layout="split" if split else "flat",
         classes=names,
-        train=tuple(s for s, name in zip(samples, good, strict=True) if name not in held),
-        val=tuple(s for s, name in zip(samples, good, strict=True) if name in held),
+        train=train,
+        val=val,
         bad=tuple(BadFile(listed.root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of([probes[name] for name in good]),
         modes=modes_of([probes[name] for name in good]),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, *listed.notes),
-        warnings=tuple(warnings),
+        notes=(*notes, *listed.notes, *listed.left.notes(), *copies.notes()),
+        warnings=(*warnings, *listed.left.warnings(), *copies.warnings()),
         odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests_of(listed.root, probes),
+        digests=digests,
+        copies=copies,
+        left=listed.left,
     )
 
 
@@ -141,6 +156,23 @@ def _stat(root: Path, name: str) -> Found:
         return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     except (OSError, ValueError):  # named by the table and not there: a bad file like any other
         return Found(name, 0, 0, 0)
+
+
+def _hold_out_together(
+    names: Sequence[str],
+    labels: Mapping[str, Sequence[int]],
+    same: Mapping[str, str],
+    classes: int,
+    fraction: float,
+    seed: int,
+) -> set[str]:
+    """Divide so that names of the same image (``same``: what tells it) come to one side, with the labels of all."""
+    first: dict[str, str] = {}
+    united: dict[str, set[int]] = {}
+    for name in names:
+        united.setdefault(first.setdefault(same[name], name), set()).update(labels[name])
+    held = _hold_out(list(united), {name: sorted(own) for name, own in united.items()}, classes, fraction, seed)
+    return {name for name in names if first[same[name]] in held}
 
 
 def _hold_out(

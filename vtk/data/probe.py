@@ -11,6 +11,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from vtk.data.bands import to_bands
+from vtk.data.fingerprint import DRAFT, fingerprint
 from vtk.data.images import MAX_PIXELS, open_image, orientation, reason, to_rgb
 
 TRANSPARENT = " with transparency"
@@ -27,6 +28,7 @@ class Probe(NamedTuple):
         orientation: EXIF orientation, 1–8.
         bad: why the file cannot be used; empty if it can.
         digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
+        looks: its `vtk.data.fingerprint.fingerprint`; empty for a bad file, and where it has none.
     """
 
     width: int
@@ -35,6 +37,7 @@ class Probe(NamedTuple):
     orientation: int
     bad: str = ""
     digest: str = ""
+    looks: str = ""
 
 
 EMPTY = Probe(0, 0, "", 1)
@@ -52,7 +55,7 @@ def content_digest(path: str | os.PathLike[str]) -> str:
 
 
 def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
-    """Decode the whole file, as `vtk.data.bands.read_image` would; a JPEG at an eighth of its size.
+    """Decode the whole file, as `vtk.data.bands.read_image` would; a large JPEG at an eighth of its size.
 
     Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size, a third to a
     half of the time.
@@ -67,18 +70,21 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
             # be taken for damaged metadata, and not fail a second time
             turn = orientation(image) if tiff else 1
             if image.format == "JPEG":
-                image.draft(None, (1, 1))  # type: ignore[arg-type]
+                image.draft(None, (DRAFT, DRAFT))  # type: ignore[arg-type]
             if in_chans in (1, 3):
-                to_rgb(image)
+                shown = to_rgb(image)
+                turn = turn if tiff else orientation(image)
+                looks = fingerprint(shown, (width, height), 1 if tiff else turn)
             else:
-                to_bands(image, in_chans, max_pixels)
-            turn = turn if tiff else orientation(image)
+                shown = to_bands(image, in_chans, max_pixels)[0]
+                turn = turn if tiff else orientation(image)
+                looks = fingerprint(shown, (width, height))
             if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
                 mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints
         return Probe(0, 0, "", 1, reason(error, path), digest)
     size = (height, width) if turn >= 5 else (width, height)
-    return Probe(*size, mode, turn, "", digest)
+    return Probe(*size, mode, turn, "", digest, looks)
 
 
 def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> list[Probe]:

@@ -75,6 +75,11 @@ def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
     return {root / name: probe.digest for name, probe in probes.items() if not probe.bad}
 
 
+def looks_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
+    """Return the fingerprint of each image that has one (`vtk.data.fingerprint`)."""
+    return {root / name: probe.looks for name, probe in probes.items() if probe.looks}
+
+
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:
     """Stop at files that cannot be read.
 

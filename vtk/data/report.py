@@ -26,7 +26,8 @@ def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
     Raises:
         UsageError: a table of labels without ``multi_label``.
         DataError: no images or no layout that is known, a page that cannot be written, or, with
-            ``on_bad_image="fail"``, a file that cannot be read; the page is written before.
+            ``on_bad_image="fail"``, a file that cannot be read, or, with ``on_leak="fail"``, a held-out image that is
+            in the training part, too; the page is written before.
     """
     config = config or AuditConfig()
     expect(config, AuditConfig, "audit")
@@ -53,4 +54,6 @@ def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
             f"{len(found.bad)} files of {folder} cannot be read, and --on-bad-image is fail; {shown}; repair or remove "
             "them"
         )
+    if config.on_leak == "fail":
+        found.copies.refuse_leaks(folder)
     return found

@@ -33,6 +33,8 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     options: dict[str, Any] = {
         "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card), **recorded_division(whose)
     }  # fmt: skip
+    # version 0.1, whose cards list no images, did not keep copies of one image together
+    options["together"] = bool(whose.data.get("images")) or not whose.data
     find = scan_multi if source.card.multi_label else scan
     audit = find(data, classes=source.card.classes if source.described else None, **options)
     for bad in audit.bad:

@@ -27,6 +27,7 @@ def read_data(config: RunConfig, *, show_progress: bool) -> DataAudit:
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
         "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
+        "on_leak": config.on_leak,
     }  # fmt: skip
     if config.multi_label:
         return scan_multi(config.data, **arguments)

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.data.audit import scan
-from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
-from vtk.data.listing import Found, folders, walk
+from vtk.data.copies import find_copies
+from vtk.data.divide import divide
+from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
+from vtk.data.listing import Found, folders, note_rest, walk
 from vtk.data.named import fetch, is_named
-from vtk.data.probed import digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.probed import digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rest import Rest, settle
+from vtk.data.samples import BadFile, DataAudit, Sample, name_classes
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -28,7 +31,7 @@ def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) 
         audit = scan(
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
-            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes,
+            max_pixels=config.max_pixels, on_leak=config.on_leak, keep_empty_classes=config.keep_empty_classes,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
@@ -41,7 +44,8 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
     root = fetch(given) if is_named(given) else given
     if root.is_file():
         raise DataError(f"{root} is a file; give a folder of images")
-    parts, notes = _parts(root)
+    rest = Rest()
+    parts, notes = _parts(root, rest)
     found = [file for part in parts for file in part]
     if not found:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
@@ -49,51 +53,60 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
     if config.on_bad_image == "fail":
         refuse_bad(root, probes)
     good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
+    digests = digests_of(root, probes)
+    samples = [[Sample(root / name, 0) for name in part] for part in good]
     if len(parts) == 1:
-        train, val = split(good[0], good[0], config.val_split, config.seed)
+        train, val = divide(samples[0], digests, root, config.val_split, config.seed)
         notes.append(
             f"{len(val)} of {len(good[0])} images are held out (--val-split {config.val_split:g}, seed {config.seed})"
         )
     else:
-        train, val = good
+        train, val = samples
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
             f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
             f"all{bad}"
         )
+    copies = find_copies(root, name_classes(train, val, ("",)), digests, looks_of(root, probes))
+    if config.on_leak == "fail":
+        copies.refuse_leaks(root)
+    left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",
         classes=(),
-        train=tuple(Sample(root / name, 0) for name in train),
-        val=tuple(Sample(root / name, 0) for name in val),
+        train=tuple(train),
+        val=tuple(val),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(readable),
         modes=modes_of(readable),
         exif_rotated=sum(probe.orientation != 1 for probe in readable),
-        notes=tuple(notes),
+        notes=(*notes, *left.notes(), *copies.notes()),
+        warnings=(*left.warnings(), *copies.warnings()),
         val_split=config.val_split,
         seed=config.seed,
         max_pixels=config.max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests_of(root, probes),
+        digests=digests,
+        copies=copies,
+        left=left,
     )
 
 
-def _parts(root: Path) -> tuple[list[list[Found]], list[str]]:
+def _parts(root: Path, rest: Rest) -> tuple[list[list[Found]], list[str]]:
     """Return all images below ``root``; where it has train/ and val/ with images, those of each, and a note."""
     names = folders(root)
     train, val = (_first(names, wanted) for wanted in (TRAIN_NAMES, VAL_NAMES))
-    if train and val:
-        both = [[file._replace(name=f"{part}/{file.name}") for file in walk(root / part)] for part in (train, val)]
-        if all(both):
-            note = f"images of {val}/ are held out and not trained on"
-            others = [name for name in names if name not in (train, val)]
-            return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
-    return [list(walk(root))], []
+    if train and val and all(any(True for _ in walk(root / part)) for part in (train, val)):
+        both = [list(walk(root / part, rest, f"{part}/")) for part in (train, val)]
+        note_rest(root, "", (train, val), rest)
+        note = f"images of {val}/ are held out and not trained on"
+        others = [name for name in names if name not in (train, val)]
+        return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
+    return [list(walk(root, rest))], []
 
 
 def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:

@@ -1,0 +1,40 @@
+"""What a set names before anything is decoded: its parts, the images of each class, and what is left out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vtk.data.layout import Layout, Part, collect, find_layout
+from vtk.data.listing import note_rest
+from vtk.data.rest import LeftOut, Rest, settle
+
+
+class Gathered(NamedTuple):
+    """A set of one label an image.
+
+    Attributes:
+        base: folder that names of files start at.
+        layout: where the parts are; of a table, both are the table.
+        parts: images to train on, and held-out ones.
+        left: files that are not used.
+        notes: what else the user should know, one sentence each.
+    """
+
+    base: Path
+    layout: Layout
+    parts: tuple[Part, Part]
+    left: LeftOut
+    notes: tuple[str, ...] = ()
+
+
+def gather_folder(root: Path, classes: Sequence[str] | None, *, keep_empty: bool) -> Gathered:
+    """Walk a folder of class folders; arguments as of `vtk.data.scan`.
+
+    Raises:
+        DataError: no layout that is known, or a folder that may not be read.
+    """
+    layout, rest = find_layout(root, classes), Rest()
+    train, val = (collect(root, part, keep_empty=keep_empty, rest=rest) for part in (layout.train, layout.val))
+    if root not in (layout.train, layout.val):
+        note_rest(root, "", [part.name for part in (layout.train, layout.val) if part is not None], rest)
+    return Gathered(root, layout, (train, val), settle(rest, root))
