@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtk.data.copies import find_copies
-from vtk.data.divide import divide
+from vtk.data.divide import Named, divide
 from vtk.data.gathered import Gathered, gather_folder
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.layout import EXPECTED, Files, Layout
@@ -13,8 +13,8 @@ from vtk.data.listing import Found, natural
 from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
-from vtk.data.probed import Look, digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.samples import BadFile, DataAudit, Sample, name_classes
+from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -89,21 +89,23 @@ def scan(
     if on_bad_image == "fail":
         refuse_bad(root, probes)
 
-    digests = digests_of(base, probes)
-    train_samples, val_samples = _good(base, train, labels, probes), _good(base, val, labels, probes)
+    train_named, val_named = _good(train, labels, probes), _good(val, labels, probes)
     if classes is None and not keep_empty_classes:
-        _check_classes(layout, names, train, train_samples, probes)
+        _check_classes(layout, names, train, train_named, probes)
     if layout.kind == "flat" and layout.train:
-        folder = layout.train if layout.train.is_dir() else gathered.base
-        train_samples, val_samples = divide(train_samples, digests if together else {}, folder, val_split, seed)
-        notes.insert(0, _split_note(layout.train, train_samples, val_samples, val_split, seed))
+        prefix = f"{layout.train.relative_to(base).as_posix()}/" if layout.train not in (base, gathered.table) else ""
+        train_named, val_named = divide(train_named, probes, prefix, val_split, seed, together=together)
+        notes.insert(0, _split_note(layout.train, len(train_named), len(val_named), val_split, seed))
+    train_samples, val_samples = ([Sample(base / n, label) for n, label in of] for of in (train_named, val_named))
     if not train_samples and not val_samples:
         raise DataError(f"{root}: none of its {len(probes)} image files can be read; {first_bad(probes)}")
     if layout.val and not val_samples:
         raise DataError(f"{layout.val}: none of its image files can be read; {first_bad(probes)}")
     if val_samples and (absent := [names[i] for i in sorted(set(labels.values()) - {s.label for s in val_samples})]):
         notes.append(f"no held-out images of: {_some(absent)}")
-    copies = find_copies(base, name_classes(train_samples, val_samples, names), digests, looks_of(base, probes))
+    parts_named = {"train": train_named, "val": val_named}
+    classed = {part: [(name, names[label]) for name, label in of] for part, of in parts_named.items()}
+    copies = find_copies(base, classed, probes)
     if on_leak == "fail":
         copies.refuse_leaks(root)
     good = [probe for probe in probes.values() if not probe.bad]
@@ -127,7 +129,7 @@ def scan(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests,
+        digests=Digests(base, probes),
         copies=copies,
         left=gathered.left,
     )
@@ -167,9 +169,9 @@ def _flatten(files: Files) -> list[Found]:
     return [file for of_class in files.values() for file in of_class]
 
 
-def _good(root: Path, files: Files, labels: Mapping[str, int], probes: Mapping[str, Probe]) -> list[Sample]:
+def _good(files: Files, labels: Mapping[str, int], probes: Mapping[str, Probe]) -> list[Named]:
     return [
-        Sample(root / file.name, labels[name])
+        (file.name, labels[name])
         for name in sorted(files, key=labels.__getitem__)
         for file in files[name]
         if not probes[file.name].bad
@@ -177,9 +179,9 @@ def _good(root: Path, files: Files, labels: Mapping[str, int], probes: Mapping[s
 
 
 def _check_classes(
-    layout: Layout, names: Sequence[str], train: Files, samples: Sequence[Sample], probes: Mapping[str, Probe]
+    layout: Layout, names: Sequence[str], train: Files, images: Sequence[Named], probes: Mapping[str, Probe]
 ) -> None:
-    present = {sample.label for sample in samples}
+    present = {label for _, label in images}
     if lost := [name for i, name in enumerate(names) if i not in present]:
         tried = {file.name: probes[file.name] for file in train[lost[0]]}
         raise DataError(
@@ -188,11 +190,11 @@ def _check_classes(
         )
 
 
-def _split_note(folder: Path, train: Sequence[Sample], val: Sequence[Sample], fraction: float, seed: int) -> str:
+def _split_note(folder: Path, train: int, val: int, fraction: float, seed: int) -> str:
     if not fraction:
         return f"{folder} has no held-out part, and none was split off (--val-split 0)"
     return (
-        f"{folder} has no held-out part: {len(val)} of {len(train) + len(val)} images were split off, "
+        f"{folder} has no held-out part: {val} of {train + val} images were split off, "
         f"class by class (--val-split {fraction:g}, seed {seed})"
     )
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from vtk.data.images import one_line
 from vtk.data.near import near_pairs
 from vtk.data.odd import SHOWN
+from vtk.data.probe import Probe
 from vtk.errors import DataError
 
 
@@ -136,51 +138,50 @@ class Copies:
         )
 
 
-def find_copies(
-    root: Path, parts: Mapping[str, Sequence[tuple[Path, str]]], digests: Mapping[Path, str], looks: Mapping[Path, str]
-) -> Copies:
+def find_copies(root: Path, parts: Mapping[str, Sequence[tuple[str, str]]], probes: Mapping[str, Probe]) -> Copies:
     """Compare all images that are used.
 
     Args:
         root: the folder that names start at.
-        parts: ``train`` and ``val`` → their images, with the class of each.
-        digests: of each image's bytes.
-        looks: fingerprint of each image that has one (`vtk.data.fingerprint`).
+        parts: ``train`` and ``val`` → names of their images, with the class of each.
+        probes: of each name.
     """
-    by_digest: dict[str, list[tuple[str, int]]] = {}
-    for part, images in parts.items():
-        for i, (path, _) in enumerate(images):
-            by_digest.setdefault(digests.get(path, ""), []).append((part, i))
-    by_digest.pop("", None)
-    prefix = os.fspath(root / "x")[:-1]
-
-    def placed(part: str, i: int) -> Placed:
-        path, of_class = parts[part][i]
-        return Placed(os.fspath(path).removeprefix(prefix).replace(os.sep, "/"), of_class, part)
-
+    images = [*parts["train"], *parts["val"]]
+    first_held = len(parts["train"])
+    digests = [probes[name].digest for name, _ in images]
+    counts = Counter(digests)
+    repeated: dict[str, list[int]] = {}  # few containers: of many files, collecting them would take longest
+    for i, digest in enumerate(digests):
+        if digest and counts[digest] > 1:
+            repeated.setdefault(digest, []).append(i)
     groups = sorted(
-        (tuple(placed(*at) for at in places) for places in by_digest.values() if len(places) > 1),
+        (tuple(_placed(images, i, first_held) for i in places) for places in repeated.values()),
         key=lambda group: not _both(group),
     )
     leaked = sum(placed.part == "val" for group in groups if _both(group) for placed in group)
-    different = [
-        (places, look) for places in by_digest.values() if (look := looks.get(parts[places[0][0]][places[0][1]][0], ""))
-    ]  # one file of each image is enough
-    across: list[tuple[tuple[str, int], tuple[str, int]]] = []
-    within: list[tuple[tuple[str, int], tuple[str, int]]] = []
-    near_leaked: set[tuple[str, int]] = set()
-    for a, b in near_pairs([look for _, look in different]):
-        first, second = different[a][0], different[b][0]
+    # one file of each image is enough
+    looks = [(i, look) for i, (name, _) in enumerate(images) if (look := probes[name].looks)]
+    looks = [(i, look) for i, look in looks if digests[i] not in repeated or repeated[digests[i]][0] == i]
+    across: list[tuple[int, int]] = []
+    within: list[tuple[int, int]] = []
+    near_leaked: set[int] = set()
+    for a, b in near_pairs([look for _, look in looks]):
+        first, second = (repeated.get(digests[looks[k][0]], [looks[k][0]]) for k in (a, b))
         for one, other in ((first, second), (second, first)):
-            train = next((at for at in one if at[0] == "train"), None)
-            if train and all(part == "val" for part, _ in other):  # else those are leaks byte for byte
+            if one[0] < first_held <= other[0]:  # else those held out are leaks byte for byte
                 near_leaked.update(other)
-                across.append((train, other[0]))
+                across.append((one[0], other[0]))
                 break
         else:
             within.append((first[0], second[0]))
-    near = [(placed(*a), placed(*b)) for a, b in [*across[:SHOWN], *within[:SHOWN]]]
+    near = [
+        (_placed(images, i, first_held), _placed(images, j, first_held)) for i, j in [*across[:SHOWN], *within[:SHOWN]]
+    ]
     return Copies(tuple(groups), tuple(near), leaked, len(near_leaked), len(within), _links(root, groups))
+
+
+def _placed(images: Sequence[tuple[str, str]], i: int, first_held: int) -> Placed:
+    return Placed(*images[i], "train" if i < first_held else "val")
 
 
 def _links(root: Path, groups: Sequence[Group]) -> int:

@@ -3,53 +3,63 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from vtk.data.layout import split
-from vtk.data.samples import Sample
+from vtk.data.probe import Probe
+
+Named = tuple[str, int]
+"""An image before its path is made: its name below the folder, and the index of its class."""
 
 
 def divide(
-    samples: Sequence[Sample], digests: Mapping[Path, str], folder: Path, fraction: float, seed: int
-) -> tuple[list[Sample], list[Sample]]:
+    images: Sequence[Named],
+    probes: Mapping[str, Probe],
+    prefix: str,
+    fraction: float,
+    seed: int,
+    *,
+    together: bool = True,
+) -> tuple[list[Named], list[Named]]:
     """Divide images class by class into (train, held out).
 
     A class without copies is divided by `vtk.data.layout.split`. Files of the same bytes come to one side, also where
     they lie in several classes: the smallest class decides.
 
     Args:
-        samples: images, class by class; the order is kept.
-        digests: of each one's bytes; what has none is unlike all others.
-        folder: that the names which decide start at.
+        images: class by class; the order is kept.
+        probes: of each name; what has no digest is unlike all others.
+        prefix: of the names, which does not count.
         fraction: to hold out, 0 ≤ fraction < 1.
         seed: chooses another division.
+        together: whether copies of one image stay on one side.
 
     Raises:
         UsageError: ``fraction`` is out of range.
     """
-    prefix = len(folder.parts)
-    by_class: dict[int, list[Sample]] = {}
-    for sample in samples:
-        by_class.setdefault(sample.label, []).append(sample)
-    count = Counter(digests.get(sample.path, "") for sample in samples)
+    by_class: dict[int, list[Named]] = {}
+    for image in images:
+        by_class.setdefault(image[1], []).append(image)
+    count = Counter(probes[name].digest for name, _ in images) if together else Counter[str]()
+    copies = len(count) < len(images) and together
     sides: dict[str, bool] = {}  # digest of an image that there are copies of → whether it is held out
-    divided: dict[int, tuple[list[Sample], list[Sample]]] = {}
+    divided: dict[int, tuple[list[Named], list[Named]]] = {}
     for label in sorted(by_class, key=lambda label: len(by_class[label])):
         mine = by_class[label]
-        names = ["/".join(sample.path.parts[prefix:]) for sample in mine]
-        marks = [mark if count[mark] > 1 else "" for mark in (digests.get(sample.path, "") for sample in mine)]
+        keys = [name.removeprefix(prefix) for name, _ in mine]
+        digests = [probes[name].digest for name, _ in mine] if copies else []
+        marks = [digest if count[digest] > 1 else "" for digest in digests]
         if any(marks):
-            divided[label] = _split_groups(mine, names, marks, fraction, seed, sides)
+            divided[label] = _split_groups(mine, keys, marks, fraction, seed, sides)
         else:
-            divided[label] = split(mine, names, fraction, seed)
-    train, val = ([sample for label in by_class for sample in divided[label][side]] for side in (0, 1))
+            divided[label] = split(mine, keys, fraction, seed)
+    train, val = ([image for label in by_class for image in divided[label][side]] for side in (0, 1))
     return train, val
 
 
 def _split_groups(
-    files: Sequence[Sample], names: Sequence[str], marks: Sequence[str], fraction: float, seed: int,
+    files: Sequence[Named], names: Sequence[str], marks: Sequence[str], fraction: float, seed: int,
     sides: dict[str, bool],
-) -> tuple[list[Sample], list[Sample]]:  # fmt: skip
+) -> tuple[list[Named], list[Named]]:  # fmt: skip
     """Divide one class whose files of one mark stay together; ``sides`` says where marks are already, and learns."""
     groups: dict[str, list[int]] = {}
     for i, mark in sorted(enumerate(marks), key=lambda pair: names[pair[0]]):

@@ -17,6 +17,7 @@ class Gathered(NamedTuple):
         layout: where the parts are; of a table, both are the table.
         parts: images to train on, and held-out ones.
         left: files that are not used.
+        table: that says so, if one does.
         notes: what else the user should know, one sentence each.
     """
 
@@ -25,6 +26,7 @@ class Gathered(NamedTuple):
     parts: tuple[Part, Part]
     left: LeftOut
     notes: tuple[str, ...] = ()
+    table: Path | None = None
 
 
 def gather_folder(root: Path, classes: Sequence[str] | None, *, keep_empty: bool) -> Gathered:

@@ -16,7 +16,7 @@ from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
-from vtk.data.probed import Look, digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -106,10 +106,10 @@ def scan_multi(
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
-    digests = digests_of(listed.root, probes)
-    joined = {listed.root / name: "; ".join(natural(listed.labels[name])) for name in good}
-    parts = {part: [(s.path, joined[s.path]) for s in of] for part, of in (("train", train), ("val", val))}
-    copies = find_copies(listed.root, parts, digests, looks_of(listed.root, probes))
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
+    for name in good:
+        parts["val" if name in held else "train"].append((name, "; ".join(natural(listed.labels[name]))))
+    copies = find_copies(listed.root, parts, probes)
     if on_leak == "fail":
         copies.refuse_leaks(root)
     return MultiAudit(
@@ -130,7 +130,7 @@ def scan_multi(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests,
+        digests=Digests(listed.root, probes),
         copies=copies,
         left=listed.left,
     )

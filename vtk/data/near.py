@@ -15,6 +15,9 @@ first that does not has 19. A JPEG copy of quality 60 differs by up to 12 in 97 
 MOST = 1_000_000
 """Pairs that are compared. Sets of many alike images, such as the frames of a video, have more than anyone reads."""
 
+_ORDER = np.random.default_rng(0).permutation(128)
+"""Neighbouring bits go with each other: words of them would take few values, and many images share one."""
+
 _BITS = np.array([bin(i).count("1") for i in range(1 << 16)], dtype=np.uint8)
 
 
@@ -32,7 +35,8 @@ def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]
     """
     if len(prints) < 2:
         return []
-    words = np.frombuffer(bytes.fromhex("".join(prints)), dtype=">u2").reshape(-1, 8).astype(np.uint16)
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex("".join(prints)), np.uint8).reshape(-1, 16), axis=1)
+    words = np.ascontiguousarray(np.packbits(bits[:, _ORDER], axis=1)).view(np.uint16)
     found: list[np.ndarray] = []
     for band in range(8):
         order = np.argsort(words[:, band], kind="stable")

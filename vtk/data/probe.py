@@ -11,7 +11,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from vtk.data.bands import to_bands
-from vtk.data.fingerprint import DRAFT, fingerprint
+from vtk.data.fingerprint import DRAFT, grid
 from vtk.data.images import MAX_PIXELS, open_image, orientation, reason, to_rgb
 
 TRANSPARENT = " with transparency"
@@ -28,7 +28,8 @@ class Probe(NamedTuple):
         orientation: EXIF orientation, 1–8.
         bad: why the file cannot be used; empty if it can.
         digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
-        looks: its `vtk.data.fingerprint.fingerprint`; empty for a bad file, and where it has none.
+        looks: its `vtk.data.fingerprint.grid`, of which `vtk.data.probed` makes its fingerprint; empty for a bad
+            file, and where it has none.
     """
 
     width: int
@@ -50,15 +51,19 @@ def content_digest(path: str | os.PathLike[str]) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()[:32]
 
 
 def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
-    """Decode the whole file, as `vtk.data.bands.read_image` would; a large JPEG at an eighth of its size.
+    """Decode the whole file, as `vtk.data.bands.read_image` would; a JPEG in grey, a large one at an eighth
+    of its size.
 
-    Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size, a third to a
-    half of the time.
+    Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size and to colours,
+    a third to a half of the time.
     """
     digest = ""
     try:
@@ -70,15 +75,17 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
             # be taken for damaged metadata, and not fail a second time
             turn = orientation(image) if tiff else 1
             if image.format == "JPEG":
-                image.draft(None, (DRAFT, DRAFT))  # type: ignore[arg-type]
+                # without colours, where no channel is asked for; their bytes are read all the same
+                image.draft("L" if in_chans in (1, 3) else image.mode, (DRAFT, DRAFT))
             if in_chans in (1, 3):
-                shown = to_rgb(image)
+                image.load()
+                shown = image if image.format == "JPEG" and image.mode == "L" else to_rgb(image)
                 turn = turn if tiff else orientation(image)
-                looks = fingerprint(shown, (width, height), 1 if tiff else turn)
+                looks = grid(shown, (width, height), 1 if tiff else turn)
             else:
                 shown = to_bands(image, in_chans, max_pixels)[0]
                 turn = turn if tiff else orientation(image)
-                looks = fingerprint(shown, (width, height))
+                looks = grid(shown, (width, height))
             if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
                 mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints

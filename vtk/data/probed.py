@@ -1,14 +1,16 @@
 """Many files decoded, by what earlier scans remember and what is new; and what their probes say together."""
 
+import functools
 import os
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from vtk import console
 from vtk.data import cache as memory
+from vtk.data.fingerprint import fingerprints
 from vtk.data.images import one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
@@ -51,6 +53,8 @@ def probe_files(
             paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, workers=workers,
             on_done=bar.advance,
         )  # fmt: skip
+    looks = fingerprints([probe.looks for probe in results])
+    results = [probe._replace(looks=look) for probe, look in zip(results, looks, strict=True)]
     probes.update(zip((file.name for file in new), results, strict=True))
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans)
@@ -70,14 +74,27 @@ def modes_of(probes: Sequence[Probe]) -> dict[str, int]:
     return dict(Counter(probe.mode for probe in probes if probe.mode).most_common())
 
 
-def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
-    """Return the digest of each good file's bytes."""
-    return {root / name: probe.digest for name, probe in probes.items() if not probe.bad}
+class Digests(Mapping[Path, str]):
+    """The digest of each good file's bytes, by its path; made when first asked for, since not every command asks.
 
+    Paths as keys cost more than all else that is known from an earlier scan.
+    """
 
-def looks_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
-    """Return the fingerprint of each image that has one (`vtk.data.fingerprint`)."""
-    return {root / name: probe.looks for name, probe in probes.items() if probe.looks}
+    def __init__(self, root: Path, probes: Mapping[str, Probe]) -> None:
+        self.root, self.probes = root, probes
+
+    @functools.cached_property
+    def _found(self) -> dict[Path, str]:
+        return {self.root / name: probe.digest for name, probe in self.probes.items() if not probe.bad}
+
+    def __getitem__(self, path: Path) -> str:
+        return self._found[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:

@@ -1,7 +1,7 @@
 """What a scan found: images with their labels, files that were skipped, and the audit that people read."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,16 +21,6 @@ class Sample(NamedTuple):
 
     path: Path
     label: int
-
-
-def name_classes(
-    train: Sequence[Sample], val: Sequence[Sample], classes: Sequence[str]
-) -> dict[str, list[tuple[Path, str]]]:
-    """Return the images of each part, with the name of the class in place of its index."""
-    return {
-        part: [(sample.path, classes[sample.label]) for sample in samples]
-        for part, samples in (("train", train), ("val", val))
-    }
 
 
 class BadFile(NamedTuple):

@@ -10,9 +10,9 @@ from vtk.data.divide import divide
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
 from vtk.data.listing import Found, folders, note_rest, walk
 from vtk.data.named import fetch, is_named
-from vtk.data.probed import digests_of, first_bad, looks_of, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.rest import Rest, settle
-from vtk.data.samples import BadFile, DataAudit, Sample, name_classes
+from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -53,22 +53,21 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
     if config.on_bad_image == "fail":
         refuse_bad(root, probes)
     good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
-    digests = digests_of(root, probes)
-    samples = [[Sample(root / name, 0) for name in part] for part in good]
+    named = [[(name, 0) for name in part] for part in good]
     if len(parts) == 1:
-        train, val = divide(samples[0], digests, root, config.val_split, config.seed)
+        train, val = divide(named[0], probes, "", config.val_split, config.seed)
         notes.append(
             f"{len(val)} of {len(good[0])} images are held out (--val-split {config.val_split:g}, seed {config.seed})"
         )
     else:
-        train, val = samples
+        train, val = named
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
             f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
             f"all{bad}"
         )
-    copies = find_copies(root, name_classes(train, val, ("",)), digests, looks_of(root, probes))
+    copies = find_copies(root, {"train": [(n, "") for n, _ in train], "val": [(n, "") for n, _ in val]}, probes)
     if config.on_leak == "fail":
         copies.refuse_leaks(root)
     left = settle(rest, root)
@@ -77,8 +76,8 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
         root=root,
         layout="flat" if len(parts) == 1 else "split",
         classes=(),
-        train=tuple(train),
-        val=tuple(val),
+        train=tuple(Sample(root / name, 0) for name, _ in train),
+        val=tuple(Sample(root / name, 0) for name, _ in val),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(readable),
         modes=modes_of(readable),
@@ -90,7 +89,7 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
         max_pixels=config.max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests,
+        digests=Digests(root, probes),
         copies=copies,
         left=left,
     )
