@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vtk.data.copies import find_copies
 from vtk.data.divide import Named, divide
-from vtk.data.gathered import Gathered, gather_folder
+from vtk.data.gathered import Gathered, gather
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.layout import EXPECTED, Files, Layout
 from vtk.data.listing import Found, natural
@@ -15,6 +15,7 @@ from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
 from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.table import separator_of
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -36,12 +37,13 @@ def scan(
     show_progress: bool = True,
     look: Look = "decode",
     together: bool = True,
+    field_separator: str | None = None,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
     Args:
-        root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a data set of
-            timm's readers such as ``torch/cifar10`` (`vtk.data.named`).
+        root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a table of labels
+            (`vtk.data.single`); or a data set of timm's readers such as ``torch/cifar10`` (`vtk.data.named`).
         val_split: fraction of each class held out where the folder itself does not say.
         seed: of that division.
         classes: names in index order, when a trained model has them already; by default the folders of the training
@@ -57,6 +59,7 @@ def scan(
         look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
         together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
+        field_separator: of a table's columns, by name (comma, semicolon, tab) or as it is; None to find it.
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
@@ -73,7 +76,7 @@ def scan(
     if max_pixels < 1 or in_chans < 1:
         raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; both are at least 1")
     root = fetch(root) if is_named(root := Path(root)) else root
-    gathered = gather_folder(root, classes, keep_empty=keep_empty_classes)
+    gathered = gather(root, classes, keep_empty=keep_empty_classes, separator=separator_of(field_separator))
     base, layout, parts = gathered.base, gathered.layout, gathered.parts
     notes, warnings = [*layout.notes, *gathered.notes, *gathered.left.notes()], list(layout.warnings)
     train, val = (part.files for part in parts)
@@ -81,7 +84,7 @@ def scan(
     warnings += gathered.left.warnings()
     names = _class_names(gathered, classes)
     if (empty := parts[0].empty) and classes is None:
-        warnings.append(_empty_note(layout, empty, keep_empty_classes))
+        warnings.append(_empty_note(gathered, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
         base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
@@ -143,26 +146,37 @@ def _class_names(gathered: Gathered, classes: Sequence[str] | None) -> tuple[str
     if classes is not None:
         known = tuple(classes)
         if unknown := natural({*train, *val} - set(known)):
+            what = "folders that are not classes" if gathered.table is None else "labels that are not classes"
             raise DataError(
-                f"{layout.train or layout.val} has folders that are not classes of the model: {_some(unknown)}; "
-                f"it knows {_some(known, 20)}"
+                f"{layout.train or layout.val} has {what} of the model: {_some(unknown)}; it knows {_some(known, 20)}"
             )
         return known
-    if unknown := natural(set(val) - set(train)):
+    unknown = natural(set(val) - set(train))
+    if unknown and gathered.table is not None:
+        raise DataError(
+            f"{gathered.table} holds out images of classes that no training image has: {_some(unknown)}; put some into "
+            "train"
+        )
+    if unknown:
         lost = set(unknown) & set(parts[0].empty)
         do = "fill those folders, or give --keep-empty-classes" if lost else "move or rename those folders"
         raise DataError(f"{layout.val} has classes that {layout.train} has not: {_some(unknown)}; {do}")
     if len(train) < 2:
-        raise DataError(f"{layout.train} has images of one class only ({_some(list(train))}); {EXPECTED}")
+        expected = EXPECTED if gathered.table is None else "give images of two or more"
+        raise DataError(f"{layout.train} has images of one class only ({_some(list(train))}); {expected}")
     return tuple(natural(train))
 
 
-def _empty_note(layout: Layout, empty: Sequence[str], kept: bool) -> str:
-    assert layout.train is not None
-    found = f"{_some([f'{name}/' for name in empty])} in {layout.train.name}/ {'has' if len(empty) == 1 else 'have'}"
+def _empty_note(gathered: Gathered, empty: Sequence[str], kept: bool) -> str:
+    assert gathered.layout.train is not None
+    name, have = gathered.layout.train.name, "has" if len(empty) == 1 else "have"
+    if gathered.table is None:
+        found = f"{_some([f'{each}/' for each in empty])} in {name}/ {have} no image files"
+    else:
+        found = f"{_some(empty)} in {name} {have} no images"
     if kept:
-        return f"{found} no image files: a class that cannot be learnt"
-    return f"{found} no image files, so no class is made of it (--keep-empty-classes makes one)"
+        return f"{found}: a class that cannot be learnt"
+    return f"{found}, so no class is made of it (--keep-empty-classes makes one)"
 
 
 def _flatten(files: Files) -> list[Found]:
@@ -186,7 +200,7 @@ def _check_classes(
         tried = {file.name: probes[file.name] for file in train[lost[0]]}
         raise DataError(
             f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} tried; {first_bad(tried)}); "
-            "repair or remove that folder"
+            f"repair or remove {'that folder' if layout.train and layout.train.is_dir() else 'its lines'}"
         )
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from vtk.data.layout import Layout, Part, collect, find_layout
 from vtk.data.listing import note_rest
 from vtk.data.rest import LeftOut, Rest, settle
+from vtk.data.table import TABLES, is_table
+from vtk.errors import DataError
 
 
 class Gathered(NamedTuple):
@@ -27,6 +29,25 @@ class Gathered(NamedTuple):
     left: LeftOut
     notes: tuple[str, ...] = ()
     table: Path | None = None
+
+
+def gather(root: Path, classes: Sequence[str] | None, *, keep_empty: bool, separator: str | None = None) -> Gathered:
+    """Read a table of labels, or walk a folder of class folders; arguments as of `vtk.data.scan`.
+
+    Raises:
+        DataError: no layout that is known, a folder that may not be read, or a table that cannot.
+    """
+    if is_table(root):
+        from vtk.data.single import gather_table
+
+        return gather_table(root, classes, keep_empty=keep_empty, separator=separator)
+    try:
+        return gather_folder(root, classes, keep_empty=keep_empty)
+    except DataError as error:
+        tables = [path for end in TABLES for path in sorted(root.glob(f"*{end}"))] if root.is_dir() else []
+        if not tables:
+            raise
+        raise DataError(f"{error}; to read a table of labels give its file, such as {tables[0]}") from error
 
 
 def gather_folder(root: Path, classes: Sequence[str] | None, *, keep_empty: bool) -> Gathered:

@@ -89,15 +89,33 @@ def note_rest(folder: Path, prefix: str, known: Collection[str], rest: Rest) -> 
             (rest.loose if is_image(entry.name) else rest.others).append(name)
 
 
+def stat_file(root: Path, name: str) -> Found:
+    """Return a file that a table names; what is not there is a bad file like any other."""
+    try:
+        info = os.stat(root / name)
+        return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+    except (OSError, ValueError):
+        return Found(name, 0, 0, 0)
+
+
 def list_images(path: Path) -> list[Path]:
     """Return the image files of a folder, at any depth and naturally sorted; or ``path`` itself if it is a file.
 
-    A file given by name is returned whatever it is called; it shows on decoding whether it is an image.
+    A file given by name is returned whatever it is called; it shows on decoding whether it is an image. Of a table of
+    labels, the images that it names are returned.
 
     Raises:
         DataError: the path is absent or has no images.
     """
+    from vtk.data.table import is_table
+
     path = Path(path)
+    if is_table(path):
+        from vtk.data.columns import read_lines
+
+        return [
+            path.parent / name for name in natural({line.name for line in read_lines(path, None, "path,label").lines})
+        ]
     if path.is_file():
         return [path]
     found = [path / name for name in natural(image.name for image in walk(path))]
@@ -149,6 +167,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     except FileNotFoundError:
         raise DataError(f"{folder} does not exist; give a folder of images") from None
     except NotADirectoryError:
-        raise DataError(f"{folder} is a file; give a folder with one sub-folder per class") from None
+        raise DataError(
+            f"{folder} is a file; give a folder with one sub-folder per class, or a table (.csv, .tsv, .parquet)"
+        ) from None
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror or error}") from error

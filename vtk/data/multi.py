@@ -1,6 +1,5 @@
 """Sets whose images have any number of labels: every image decoded once, and a part of every label held out."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +12,12 @@ import numpy as np
 from vtk.data.copies import find_copies
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.labelled import list_labelled
-from vtk.data.listing import Found, natural
+from vtk.data.listing import natural, stat_file
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
 from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.table import separator_of
 from vtk.errors import DataError, UsageError
 
 
@@ -48,11 +48,14 @@ def scan_multi(
     show_progress: bool = True,
     look: Look = "decode",
     together: bool = True,
+    field_separator: str | None = None,
+    label_separator: str | None = None,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
     Args:
-        root: a ``.csv`` file, a folder with ``labels.csv``, or folders (``train/`` and ``val/`` above them or not).
+        root: a table (`vtk.data.table`), a folder with ``labels.csv``, or folders (``train/`` and ``val/`` above them
+            or not).
         val_split: fraction held out where the set does not say; of every label with two images at least one.
         seed: of that division.
         classes: labels in index order, when a trained model has them already.
@@ -65,6 +68,8 @@ def scan_multi(
         show_progress: draw a progress bar.
         look: how closely files are looked at.
         together: copies of one image come to one side where the set is divided here.
+        field_separator: of a table's columns, by name or as it is; None to find it.
+        label_separator: of an image's labels in a table, likewise.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -73,14 +78,17 @@ def scan_multi(
     start, root = time.perf_counter(), Path(root)
     if is_named(root):
         raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
-    listed = list_labelled(root)
-    found = {label for labels in listed.labels.values() for label in labels}
+    listed = list_labelled(
+        root, known=classes or (),
+        field_separator=separator_of(field_separator), label_separator=separator_of(label_separator),
+    )  # fmt: skip
+    found = {label for labels in listed.labels.values() for label in labels} | set(listed.known)
     names = tuple(natural(found)) if classes is None else tuple(classes)
     if unknown := natural(found - set(names)):
         raise DataError(f"{root} has labels that the model does not know: {', '.join(map(one_line, unknown[:5]))}")
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
-    files = [_stat(listed.root, name) for name in listed.labels]
+    files = [stat_file(listed.root, name) for name in listed.labels]
     probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look)
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
@@ -101,6 +109,8 @@ def scan_multi(
     many = Counter(len(labels[name]) for name in good)
     notes.append("labels an image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many)))
     warnings = list(listed.warnings)
+    if classes is None and max(many) < 2:
+        warnings.append("no image has two labels: leave out --multi-label to train classes that exclude each other")
     if classes is None and (absent := _absent(names, labels, [name for name in good if name not in held])):
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
@@ -148,14 +158,6 @@ def _one_hot(labels: Sequence[int], classes: int) -> np.ndarray:
     row = np.zeros(classes, dtype=np.float32)
     row[list(labels)] = 1.0
     return row
-
-
-def _stat(root: Path, name: str) -> Found:
-    try:
-        info = os.stat(root / name)
-        return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-    except (OSError, ValueError):  # named by the table and not there: a bad file like any other
-        return Found(name, 0, 0, 0)
 
 
 def _hold_out_together(

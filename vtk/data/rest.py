@@ -63,6 +63,7 @@ class LeftOut:
         unused: folder that is not used → files in it.
         merged: files that are copies of an image which is used with the labels of both, or lines said twice.
         links: folders that are links into the same set → where they lead.
+        lines: why lines of a table are not used → how many.
     """
 
     hidden: int = 0
@@ -75,18 +76,19 @@ class LeftOut:
     unused: Mapping[str, int] = field(default_factory=dict)
     merged: int = 0
     links: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
         """All files that are not used."""
-        others = sum(self.suffixes.values()) + sum(self.unused.values())
+        others = sum(sum(counts.values()) for counts in (self.suffixes, self.unused, self.lines))
         return self.hidden + others + self.loose + len(self.special) + self.merged
 
     def reasons(self) -> dict[str, int]:
         """Return in words why files are not used, and how many for each reason; they add up to `total`."""
         found = {"not called an image": sum(self.suffixes.values()), "outside class folders": self.loose}
         found |= {"in folders that are not used": sum(self.unused.values()), "not a regular file": len(self.special)}
-        found |= {"copies that are merged": self.merged, "hidden, or left by programs": self.hidden}
+        found |= {"copies that are merged": self.merged, "hidden, or left by programs": self.hidden, **self.lines}
         return {reason: count for reason, count in found.items() if count}
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ class LeftOut:
             "unused": dict(self.unused),
             "merged": self.merged,
             "links": dict(self.links),
+            "lines": dict(self.lines),
         }
 
     def warnings(self) -> list[str]:

@@ -35,6 +35,9 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     }  # fmt: skip
     # version 0.1, whose cards list no images, did not keep copies of one image together
     options["together"] = bool(whose.data.get("images")) or not whose.data
+    options["field_separator"] = whose.data.get("field_separator")
+    if source.card.multi_label:
+        options["label_separator"] = whose.data.get("label_separator")
     find = scan_multi if source.card.multi_label else scan
     audit = find(data, classes=source.card.classes if source.described else None, **options)
     for bad in audit.bad:

@@ -20,7 +20,7 @@ from vtk.tasks.pack import PackDtype, save_task, update_card
 from vtk.training import lora, outputs
 from vtk.training.callbacks import Kept
 from vtk.training.config import FinetuneConfig
-from vtk.training.labels import Scores, recall, remember
+from vtk.training.labels import Scores, recall, remember, separators
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES
 from vtk.training.scoring import evaluate_ranks
@@ -134,6 +134,7 @@ class Packs(Setup):
                 "seed": config.seed,
                 "root": self.audit.root.resolve().name,
                 "max_pixels": config.max_pixels,
+                **separators(config),
                 "images": self.images.to_dict(),
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),

@@ -31,7 +31,8 @@ def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) 
         audit = scan(
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
-            max_pixels=config.max_pixels, on_leak=config.on_leak, keep_empty_classes=config.keep_empty_classes,
+            max_pixels=config.max_pixels, on_leak=config.on_leak, field_separator=config.field_separator,
+            keep_empty_classes=config.keep_empty_classes,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
