@@ -4,8 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vtk.card import InputSpec
 from vtk.data.copies import find_copies
 from vtk.data.divide import Named, divide
+from vtk.data.enlarged import NOMINAL
 from vtk.data.gathered import Gathered, gather
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.layout import EXPECTED, Files, Layout
@@ -38,6 +40,7 @@ def scan(
     look: Look = "decode",
     together: bool = True,
     field_separator: str | None = None,
+    spec: InputSpec = NOMINAL,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -60,6 +63,7 @@ def scan(
             are found only where they are used, and neither sizes nor modes are known.
         together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
         field_separator: of a table's columns, by name (comma, semicolon, tab) or as it is; None to find it.
+        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
@@ -87,7 +91,7 @@ def scan(
         warnings.append(_empty_note(gathered, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
+        base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec
     )
     if on_bad_image == "fail":
         refuse_bad(root, probes)

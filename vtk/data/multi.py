@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from vtk.card import InputSpec
 from vtk.data.copies import find_copies
+from vtk.data.enlarged import NOMINAL
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.labelled import list_labelled
 from vtk.data.listing import natural, stat_file
@@ -50,6 +52,7 @@ def scan_multi(
     together: bool = True,
     field_separator: str | None = None,
     label_separator: str | None = None,
+    spec: InputSpec = NOMINAL,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -70,6 +73,7 @@ def scan_multi(
         together: copies of one image come to one side where the set is divided here.
         field_separator: of a table's columns, by name or as it is; None to find it.
         label_separator: of an image's labels in a table, likewise.
+        spec: of the input.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -89,7 +93,7 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [stat_file(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look)
+    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec)
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
