@@ -62,17 +62,23 @@ def probe_files(
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans)
     # not remembered: whether it can be used is the input's affair
-    return {name: _enlarged(probe, spec) for name, probe in probes.items()}, len(files) - len(new)
+    faults: dict[tuple[int, int], str] = {}  # many images are of one size
+    return {name: _enlarged(probe, spec, faults) for name, probe in probes.items()}, len(files) - len(new)
 
 
-def _enlarged(probe: Probe, spec: InputSpec) -> Probe:
-    """Return a probe as bad where the image would become too large."""
+def _enlarged(probe: Probe, spec: InputSpec, faults: dict[tuple[int, int], str]) -> Probe:
+    """Return a probe as bad where the image would become too large; ``faults`` remembers why, by its size."""
     if probe.bad or not probe.mode:
         return probe
-    try:
-        check_enlarged(spec, probe.height, probe.width)
-    except TooLargeError as error:
-        return Probe(0, 0, "", 1, str(error), probe.digest)
+    size = probe.height, probe.width
+    if size not in faults:
+        faults[size] = ""
+        try:
+            check_enlarged(spec, *size)
+        except TooLargeError as error:
+            faults[size] = str(error)
+    if faults[size]:
+        return Probe(0, 0, "", 1, faults[size], probe.digest)
     return probe
 
 
