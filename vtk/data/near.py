@@ -8,8 +8,8 @@ NEAR = 12
 """Bits of 128 that two images may differ in.
 
 Of the 8 million pairs of 4,000 photographs (32 px, CIFAR-10) the five with up to 18 show the same photograph twice; the
-first that does not has 19. A JPEG copy of quality 60 differs by up to 12 in 97 of 100 cases, one of another size in 54
-(half) to 97 (double).
+first that does not has 19. Of their JPEG copies of quality 60, 98 in 100 differ by up to 12, of copies of double size
+97, of 1.25 times the size 87.
 """
 
 MOST = 1_000_000
@@ -27,7 +27,7 @@ def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]
     Where more than ``most`` pairs would be compared, some of the alike ones are not found.
 
     Only pairs that agree in one of eight words of 16 bits are compared: all that differ in up to seven bits are among
-    them, and of those that differ in twelve at random more than four of five.
+    them, and of real copies that differ in eight to twelve 96 in 100.
 
     Args:
         prints: 32 hexadecimal digits each.
