@@ -31,7 +31,7 @@ from vtk.training.precision import DTYPES, make_precision
 from vtk.training.rules import StepRule
 from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
-from vtk.training.start import start_from
+from vtk.training.start import start_from, tell_trained
 from vtk.training.start_weights import read_start
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import check_trackers
@@ -130,8 +130,10 @@ class Setup:
             policy.live_buffers(self.model) & self.model.state_dict().keys()
         )
         self.census = take_census(self.model, trained, config.train)
+        if begin.card is not None:
+            self.created.notes += tell_trained(begin.card, self.audit, f"`--weights` {config.weights}")
         for pack in parse_starts(config.init_from, ()).values():
-            self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
+            self.created.notes += start_from(pack, self.created, self.audit, trained, config.weights)
 
     def _choose_views(self) -> None:
         """Choose whether images are mirrored, where no flag says it; a resumed run does as it did."""

@@ -118,7 +118,12 @@ def test_a_checkpoint_becomes_parallel_and_is_used_like_any_other(
     assert task.card.metrics == {} and task.card.classes == CLASSES  # the sequential model's metric is not this one's
     assert task.card.command.startswith("vtk parallelize ")
 
-    assert (told["branches"], told["depth"], told["count"], told["images"]) == (2, 2, 10, f"10 images of {photos}")
+    assert (told["branches"], told["depth"], told["count"], told["images"]) == (
+        2,
+        2,
+        10,
+        f"10 held-out images of {photos}",
+    )
     assert [(b["first"], b["last"]) for b in told["blocks"]] == [(0, 1), (2, 3)]
     assert told["top1_sequential"] == top1(load_checkpoint(merged).model, task.card, photos)
     assert told["top1_parallel"] == top1(task.model, task.card, photos)
