@@ -175,7 +175,7 @@ class Setup:
         config, created, state = self.config, self.created, self.model.state_dict()
         new = head_names(self.model) & created.initial.keys()
         if config.weights is not None or config.pretrained:
-            new = {name for name in new if created.key_map.get(name) is None}
+            new = frozenset(name for name in new if created.key_map.get(name) is None)
         return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)
 
     @property
