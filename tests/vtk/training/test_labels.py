@@ -144,3 +144,16 @@ def test_each_task_balances_its_own_classes(config, photos, uneven, tmp_path):
 def test_both_at_once_are_refused():
     with pytest.raises(UsageError, match="--class-weights` balanced and `--sampler` balanced"):
         FinetuneConfig(class_weights="balanced", sampler="balanced")
+
+
+@pytest.mark.parametrize("flag", ["class_weights", "sampler"])
+def test_a_metric_in_which_frequent_classes_count_for_more_is_said(config, uneven, tmp_path, capsys, flag):
+    root = tmp_path / "photos"
+    shutil.copytree(uneven, root)
+    changes = {"data": root, "epochs": 1, flag: "balanced"}
+    for metric, remove in (("top1", False), ("top1", True), ("balanced_accuracy", True)):
+        if remove:
+            (root / "val" / "red" / "0.png").unlink(missing_ok=True)
+        finetune(config(out=tmp_path / f"{metric}-{remove}", metric=metric, **changes))
+        said = "--metric balanced_accuracy counts all alike" in capsys.readouterr().out
+        assert said == (remove and metric == "top1")
