@@ -288,3 +288,22 @@ def test_each_of_several_tasks_is_the_formulas(name):
             descent.step([whole], [whole.images])
         assert row[f"loss {task}"] == pytest.approx(sum(descent.losses) / 17, rel=1e-6)
         assert_same_weights(models[i], descent, start[i])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_any_options_together_are_the_formulas(seed):
+    """Three to six cells at a time, drawn by chance."""
+    random = np.random.default_rng(seed)
+    names, done = list(CELLS), 0
+    while done < 10:
+        some_of_them = [names[i] for i in random.choice(len(names), random.integers(3, 7), replace=False)]
+        options = merged(*some_of_them)
+        if options is None or any(pair <= set(some_of_them) for pair in REFUSED):
+            continue
+        try:
+            go(config_of(**options))
+        except Exception as error:
+            error.add_note(f"options: {some_of_them}")
+            raise
+        done += 1
