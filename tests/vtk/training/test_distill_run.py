@@ -94,6 +94,8 @@ def test_features_alone_train_no_new_classifier(config, teacher, tmp_path, kind)
     with pytest.raises(UsageError, match=f"--distill-kind {kind} gives the new classifier nothing to learn"):
         finetune(config(out=tmp_path / "new", **alone))
     assert not (tmp_path / "new").exists()
+    if kind == "tokens":
+        return
     small = tuple(f"{key}={value}" for key, value in SMALL.items())
     trained = {"weights": teacher, "pretrained": True, "model_kwargs": small}
     run = finetune(config(out=tmp_path / "trained", **trained, **alone))

@@ -28,16 +28,16 @@ CPU = torch.device("cpu")
 SPEC = InputSpec(4, 4, 3, (0.5,) * 3, (0.5,) * 3)
 SIZES = (7, 7, 3)
 CELLS = {
+    "class weights": {"class_weights": "balanced"},
+    "several labels": {"multi_label": True},
+    "mixup": {"mixup": 0.8},
     "no smoothing": {"smoothing": 0.0},
     "much smoothing": {"smoothing": 0.4},
-    "mixup": {"mixup": 0.8},
     "cutmix": {"cutmix": 1.0},
     "half mixed": {"mixup": 0.8, "cutmix": 1.0, "mix_prob": 0.5},
-    "class weights": {"class_weights": "balanced"},
     "balanced sampler": {"sampler": "balanced"},
     "repeats": {"aug_repeats": 3},
     "empty class": {"keep_empty_classes": True},
-    "several labels": {"multi_label": True},
     "bce": {"loss": "bce"},
     "bce-sum": {"loss": "bce-sum"},
     "bce threshold": {"loss": "bce", "bce_threshold": 0.2},
@@ -58,6 +58,8 @@ CELLS = {
     "SAM of four": {"sam": 0.05, "sam_m": 4},
     "adversarial": {"adversarial": 4.0},
 }
+# the first rows hold what works on labels beside everything; the others run among the slow tests
+ROWS = [None, *(name if i < 4 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(CELLS))]
 LOSSES = ("bce", "bce-sum", "bce threshold")
 REFUSED = {
     frozenset(pair)
@@ -224,9 +226,9 @@ def config_of(kind=TrainConfig, **options):
     return kind(**{"data": Path("images"), **plain, **options})
 
 
-@pytest.mark.parametrize("first", [None, *CELLS])
+@pytest.mark.parametrize("first", ROWS)
 def test_options_together_are_the_formulas_or_refused(first):
-    """The option alone (None: the defaults) and beside each that comes after it in the table."""
+    """The option alone (None: the defaults), and beside each that comes after it in the table."""
     names = list(CELLS)
     pairs = [(first,)] if first else [()]
     pairs += [(first, second) for second in names[names.index(first) + 1 :]] if first else []
