@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError
+from vtk.models.parts import head_names
 from vtk.training.distill_teacher import Tap, Teacher, Trained, check_widths, load_trained
 from vtk.training.objective import Batch, Objective
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
@@ -178,13 +179,21 @@ def distill(
     """Return what a run with ``--distill-from`` minimises in place of ``inner``.
 
     Raises:
-        UsageError: the models' features cannot be compared, or nothing would train a new classifier.
+        UsageError: the models' features cannot be compared, nothing would train a new classifier, or nothing but the
+            classifier is trained, which features do not see.
     """
-    if new_classifier and config.distill_alpha == 1 and config.distill_kind not in LOGIT_KINDS:
-        raise UsageError(
-            f"`--distill-alpha` 1 with --distill-kind {config.distill_kind} gives the new classifier nothing to learn "
-            "from; give an alpha below 1, or --distill-kind soft or hard"
-        )
+    if (kind := config.distill_kind) not in LOGIT_KINDS:
+        heads = head_names(student)
+        if not any(p.requires_grad for name, p in student.named_parameters() if name not in heads):
+            raise UsageError(
+                f"`--distill-kind` {kind} compares what is below the classifier, and nothing there is trained; give "
+                "another --train, or --distill-kind soft or hard"
+            )
+        if new_classifier and config.distill_alpha == 1:
+            raise UsageError(
+                f"`--distill-alpha` 1 with --distill-kind {kind} gives the new classifier nothing to learn from; give "
+                "an alpha below 1, or --distill-kind soft or hard"
+            )
     return Distillation(
         inner, teacher, student, kind=config.distill_kind, alpha=config.distill_alpha,
         temperature=config.distill_temperature, multi_label=config.multi_label, spec=spec,

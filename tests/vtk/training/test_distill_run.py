@@ -93,6 +93,8 @@ def test_features_alone_train_no_new_classifier(config, teacher, tmp_path, kind)
     alone = {"distill_from": str(teacher), "distill_kind": kind, "distill_alpha": 1.0, "epochs": 1}
     with pytest.raises(UsageError, match=f"--distill-kind {kind} gives the new classifier nothing to learn"):
         finetune(config(out=tmp_path / "new", **alone))
+    with pytest.raises(UsageError, match=f"--distill-kind` {kind} compares what is below the classifier"):
+        finetune(config(out=tmp_path / "new", train="head", **{**alone, "distill_alpha": 0.5}))
     assert not (tmp_path / "new").exists()
     if kind == "tokens":
         return
