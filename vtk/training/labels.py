@@ -69,6 +69,13 @@ def describe(config: RunConfig, objective: Classification, audit: DataAudit) -> 
         weights = {name: float(w) for name, w in zip(audit.classes, objective.weights, strict=True) if w > 0}
         least, most = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
         lines = [f"class weights from {weights[least]:.2g} ({least}) to {weights[most]:.2g} ({most})"]
+        step = config.batch_size * config.accumulate if isinstance(config.batch_size, int) else None
+        # few steps have an image of the class, and clipping cuts those, not the many that pull the other way
+        if step is not None and config.clip_grad and not config.multi_label and weights[most] > step:
+            lines.append(
+                f"an image of {most} weighs more than a whole step of {step} images, which --clip-grad "
+                f"{config.clip_grad:g} cuts down; --sampler balanced or --clip-grad 0 keeps what it counts"
+            )
     else:
         return []
     # what a rare class gains costs frequent ones, so that top-1 may call the first, untrained epoch the best

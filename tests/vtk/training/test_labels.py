@@ -161,3 +161,20 @@ def test_a_metric_in_which_frequent_classes_count_for_more_is_said(options, metr
     lines = describe(config, make_objective(config, audit), audit)
     said = any("--metric balanced_accuracy counts all alike" in line for line in lines)
     assert said == (bool(options) and metric == "top1" and held_out == (2, 1)) and bool(lines) == bool(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, True), ({"clip_grad": 0.0}, False), ({"batch_size": 38}, False), ({"accumulate": 2}, False),
+        ({"class_weights": "none", "sampler": "balanced"}, False),
+    ],
+)  # fmt: skip
+def test_clipping_that_cuts_the_steps_of_a_rare_class_is_said(options, said):
+    """The weight of 2 images among 152 is 38."""
+    train = [Sample(Path("x.png"), int(i < 2)) for i in range(152)]
+    audit = DataAudit(Path(), "split", ("often", "seldom"), tuple(train), ())
+    config = FinetuneConfig(**{"class_weights": "balanced", **options})
+    lines = describe(config, make_objective(config, audit), audit)
+    wanted = "an image of seldom weighs more than a whole step of 32 images, which --clip-grad 1 cuts down"
+    assert any(line.startswith(wanted) for line in lines) == said
