@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vtk.card import Transform
 from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
@@ -15,6 +17,7 @@ from vtk.errors import DataError
 from vtk.models.base import Base
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import input_spec, patch_side
+from vtk.models.parts import head_names
 from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.callbacks import Callbacks
@@ -187,6 +190,15 @@ class Setup:
         return found
 
     @property
+    def new_classifier(self) -> bool:
+        """Whether the classifier starts from random numbers: from neither the weights nor the pack of --init-from."""
+        config, created, state = self.config, self.created, self.model.state_dict()
+        new = head_names(self.model) & created.initial.keys()
+        if config.weights is not None or config.pretrained:
+            new = frozenset(name for name in new if created.key_map.get(name) is None)
+        return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)
+
+    @property
     def image_size(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         image = self.created.input
@@ -206,7 +218,9 @@ class Setup:
         self.labelled = make_objective(config, self.audit)
         self.objective: Objective = self.labelled
         if self.teacher is not None:
-            self.objective = distill(self.labelled, self.teacher, self.model, config, self.created.input)
+            self.objective = distill(
+                self.labelled, self.teacher, self.model, config, self.created.input, new_classifier=self.new_classifier
+            )
 
     def describe_feed(self) -> list[str]:
         """Return what is done to images and about classes of unequal size, and who teaches, for people."""

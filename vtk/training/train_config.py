@@ -112,6 +112,7 @@ class TrainConfig(
                              "one of them")  # fmt: skip
         self._metric_of(self.multi_label)
         self._check_table(self.data)
+        self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.loss != "ce" and self.multi_label:
@@ -120,6 +121,11 @@ class TrainConfig(
             raise UsageError(
                 f"`--class-weights` balanced weighs the classes of cross-entropy; with --loss {self.loss} give "
                 "--sampler balanced"
+            )
+        if self.loss != "ce" and self.distill_alpha == 1:
+            raise UsageError(
+                f"`--loss` {self.loss} is of the labels, of which --distill-alpha 1 leaves nothing; give an alpha "
+                "below 1, or leave --loss out"
             )
         if self.aug_repeats > 1 and self.sampler == "balanced":
             raise UsageError("`--aug-repeats` and `--sampler` balanced both repeat images; give one of them")

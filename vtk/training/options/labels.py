@@ -37,6 +37,13 @@ class LabelOptions(Config):
                 "of them"
             )
 
+    def _check_weighted_labels(self, distill_alpha: float) -> None:
+        if self.class_weights == "balanced" and distill_alpha == 1:
+            raise UsageError(
+                "`--class-weights` balanced weighs the loss of the labels, of which --distill-alpha 1 leaves nothing; "
+                "give an alpha below 1, or --sampler balanced"
+            )
+
     def _check_table(self, data: Path | None) -> None:
         if data is not None and Path(data).suffix.lower() == ".csv" and not self.multi_label:
             raise UsageError(f"{data} is a table; add --multi-label, or give a folder with one folder per class")
