@@ -126,7 +126,9 @@ def test_a_folder_above_that_cannot_be_written_does_not_matter(folder: Path, mon
 def test_a_file_of_somebody_else_is_never_replaced(tmp_path: Path, name: str, text: str) -> None:
     (file := tmp_path / "out" / name).parent.mkdir(parents=True)
     file.write_text(text)
-    with pytest.raises(DataError, match=rf"holds {name}, a file that `vtk trial` did not write; move it away") as caught:
+    with pytest.raises(
+        DataError, match=rf"holds {name}, a file that `vtk trial` did not write; move it away"
+    ) as caught:
         write(tmp_path / "out", 1)
     assert "\n" not in str(caught.value) and file.read_text() == text and list(found(tmp_path / "out")) == [name]
 

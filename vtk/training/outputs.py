@@ -45,6 +45,7 @@ _CONFIG = begins("# vtk ")
 _PLOT = png(("config.yaml", _CONFIG))
 MARKS = {
     "config.yaml": _CONFIG,
+    "images.csv": begins("part,path,content\n"),
     "metrics.csv": header_with("epoch", "loss", "lr"),
     "metrics.jsonl": json_lines_with("epoch", "loss", "lr"),
     "audit.json": json_with("root", "classes", "train", "val"),
@@ -95,7 +96,7 @@ def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
     require("matplotlib")
     prepare_output(out, overwrite=overwrite, resume=resume)
     find_own(out, MARKS, _WRITER)
-    for folder in _folders(out):
+    for folder in _own_folders(out):
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise DataError(f"{folder} is not the folder that a run writes; move it away, or give another --out")
         if not folder.is_dir() or not any(folder.iterdir()):
@@ -128,7 +129,7 @@ def check_best(out: Path, train: str) -> None:
 
 def clear_run(out: Path) -> None:
     """Remove what an earlier run, of whatever kind, wrote to ``out``, and nothing else."""
-    for folder in _folders(out):
+    for folder in _own_folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
     for name in find_own(out, MARKS, _WRITER):
@@ -145,11 +146,15 @@ def clear_plots(out: Path) -> None:
 def _folders(out: Path) -> list[Path]:
     """Return the folders of a run, and where a writer that was killed may have left them."""
     found = [out / name for name in _INSIDE]
-    for path in tuple(found):
-        hidden, plain = old_places(path)
-        # of 0.1; where the folder itself is there, this is somebody's copy
-        found += [hidden, plain] if not path.exists() and _is_ours(plain) else [hidden]
-    return found
+    return found + [old for path in found for old in old_places(path)]
+
+
+def _own_folders(out: Path) -> list[Path]:
+    """Return those of `_folders` that are the run's: beside a folder, its name with .old is somebody's copy."""
+    return [
+        folder for folder in _folders(out)
+        if folder.suffix != ".old" or (not folder.with_suffix("").exists() and _is_ours(folder))
+    ]  # fmt: skip
 
 
 def _plain(folder: Path) -> str:
