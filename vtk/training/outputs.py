@@ -21,6 +21,7 @@ from vtk.marks import at, begins, find_own, header_with, json_lines_with, json_w
 from vtk.options import option_of
 from vtk.options.config import flag_of
 from vtk.packages import require
+from vtk.tasks.adapters import CARD_KEY
 from vtk.training.recipes import is_file
 from vtk.training.tracking import clear_events
 from vtk.training.train_config import RunConfig
@@ -67,7 +68,7 @@ _TOLD = {  # by what the folders of a run are recognised
     LAST: ("state.json", json_with("schema", "epoch", "rows", "flags")),
     TASK: ("task.json", _CARD),
     TASK_LAST: ("task.json", _CARD),
-    ADAPTER: ("adapter_model.safetensors", safetensors_with("vtk")),
+    ADAPTER: ("adapter_model.safetensors", safetensors_with(CARD_KEY)),
 }
 
 

@@ -93,7 +93,8 @@ def test_other_files_are_kept_and_need_overwrite(
     assert (out / "pets.onnx").is_file()
     (out / "cb.onnx").mkdir()
     before = {p.name for p in out.iterdir()}
-    _fails(3, "holds cb.onnx, a folder that `vtk export tasks` did not write", capsys, packs["pets"], packs["cb"], "--out", out, "--overwrite")
+    argv = packs["pets"], packs["cb"], "--out", out, "--overwrite"
+    _fails(3, "holds cb.onnx, a folder that `vtk export tasks` did not write", capsys, *argv)
     assert {p.name for p in out.iterdir()} == before
 
 
