@@ -92,8 +92,8 @@ def _run(out: Path, seed: int, start: float) -> int:
 
 def _config(data: Path, out: Path, seed: int, **options: Any) -> FinetuneConfig:
     """A run without flips: a mirrored digit is no digit."""
-    return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, hflip=0.0, crop_scale=(0.8, 1.0), workers=0, overwrite=True,
-                          device="cpu", **options)  # fmt: skip
+    return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, hflip=0.0, crop_scale=(0.8, 1.0), workers=0,
+                          device="cpu", overwrite=True, **options)  # fmt: skip
 
 
 def _shared(first: FinetuneResult, second: FinetuneResult) -> Diff:
