@@ -178,6 +178,9 @@ def _acquire(file: Path, shown: str) -> tuple[int, Callable[[], None]]:
 
 def _open(file: Path) -> int:
     try:
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        _make(file.parent)  # who held it before has taken the empty folder away
         return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
         with contextlib.suppress(OSError):  # what another user's killed process left, in a folder that both may write
@@ -252,7 +255,7 @@ def _read(descriptor: int) -> Holder | None:
         found: Any = json.loads(os.read(descriptor, 4096))
         text = {name: " ".join(str(found[name]).split())[:100] for name in ("command", "host", "since")}
         return Holder(**text, pid=int(found["pid"]), started=float(found.get("started", 0.0)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 

@@ -38,6 +38,8 @@ def resolve_output(path: Path, named: str = "") -> Path:
                 raise DataError(f"{shown} is a link to {path}, which is not there; remove the link, or give another"
                                 ) from None  # fmt: skip
             return path
+        except NotADirectoryError:
+            raise DataError(f"{shown}: a part of this path is a file, not a folder; give another path") from None
         except OSError as error:
             raise DataError(f"cannot write {shown}: {error.strerror or error}; choose another folder") from error
         for is_kind, kind in _KINDS:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import get_args
 
+from vtk.nodes import resolve_output
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.files import replace_dir, sweep
@@ -110,7 +111,7 @@ def claim_out(out: Path, marks: Marks, *, overwrite: bool, command: str = "vtk t
         UsageError: says which, and what to do.
         DataError: ``out`` is a device or the like, is being written, or has a file that only its name makes ours.
     """
-    if out.is_file():
+    if resolve_output(out, f"`--out` {out}").is_file():
         raise UsageError(f"`--out` {out} is a file; give a folder")
     with hold_name(out, command):
         sweep(out.absolute().parent, lambda name: name == out.name)
