@@ -15,7 +15,7 @@ from vtk.files import as_data_error, remove_tree, temporary
 from vtk.filesets import publish, recover
 from vtk.formats import write_json
 from vtk.locks import hold_folder
-from vtk.marks import Marks, beside, find_own, json_with, others, png, tail_says
+from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, tail_says
 from vtk.nodes import HIDDEN
 from vtk.runtime.facts import PLAIN, Facts
 
@@ -29,8 +29,8 @@ _MEASURED = json_with("source", "kind", "backends", "input_shape")
 LATENCY = {"latency.json": _MEASURED, "latency.png": png(("latency.json", _MEASURED))}
 """What ``--profile`` leaves beside a model: of that file, so a new one takes them away."""
 
-# the last fields of the graph's file: the entry `vtk` of its metadata, which is a card
-GRAPH = tail_says(b"\x0a\x03vtk\x12", b'"classes"')
+# the last fields of the graph's file: the entry of its metadata that has a card, or those of many tasks
+GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")))
 """How an ONNX file is recognised."""
 
 MARKS = {

@@ -24,8 +24,9 @@ from vtk_export.place import MARKS as EXPORT
 
 MADE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
 OLD_PAGE = (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<meta name="viewport" content="width=device-width, '
-    'initial-scale=1">\n<title>t</title><style>\n:root { color-scheme: light dark; --ink: #1c1c1e; --dim: #5f6368; '
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    "<title>t</title><style>\n:root { color-scheme: light dark; --ink: #1c1c1e; --dim: #5f6368; "
 )
 """How a page of version 0.1 begins."""
 

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import get_args
 
-from vtk.nodes import resolve_output
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.files import replace_dir, sweep
 from vtk.formats import save_tensors
 from vtk.locks import hold_name
 from vtk.marks import Marks, beside, find_own, json_with
+from vtk.nodes import resolve_output
 from vtk.tasks.base import BUNDLED, base_keys, base_start
 from vtk.tasks.load import Task, load_task, needed_names
 from vtk.tasks.pack import CARD, HASHES, TENSORS, PackDtype, read_hashes, store, write_pack

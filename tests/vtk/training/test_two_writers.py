@@ -33,6 +33,7 @@ def run_command(argv: list[str], ready: Path, other: Path, said: Path) -> None:
     sys.exit(code)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs forkserver")
 def test_of_two_commands_started_together_one_is_refused(photos: Path, tmp_path: Path, vtk_home: Path) -> None:
     out = tmp_path / "run"
