@@ -121,6 +121,12 @@ def flush(folder: Path) -> None:
     _fsync(folder)
 
 
+def flush_names(*folders: Path) -> None:
+    """Flush which names folders have to the disk, after files were moved."""
+    for folder in folders:
+        _fsync(folder)
+
+
 def _old_name(name: str) -> str:
     """Return the name of a folder that is being replaced: none that a person would give a copy of their own."""
     return f".{name}.vtk-old"

@@ -10,10 +10,10 @@ import contextlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from vtk.errors import DataError
-from vtk.files import as_data_error, exchange, flush, remove_tree, sweep, temporary
+from vtk.files import as_data_error, exchange, flush, flush_names, remove_tree, sweep, temporary
 from vtk.formats import read_json, write_json
 from vtk.locks import LOCK, hold_folder
 from vtk.marks import Marks, find_own, others
@@ -118,6 +118,8 @@ def recover(folder: Path) -> None:
         new, old = ([str(name) for name in journal[key]] for key in ("new", "old"))
     except (DataError, KeyError, TypeError):
         return  # nobody's journal: leave it
+    if any(PurePath(name).is_absolute() or ".." in PurePath(name).parts for name in (*new, *old)):
+        return  # not of `_move`: a folder from elsewhere must not reach outside of itself
     _finish(waiting, folder, new, old)
 
 
@@ -158,6 +160,7 @@ def _exchange_folder(staged: Path, folder: Path, old: list[str]) -> bool:
             (twin / name).parent.mkdir(parents=True, exist_ok=True)
             os.link(place / name, twin / name)
         exchange(twin, place)
+        flush_names(place.parent, place)
     for name in _files(twin):  # what somebody put there in this moment
         if name != LOCK and name not in (*files, *old):
             with contextlib.suppress(OSError):
@@ -188,6 +191,7 @@ def _finish(waiting: Path, folder: Path, new: list[str], old: list[str]) -> None
     for name in new:
         if (waiting / name).exists():
             _rename(waiting / name, folder / name)
+    flush_names(folder)
     remove_tree(waiting)
     remove_tree(aside)
 

@@ -1,6 +1,7 @@
 """Sets of files: all new or all old after an error or a kill at any operation, and nobody else's file is touched."""
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def others(folder: Path) -> dict[str, str]:
     return {name: text for name, text in found(folder).items() if name != "notes.txt"}
 
 
-@pytest.mark.parametrize("next_version", [2, 3])
+@pytest.mark.parametrize("next_version", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_killed_at_any_operation_the_set_is_never_mixed(folder: Path, next_version: int) -> None:
     alone, deaths, seen = not (folder / "notes.txt").exists(), 0, []
     while killed_at(deaths, lambda: write(folder, next_version), folder.parent):
@@ -154,3 +155,13 @@ def test_folders_and_links_in_the_place_of_files_are_refused(tmp_path: Path) -> 
         else:
             (out / "a.json").unlink()
     assert found(tmp_path / "real") == of(1)
+
+
+@pytest.mark.parametrize("name", ["../victim", "{root}/victim"])
+def test_a_journal_from_elsewhere_reaches_nothing_outside(tmp_path: Path, name: str) -> None:
+    (victim := tmp_path / "victim").write_text("mine")
+    (waiting := tmp_path / "out" / ".vtk-next").mkdir(parents=True)
+    (waiting / ".vtk-journal.json").write_text(json.dumps({"new": [], "old": [name.format(root=tmp_path)]}))
+    with filesets.open_folder(tmp_path / "out", MARKS, "vtk trial", overwrite=True):
+        pass
+    assert victim.read_text() == "mine"

@@ -2,6 +2,7 @@
 over somebody else's file; and without ``--out`` nothing is written into the current folder.
 """
 
+import errno
 import os
 import socket
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vtk._faults import tree
+from tests.vtk._faults import files_below, tree
 from vtk.__main__ import main
 from vtk.locks import hold_folder, hold_name
 
@@ -193,3 +194,25 @@ def test_a_copy_that_somebody_keeps_beside_a_pack_stays(tmp_path: Path, monkeypa
     for more in ((), ("--overwrite",)):
         assert main([*COMMANDS["tasks convert"], "--out", str(tmp_path / "pack"), *more]) == 0
     assert (copy / "task.json").read_text() == "mine" and sorted(os.listdir(tmp_path)) == ["here", "pack", "pack.old"]
+
+
+@pytest.mark.parametrize("name", [
+    "profile", "eval", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                         ("profile sizes", "analyze", "parallelize", "export onnx"))
+])  # fmt: skip
+def test_a_disk_that_fills_leaves_the_earlier_set(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever file is the first that no longer fits: small ones are written, larger ones are not."""
+    out = tmp_path / "out"
+    assert main([*COMMANDS[name], "--out", str(out)]) == 0
+    before = tree(out)
+    sizes = sorted({len(data) for data in before.values()})
+    for size in {10, sizes[len(sizes) // 2] // 2, sizes[-1] // 2}:  # another run's are about as large
+        with files_below(size):
+            assert main([*COMMANDS[name], "--out", str(out), "--overwrite"]) == 3, size
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+        assert "cannot write" in line and os.strerror(errno.EFBIG) in line
+        assert {n: data for n, data in tree(out).items() if not n.startswith(".vtk-waiting")} == before
+    assert main([*COMMANDS[name], "--out", str(out), "--overwrite"]) == 0
+    assert set(tree(out)) == set(before)
