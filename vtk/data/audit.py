@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vtk.card import InputSpec
+from vtk.data.enlarged import NOMINAL
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.layout import EXPECTED, Files, Layout, Part, collect, find_layout, split
 from vtk.data.listing import Found, natural
@@ -31,6 +33,7 @@ def scan(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    spec: InputSpec = NOMINAL,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -50,6 +53,7 @@ def scan(
         show_progress: draw a progress bar.
         look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
+        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
@@ -74,7 +78,7 @@ def scan(
         warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
+        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec
     )
     if on_bad_image == "fail":
         refuse_bad(root, probes)

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from vtk.card import InputSpec
+from vtk.data.enlarged import NOMINAL
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
@@ -45,6 +47,7 @@ def scan_multi(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    spec: InputSpec = NOMINAL,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -60,6 +63,7 @@ def scan_multi(
         cache: remember what was decoded.
         show_progress: draw a progress bar.
         look: how closely files are looked at.
+        spec: of the input.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -76,7 +80,7 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look)
+    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec)
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]

@@ -21,8 +21,8 @@ from vtk.nodes import check_folder, resolve_output
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
-OWN = frozenset({CONFIG, LABELS, "warmup", "client.py", "client.json", "vtk_images.py"})
-"""Names in a model's folder beside its versions."""
+OWN = frozenset({"warmup", "client.py", "client.json", "vtk_images.py"})
+"""Names in a model's folder beside its versions, config and labels."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
     if (other := config.parameters[PART].string_value if PART in config.parameters else "") != part_of:
         kind = f"is a step of the ensemble `{other}`" if other else "is a model of its own"
         raise DataError(f"{path} {kind}, so it stays; give another --name or --out")
-    foreign = sorted(p.name for p in path.iterdir() if p.name not in OWN and not (p.name.isdecimal() and p.is_dir()))
+    own = {CONFIG, LABELS, *OWN}
+    foreign = sorted(p.name for p in path.iterdir() if p.name not in own and not (p.name.isdecimal() and p.is_dir()))
     if foreign:  # the whole folder is replaced
         raise DataError(
             f"{path} holds {foreign[0]}, which would be lost; move it away, or give another --name or --out"

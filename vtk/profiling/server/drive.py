@@ -113,7 +113,7 @@ class Traffic:
         image = info.image()
         spec = _spec(image.shape, config, source)
         count = PAYLOADS * max(config.batch_sizes)
-        self._images, what = gate_images(spec, min(count, 64), data=None, seed=config.seed)
+        self._images, what = gate_images(spec, min(count, 64), chosen=None, seed=config.seed)
         if image.datatype == "UINT8":
             self._images = _to_pixels(self._images, channels_last=image.shape[3] in (1, 3))
         self._image, self._kind = image.name, NUMPY[image.datatype]

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from vtk.card import InputSpec
 from vtk.data.audit import scan
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
 from vtk.data.listing import Found, folders, walk
@@ -17,7 +18,7 @@ _LEAST = 4
 """Images without which there is nothing to learn from: one is held out, and the others should differ."""
 
 
-def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) -> DataAudit:
+def read_images(config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool) -> DataAudit:
     """Scan the images of a run.
 
     Raises:
@@ -28,15 +29,15 @@ def read_images(config: PretrainConfig, *, labelled: bool, show_progress: bool) 
         audit = scan(
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
-            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes,
+            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes, spec=spec,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
         return audit
-    return _scan_all(config, config.data, show_progress)
+    return _scan_all(config, config.data, spec, show_progress)
 
 
-def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataAudit:
+def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool) -> DataAudit:
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
     if root.is_file():
@@ -45,7 +46,9 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
     found = [file for part in parts for file in part]
     if not found:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
-    probes, cached = probe_files(root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels)
+    probes, cached = probe_files(
+        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec
+    )
     if config.on_bad_image == "fail":
         refuse_bad(root, probes)
     good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
