@@ -13,9 +13,10 @@ MultiLabel = Annotated[
     Option("several labels an image; DATA is a table or label folders", "data", often=True),
 ]
 
-_PAGE = Option("page to write; an earlier audit is replaced", "output", often=True)
-_Page = Annotated[Path, _PAGE]
-_MaybePage = Annotated[Path | None, _PAGE]
+_Page = Annotated[
+    Path | None, Option("page to write, such as audit.html; an earlier audit is replaced (default: none)", "output",
+                        often=True)
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class AuditConfig(ImageOptions):
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    out: _MaybePage = None
+    out: _Page = None
     multi_label: MultiLabel = False
     val_split: ValSplit = 0.2
     seed: Seed = 0
@@ -66,4 +67,3 @@ class AuditCommand(AuditConfig):
     """``vtk data audit``: what to look at, and how."""
 
     data: Folder
-    out: _Page = Path("audit.html")

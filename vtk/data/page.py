@@ -13,6 +13,7 @@ from vtk.data.odd import Odd, OddImage
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
 from vtk.files import write_text
+from vtk.nodes import check_file
 
 _MARK = '<meta name="generator" content="vtk data audit">'
 _SIDE = 144  # px of a thumbnail's longer side; shown at half of it, so sharp on a dense screen
@@ -63,8 +64,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
     Raises:
         DataError: it is a folder, or another file and ``overwrite`` is not given.
     """
-    if path.is_dir():
-        raise DataError(f"`--out` {path} is a folder; give a file, such as {path / 'audit.html'}")
+    check_file(path, example="audit.html")
     if path.exists() and not overwrite:
         with path.open("rb") as file:
             if _MARK.encode() not in file.read(4096):

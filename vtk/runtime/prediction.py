@@ -1,6 +1,7 @@
 """Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
 
 import csv
+import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,14 @@ from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_threshold, predictions
 from vtk.files import replace_file
+from vtk.nodes import check_file
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 
 _SHOWN = 20
+_HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
+"""How a table of predictions begins."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +141,10 @@ def _check_out(config: PredictConfig) -> None:
     """Refuse to replace something that an earlier prediction did not write."""
     if config.out is None:
         return
-    if config.out.is_dir():
-        raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
+    check_file(config.out, example="predictions.csv")
     if config.out.is_file() and not config.overwrite:
         with config.out.open("rb") as file:
-            if file.read(12) not in (b"path,label1,", b"path,labels,"):
+            if not _HEADER.match(file.read(1 << 16)):
                 raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
 
 
@@ -161,11 +164,12 @@ def _write(result: PredictResult, out: Path, k: int) -> None:
 
 
 def _print(result: PredictResult) -> None:
+    shown = result.predictions if result.out is None else result.predictions[:_SHOWN]
     if result.multi_label:
         columns, left = ["image", "labels"], (0, 1)
         rows = [
             [p.path, ", ".join(f"{label} {score:.3f}" for label, score in zip(p.labels, p.scores, strict=True)) or "–"]
-            for p in result.predictions[:_SHOWN]
+            for p in shown
         ]
     else:
         k = len(result.predictions[0].labels)
@@ -173,11 +177,11 @@ def _print(result: PredictResult) -> None:
         left = (0, *range(1, 2 * k, 2))
         rows = [
             [p.path, *(cell for pair in zip(p.labels, p.scores, strict=True) for cell in (pair[0], f"{pair[1]:.3f}"))]
-            for p in result.predictions[:_SHOWN]
+            for p in shown
         ]
     console.table("Predictions", columns, rows, left=left)
-    if len(result.predictions) > _SHOWN:
-        console.say(f"… and {len(result.predictions) - _SHOWN} more{f' in {result.out}' if result.out else ''}")
+    if len(shown) < len(result.predictions):
+        console.say(f"… and {len(result.predictions) - len(shown)} more in {result.out}")
     skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
     written = f"; written: {result.out}" if result.out else ""
     console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")

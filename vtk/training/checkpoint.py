@@ -21,6 +21,7 @@ from vtk.data.record import name_below
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, replace_dir
+from vtk.filesets import is_empty
 from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
@@ -121,7 +122,7 @@ def load_state(path: Path) -> Saved:
     """
     folder = existing_dir(path)
     if not (folder / INFO).is_file():
-        begun = path.parent.is_dir() and any(path.parent.iterdir())
+        begun = path.parent.is_dir() and not is_empty(path.parent)
         how = "give --overwrite in place of --resume" if begun else "leave out --resume"
         raise DataError(f"`--resume`: {path} holds no state of a run, so no epoch was finished; {how} to start one")
     try:

@@ -68,12 +68,13 @@ class JointRun:
 
     def go(self) -> JointResult:
         """Train all tasks."""
-        try:
-            return self._go()
-        finally:
-            for run in self.runs.values():
-                Callbacks(own=run.callbacks.own).end()
-            self.callbacks.end()
+        with outputs.hold_run([self.out], outputs.command_line(self.config), main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                for run in self.runs.values():
+                    Callbacks(own=run.callbacks.own).end()
+                self.callbacks.end()
 
     def _go(self) -> JointResult:
         out, ranks = self.out, self.ranks
@@ -83,12 +84,17 @@ class JointRun:
             for folder in (out / spec.name for spec in self.specs):
                 if folder.exists():  # what is refused now leaves no folders behind
                     outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
-        with outputs.no_empty_folder(out):
-            self.build(saved)
-            self.settle(saved)
-            workers = default_workers(self.config.workers, ranks.world * len(self.runs))
-            for run in self.runs.values():
-                run.feed(workers)
+        folders = [out / spec.name for spec in self.specs]
+        with outputs.hold_run(folders, outputs.command_line(self.config), main=ranks.main):  # each is a run's, too
+            return self._train(saved)
+
+    def _train(self, saved: checkpoint.Saved | None) -> JointResult:
+        out, ranks = self.out, self.ranks
+        self.build(saved)
+        self.settle(saved)
+        workers = default_workers(self.config.workers, ranks.world * len(self.runs))
+        for run in self.runs.values():
+            run.feed(workers)
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, change=self._change)

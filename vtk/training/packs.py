@@ -167,8 +167,7 @@ class Packs(Setup):
 
     def draw(self) -> None:
         """Write the plots and the table of classes."""
-        outputs.write_best(self.out, self.best_metrics())
-        outputs.write_curves(self.out, self.rows)
+        outputs.write_plots(self.out, self.rows, self.best_metrics())
 
     def measure_stored(self, path: Path) -> dict[str, Any]:
         """Evaluate a pack from its file, so that its card tells what others will measure."""

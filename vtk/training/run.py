@@ -25,10 +25,11 @@ class Run(Packs):
 
     def go(self) -> FinetuneResult:
         """Run the task alone."""
-        try:
-            return self._go()
-        finally:
-            self.callbacks.end()
+        with outputs.hold_run([self.out], self.command, main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                self.callbacks.end()
 
     def _go(self) -> FinetuneResult:
         out, ranks = self.out, self.ranks
@@ -36,10 +37,9 @@ class Run(Packs):
         self.before = saved.identity["flags"] if saved is not None else {}
         if ranks.main:
             outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
-        with outputs.no_empty_folder(out):
-            self.build()
-            self.settle(saved)
-            self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
+        self.build()
+        self.settle(saved)
+        self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(
@@ -88,6 +88,8 @@ class Run(Packs):
         self.store_base()
         if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
             outputs.clear_run(out)
+        if self.config.resume:
+            outputs.clear_plots(out)
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests._plots import not_drawn
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.audit import scan
@@ -58,7 +59,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _cheap_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("confusion_png", "curves_png"):
-        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
 
 def vtk(capsys: pytest.CaptureFixture, *argv: object, code: int = 0) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError
-from vtk.files import prepare_output
+from vtk.filesets import open_folder
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.compare import compare, remarks, torch_reference
@@ -46,9 +46,18 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
         DataError: the reference cannot be read, or ``out`` is not empty.
     """
     expect(config, ServerConfig, "profile_server")
-    if config.out is not None:
-        require("matplotlib")
-        prepare_output(config.out, overwrite=config.overwrite)
+    if config.out is None:
+        return _drive(config, command, show_progress)
+    from vtk.profiling.server.report import MARKS, write_report
+
+    require("matplotlib")
+    with open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite):
+        result = _drive(config, command, show_progress)
+        write_report(result, config.out)
+    return result
+
+
+def _drive(config: ServerConfig, command: str, show_progress: bool) -> ServerResult:
     source = None if config.reference is None else open_source(config.reference, base=config.base)
     client = connect(config.server, config.protocol, config.timeout)
     try:
@@ -70,10 +79,6 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
         budget_ms=config.budget_ms, stopped=stopped, command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
-    if config.out is not None:
-        from vtk.profiling.server.report import write_report
-
-        write_report(result, config.out)
     return result
 
 

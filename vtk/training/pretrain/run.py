@@ -1,5 +1,6 @@
 """``pretrain``: from a folder of images to the backbone of a model, and all that a stopped run needs to go on."""
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -93,10 +94,12 @@ class PretrainRun:
 
     def go(self) -> PretrainResult:
         """Do it."""
-        try:
-            return self._go()
-        finally:
-            self.callbacks.end()
+        command = run_outputs.command_line(cast(Any, self.config))
+        with run_outputs.hold_run([self.out], command, main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                self.callbacks.end()
 
     def _go(self) -> PretrainResult:
         out, config, ranks = self.out, self.config, self.ranks
@@ -105,9 +108,8 @@ class PretrainRun:
             refuse_inside(out, config.data)
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-        with run_outputs.no_empty_folder(out):
-            self._build(saved.identity["flags"] if saved is not None else {})
-            self._model()
+        self._build(saved.identity["flags"] if saved is not None else {})
+        self._model()
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(
@@ -216,6 +218,8 @@ class PretrainRun:
         run_outputs.sweep(out)
         if config.overwrite:
             run_outputs.clear_run(out)
+        if config.resume:
+            run_outputs.clear_plots(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)
@@ -300,14 +304,15 @@ class PretrainRun:
 
     def _finish(self) -> None:
         """Draw, and say where the backbone is."""
-        run_outputs.write_curves(self.out, self.rows)
         val = self.audit.val
         shown = [val[i * len(val) // min(SHOWN, len(val))] for i in range(min(SHOWN, len(val)))]
         loader = make_loader(shown, eval_transform(self.spec), batch_size=SHOWN, shuffle=False, seed=0, workers=0,
                              max_pixels=self.config.max_pixels)  # fmt: skip
         images = next(iter(loader))[0].to(self.ranks.device)
         self.model.eval()
-        self.method.draw(self.model, images, self.setting)
+        with run_outputs.replace_plots(self.out) as staged:
+            run_outputs.draw_curves(staged, self.rows)
+            self.method.draw(self.model, images, dataclasses.replace(self.setting, out=staged))
         self.precision.before_eval(self.model)
         path = self.out / run_outputs.BACKBONE
         console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
