@@ -1,6 +1,10 @@
 """Batches of images that depend on the seed, the epoch and nothing else: not on the number of worker processes."""
 
+import itertools
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -84,19 +88,26 @@ class ImageReadError(DataError):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only."""
+    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only.
+
+    A subclass gives another `order`.
+    """
 
     def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
-        self.length, self.shuffle, self.seed, self.epoch = length, shuffle, seed, 0
+        self.length, self.shuffle, self.seed, self.epoch, self.first = length, shuffle, seed, 0, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) of the next pass."""
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Choose the epoch (from 0) of the next pass, and the image of it (from 0) that the pass begins with."""
+        self.epoch, self.first = epoch, first
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        return itertools.islice(self.order(), self.first, None)
+
+    def order(self) -> Iterator[tuple[int, int]]:
+        """Yield the whole epoch."""
         epoch = self.epoch
         if not self.shuffle:
             return ((epoch, i) for i in range(self.length))
@@ -147,8 +158,14 @@ def make_loader(
     )
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
+def set_epoch(loader: Any, epoch: int, first: int = 0) -> None:
     """Choose the epoch (from 0) of the loader's next pass; loaders wrapped by Accelerate are seen through.
+
+    Args:
+        loader: from `make_loader`.
+        epoch: from 0.
+        first: image of the epoch's order (from 0, of all processes together) that the pass begins with; those before it
+            are not read.
 
     Raises:
         UsageError: the loader was not made by `make_loader`.
@@ -159,7 +176,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     while batches is not None:
         sampler = getattr(batches, "sampler", None)
         if isinstance(sampler, EpochSampler):
-            sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch, first)
             return
         batches = getattr(batches, "batch_sampler", None)
     raise UsageError("this loader has no epochs to set; make it with vtk.data.make_loader")
@@ -196,7 +213,23 @@ def _seed_all(seed: int) -> None:
 
 
 def _quiet_worker(worker: int) -> None:
-    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker."""
+    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker.
+
+    A signal that is sent to a whole group of processes (Ctrl-C, a scheduler's SIGTERM) is the main process's to answer:
+    it may need some batches more until it has saved, and then ends its workers. One whose main process is gone ends by
+    itself, which torch sees to.
+    """
     import warnings
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_for, args=(os.getppid(),), daemon=True).start()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+
+
+def _end_for(parent: int) -> None:
+    """End this worker when its main process sends SIGTERM; one from elsewhere is left to the main process."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

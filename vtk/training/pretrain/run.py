@@ -27,8 +27,10 @@ from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.compiled import check_compile
 from vtk.training.engine import DivergedError, fit
 from vtk.training.finetune import run_callbacks
+from vtk.training.limit import limited
 from vtk.training.optim import describe_rates
 from vtk.training.optimizers import check_optimizer
+from vtk.training.options.running import parse_interval
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
 from vtk.training.pretrain import outputs
@@ -40,9 +42,11 @@ from vtk.training.pretrain.pictures import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.progress import EpochLines
-from vtk.training.result import EpochEnd
+from vtk.training.result import EpochEnd, FitState
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
+from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream, Stream
 from vtk.training.tracking import MetricsFiles
 
@@ -86,6 +90,7 @@ class PretrainRun:
         self.method = make_method(config.method)
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
+        self.signals = StopSignals(ranks.world > 1)
 
     def go(self) -> PretrainResult:
         """Do it."""
@@ -107,23 +112,37 @@ class PretrainRun:
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, cast(Any, PretrainConfig))
-            checkpoint.restore(self.model, saved.tensors, self.trained)
+            if not saved.complete:
+                checkpoint.restore(self.model, saved.tensors, self.trained)
             self.rows = list(saved.fit.rows)
+            if saved.complete:
+                if ranks.main:
+                    console.say(f"{out} is complete: nothing is left to do; backbone {out / run_outputs.BACKBONE}")
+                return self._result(math.nan)
         if ranks.main:
             self._start()
         ranks.wait()
         self._objective()
-        result = fit(
-            self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
-            start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
-        )  # fmt: skip
+        saves = Saves(self._midway, parse_interval(config.save_every), self.signals)
+        with self.signals.heard():
+            result = fit(
+                self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
+                start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
+                max_steps=config.max_steps, saves=saves,
+            )  # fmt: skip
+            refuse_stopped(result, out / run_outputs.LAST, ranks)
         if ranks.main:
             self._finish()
+            if len(self.rows) == self.planned:
+                checkpoint.save_complete(out / run_outputs.LAST, result.rows, {"tasks": {}}, self.identity)
         ranks.wait()
-        file = out / run_outputs.TOKENIZER
+        return self._result(result.images_per_second)
+
+    def _result(self, images_per_second: float) -> PretrainResult:
+        file = self.out / run_outputs.TOKENIZER
         return PretrainResult(
-            out, out / run_outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
-            self.precision.name, file if file.is_file() else None,
+            self.out, self.out / run_outputs.BACKBONE, self.config.method, self.rows, self.method.numbers(),
+            images_per_second, self.precision.name, file if file.is_file() else None, self.config.trial,
         )  # fmt: skip
 
     def _load(self) -> checkpoint.Saved | None:
@@ -153,7 +172,8 @@ class PretrainRun:
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                self.audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
+                audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
+                self.audit = limited(audit, config.limit, config.seed)
             ranks.wait()
         self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
@@ -162,6 +182,8 @@ class PretrainRun:
         )  # fmt: skip
         self.workers = default_workers(config.workers, ranks.world)
         self.stream = self._stream()  # a batch size that cannot be is refused before anything is written
+        steps = len(plan_steps([self.stream.sizes], config.accumulate))
+        self.planned = planned_epochs(config.epochs, steps, config.max_steps)
 
     def _stream(self) -> Stream:
         config, samples = self.config, self.audit.train
@@ -200,7 +222,7 @@ class PretrainRun:
             run_outputs.clear_run(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
-        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", config.epochs))
+        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", self.planned))
 
     def _objective(self) -> None:
         """Make what is minimised, also of held-out images; BEiT writes its tokenizer here."""
@@ -212,7 +234,9 @@ class PretrainRun:
             batch_size=config.eval_batch_size, shuffle=labelled, seed=config.seed, workers=self.workers,
             max_pixels=config.max_pixels,
         )  # fmt: skip
-        self.held_out = HeldOut(loader, self.objective, self.ranks, seed=None if labelled else config.seed)
+        self.held_out = HeldOut(
+            loader, self.objective, self.ranks, seed=None if labelled else config.seed, check=self.signals.check
+        )
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
@@ -235,6 +259,7 @@ class PretrainRun:
                     f"the held-out loss is {numbers['val_loss']} after epoch {end.epoch}; use a lower --lr or a longer "
                     "--warmup"
                 )
+            numbers |= {key: float(value) for key, value in self.config.trial.items()}
             self.rows.append({**end.row, **numbers})
             if self.ranks.main:
                 state = self.precision.master_state_dict(self.model)
@@ -247,14 +272,24 @@ class PretrainRun:
                 f"{end.row['images_per_second']:,.0f} images/s"
             )
             self.callbacks.epoch(self.rows[-1], summary, best=False)
-            live = self.model.state_dict()
-            tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
-            # `tasks` tells the reader that there is no best epoch to look for
-            saved = checkpoint.Saved(tensors, end.state(numbers), {"tasks": {}}, self.identity)
-            checkpoint.save_state(self.out / run_outputs.LAST, saved)
+            self._save(end.state(numbers))
             self.callbacks.save("state", self.out / run_outputs.LAST, end.epoch)
             self.callbacks.flush()
         return numbers
+
+    def _midway(self, state: FitState) -> None:
+        """Write what a resume needs, within an epoch; the backbone stays that of the last whole one."""
+        if self.ranks.main:
+            self._save(state)
+            self.callbacks.save("state", self.out / run_outputs.LAST, state.epoch + 1)
+            self.callbacks.flush()
+
+    def _save(self, state: FitState) -> None:
+        live = self.model.state_dict()
+        tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
+        # `tasks` tells the reader that there is no best epoch to look for
+        saved = checkpoint.Saved(tensors, state, {"tasks": {}}, self.identity)
+        checkpoint.save_state(self.out / run_outputs.LAST, saved)
 
     def _card(self) -> Card:
         config, row = self.config, self.rows[-1]
@@ -269,7 +304,10 @@ class PretrainRun:
                 **metrics, "count": len(self.audit.val), "epoch": int(row["epoch"]), "method": config.method,
                 **self.method.numbers(), **({"started_from": self.created.base.ref.source} if started else {}),
             },
-            data={"val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name},
+            data={
+                "val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name,
+                **config.trial,
+            },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
             versions=run_outputs.versions(),
             command=run_outputs.command_line(cast(Any, config)),
@@ -288,8 +326,8 @@ class PretrainRun:
         self.precision.before_eval(self.model)
         path = self.out / run_outputs.BACKBONE
         console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
-        if len(self.rows) < self.config.epochs:
-            console.say(f"stopped after {len(self.rows)} of {self.config.epochs} epochs; go on with --resume")
+        if len(self.rows) < self.planned:
+            console.say(f"stopped after {len(self.rows)} of {self.planned} epochs; go on with --resume")
         else:
             console.say(f"fine-tune from it: {self._next(path)}")
 
