@@ -98,6 +98,7 @@ class JointRun:
             self._restore(saved)
             if saved.complete:
                 if ranks.main:
+                    outputs.sweep(out)
                     console.say(f"{out} is complete: nothing is left to do")
                     for run in self.runs.values():
                         run.describe_best()
@@ -216,18 +217,15 @@ class JointRun:
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         objectives = [run.labelled for run in self.runs.values()]
-        signals = StopSignals(self.ranks.world > 1)
-        for run in self.runs.values():
-            run.signals = signals
-        saves = Saves(self._midway, parse_interval(self.config.save_every), signals)
         try:
-            with signals.heard():
+            with StopSignals().heard(self.ranks) as signals:
                 result = fit(
                     self.model, JointObjective(objectives), self.streams, self.config,
                     JointPrecision(list(self.runs.values())), step_rule=self.rule, ranks=self.ranks,
                     start=saved.fit if saved else None, on_epoch=self._epoch,
                     learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
-                    callbacks=self.callbacks, max_steps=self.config.max_steps, saves=saves,
+                    callbacks=self.callbacks, max_steps=self.config.max_steps,
+                    saves=Saves(self._midway, parse_interval(self.config.save_every), signals),
                 )  # fmt: skip
                 refuse_stopped(result, self.out / outputs.LAST, self.ranks)
             return result

@@ -104,8 +104,7 @@ class Packs(Setup):
             return self._score(self.model, self.ranks, show_progress)
 
     def _score(self, model: nn.Module, ranks: Ranks, show_progress: bool) -> Scores:
-        kind: dict[str, Any] = {"score": evaluate_labels} if self.config.multi_label else {}
-        kind["check"] = self.signals.check
+        kind = {"score": evaluate_labels} if self.config.multi_label else {}
         return evaluate_ranks(model, self.val_loader, self.audit.classes, ranks, show_progress=show_progress, **kind)
 
     def _as_packed(self) -> contextlib.AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from vtk.training.options.running import parse_interval
 from vtk.training.packs import Packs
 from vtk.training.progress import EpochLines
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult, FitState
-from vtk.training.saves import Saves, refuse_stopped
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.tracking import open_trackers
 
@@ -43,11 +43,13 @@ class Run(Packs):
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, type(self.config))
-            checkpoint.restore(self.model, saved.tensors, self.trained)
+            if not saved.complete:
+                checkpoint.restore(self.model, saved.tensors, self.trained)
             self.best, self.rows = saved.best, list(saved.fit.rows)
             self.check_kept(complete=saved.complete)
             if saved.complete:
                 if ranks.main:
+                    outputs.sweep(out)
                     console.say(f"{out} is complete: nothing is left to do")
                     self.describe_best()
                 return self.result(math.nan)
@@ -100,14 +102,14 @@ class Run(Packs):
         self.callbacks = self.callbacks.beside(*trackers, EpochLines(self.title, self.planned))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
-        saves = Saves(self._midway, parse_interval(self.config.save_every), self.signals)
         try:
-            with self.signals.heard():
+            with StopSignals().heard(self.ranks) as signals:
                 result = fit(
                     self.model, self.objective, [self.stream], self.config.scaled(), self.precision,
                     step_rule=self.step_rule(), ranks=self.ranks, start=saved.fit if saved else None,
                     on_epoch=self._epoch, enough=self.enough, callbacks=self.callbacks,
-                    max_steps=self.config.max_steps, saves=saves,
+                    max_steps=self.config.max_steps,
+                    saves=Saves(self._midway, parse_interval(self.config.save_every), signals),
                 )  # fmt: skip
                 refuse_stopped(result, self.out / outputs.LAST, self.ranks)
             return result

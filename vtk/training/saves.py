@@ -15,7 +15,7 @@ import torch
 
 from vtk.errors import StoppedError
 from vtk.training.options.running import Interval
-from vtk.training.parallel import Ranks
+from vtk.training.parallel import Ranks, nothing
 from vtk.training.result import FitResult, FitState
 
 SIGNALS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
@@ -34,18 +34,22 @@ class StopSignals:
     """Which signal has asked a run to end. The second one ends the process at once.
 
     Attributes:
-        several: whether the run has several processes.
         number: of the signal; 0 before one came.
+        several: whether the run has several processes.
     """
 
-    several: bool = False
     number: int = 0
+    several: bool = False
     _first: float = 0.0
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator["StopSignals"]:
-        """Listen inside of the context; only the main thread of a process can, elsewhere nothing is changed."""
-        before = {}
+    def heard(self, ranks: Ranks) -> Iterator["StopSignals"]:
+        """Listen inside of the context; only the main thread of a process can, elsewhere nothing is changed.
+
+        Evaluations by ``ranks`` end when a signal comes, if there is one process.
+        """
+        before, self.several = {}, ranks.world > 1
+        ranks.check = self.check
         if threading.current_thread() is threading.main_thread():
             before = {number: usual for number, usual in SIGNALS.items() if signal.getsignal(number) == usual}
         for number in before:
@@ -53,6 +57,7 @@ class StopSignals:
         try:
             yield self
         finally:
+            ranks.check = nothing
             # of several processes the first that ends has torchrun stop the others, which are ending as well
             leaving = self.several and self.number
             for number, usual in before.items():

@@ -20,18 +20,17 @@ def default_workers(workers: int | None, processes: int = 1) -> int:
 
 def evaluate_ranks(
     model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool,
-    score: Callable[..., Any] = evaluate, check: Callable[[], None] = lambda: None,
+    score: Callable[..., Any] = evaluate,
 ) -> Any:  # fmt: skip
     """Evaluate ``model`` with all processes; the metrics do not depend on how many there are.
 
     Each process runs whole batches, every W-th one, so that a batch holds the same images as in a single process; the
-    logits are then gathered and scored in order, by `vtk.evaluation.evaluate` or what ``score`` is. ``check`` is called
-    before each batch; what it raises ends the evaluation.
+    logits are then gathered and scored in order, by `vtk.evaluation.evaluate` or what ``score`` is.
     """
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
     def predict(images: Tensor) -> Tensor:
-        check()
+        ranks.check()
         images = images.to(ranks.device, non_blocking=True)
         logits: Tensor = model(images.to(dtype) if dtype in (torch.bfloat16, torch.float16) else images)
         return logits

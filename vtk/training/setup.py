@@ -27,7 +27,6 @@ from vtk.training.optimizers import check_optimizer
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES, make_precision
 from vtk.training.rules import StepRule
-from vtk.training.saves import StopSignals
 from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
 from vtk.training.start import start_from
@@ -59,7 +58,6 @@ class Setup:
         best: the best epoch so far.
         rows: numbers of every epoch.
         callbacks: told of steps, epochs and files, in the main process.
-        signals: which of them asked the run to end.
         planned: epochs of the run, after `feed`.
     """
 
@@ -72,7 +70,6 @@ class Setup:
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
         self.stopped = False  # whether one of them ended the run
-        self.signals = StopSignals(ranks.world > 1)
         self.planned = config.epochs
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None

@@ -1,6 +1,5 @@
 """The loss on held-out images, with the masks they have in every epoch and with any number of processes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,14 +21,10 @@ class HeldOut:
         objective: what is minimised.
         ranks: this process and the others; each takes every W-th batch.
         seed: of the run, where labels are numbers of images; None where they are classes.
-        check: called before each batch; what it raises ends the evaluation.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], objective: Objective, ranks: Ranks, *, seed: int | None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        self.loader, self.objective, self.ranks, self.seed, self.check = loader, objective, ranks, seed, check
+    def __init__(self, loader: DataLoader[Any], objective: Objective, ranks: Ranks, *, seed: int | None) -> None:
+        self.loader, self.objective, self.ranks, self.seed = loader, objective, ranks, seed
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> dict[str, float]:
@@ -37,7 +32,7 @@ class HeldOut:
         ranks = self.ranks
         mine: list[tuple[int, dict[str, float]]] = []
         for i, (images, labels) in enumerate(share(self.loader, ranks, whole=True)):
-            self.check()
+            ranks.check()
             number = i * ranks.world + ranks.rank
             # what an objective draws for a batch does not depend on who draws it
             self.objective.start_epoch(mix(self.seed or 0, HELD_OUT, number))

@@ -90,7 +90,6 @@ class PretrainRun:
         self.method = make_method(config.method)
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
-        self.signals = StopSignals(ranks.world > 1)
 
     def go(self) -> PretrainResult:
         """Do it."""
@@ -112,37 +111,26 @@ class PretrainRun:
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, cast(Any, PretrainConfig))
-            if not saved.complete:
-                checkpoint.restore(self.model, saved.tensors, self.trained)
+            checkpoint.restore(self.model, saved.tensors, self.trained)
             self.rows = list(saved.fit.rows)
-            if saved.complete:
-                if ranks.main:
-                    console.say(f"{out} is complete: nothing is left to do; backbone {out / run_outputs.BACKBONE}")
-                return self._result(math.nan)
         if ranks.main:
             self._start()
         ranks.wait()
         self._objective()
-        saves = Saves(self._midway, parse_interval(config.save_every), self.signals)
-        with self.signals.heard():
+        with StopSignals().heard(ranks) as signals:
             result = fit(
                 self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
                 start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
-                max_steps=config.max_steps, saves=saves,
+                max_steps=config.max_steps, saves=Saves(self._midway, parse_interval(config.save_every), signals),
             )  # fmt: skip
             refuse_stopped(result, out / run_outputs.LAST, ranks)
         if ranks.main:
             self._finish()
-            if len(self.rows) == self.planned:
-                checkpoint.save_complete(out / run_outputs.LAST, result.rows, {"tasks": {}}, self.identity)
         ranks.wait()
-        return self._result(result.images_per_second)
-
-    def _result(self, images_per_second: float) -> PretrainResult:
-        file = self.out / run_outputs.TOKENIZER
+        file = out / run_outputs.TOKENIZER
         return PretrainResult(
-            self.out, self.out / run_outputs.BACKBONE, self.config.method, self.rows, self.method.numbers(),
-            images_per_second, self.precision.name, file if file.is_file() else None, self.config.trial,
+            out, out / run_outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
+            self.precision.name, file if file.is_file() else None, config.trial,
         )  # fmt: skip
 
     def _load(self) -> checkpoint.Saved | None:
@@ -234,9 +222,7 @@ class PretrainRun:
             batch_size=config.eval_batch_size, shuffle=labelled, seed=config.seed, workers=self.workers,
             max_pixels=config.max_pixels,
         )  # fmt: skip
-        self.held_out = HeldOut(
-            loader, self.objective, self.ranks, seed=None if labelled else config.seed, check=self.signals.check
-        )
+        self.held_out = HeldOut(loader, self.objective, self.ranks, seed=None if labelled else config.seed)
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
