@@ -21,7 +21,7 @@ from vtk.analysis.sources import (
     make_context,
     model_digest,
     open_models,
-    shared_division,
+    trained_cards,
 )
 from vtk.analysis.tables import print_analyses
 from vtk.files import prepare_output, write_text
@@ -107,7 +107,7 @@ def analyze(
 
 def _one(source: "Openable", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening) -> Analysis:
     (opened,) = open_models([source], opening)
-    images = choose_images(opened, config, shared_division([opened]))
+    images = choose_images(opened, config, trained_cards([opened]))
     return _analyse(opened, images, config, command, ranks, config.out, opened.name)
 
 
@@ -116,7 +116,7 @@ def _pair(
 ) -> list[Analysis]:
     fresh = [i for i, model in enumerate(models) if not _is_analysis(model)]
     sources = dict(zip(fresh, open_models([models[i] for i in fresh], opening), strict=True))
-    division = shared_division(list(sources.values()))
+    trained = trained_cards(list(sources.values()))
     names = [sources[i].name if i in sources else Path(str(model)).name for i, model in enumerate(models)]
     labels = [names[0], names[1] if names[1] != names[0] else f"{names[1]} (2)"]
     found: list[Analysis] = []
@@ -124,7 +124,7 @@ def _pair(
         if i not in sources:
             found.append(read_analysis(Path(str(models[i]))))
             continue
-        images = choose_images(sources[i], config, division)
+        images = choose_images(sources[i], config, trained)
         plain = re.sub(r"[^\w.-]", "_", label)
         folder = config.out / f"{i + 1}-{plain}"
         folder.mkdir(exist_ok=True)

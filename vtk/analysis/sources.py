@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,16 @@ from vtk import console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Batches, Context
 from vtk.analysis.share import Share
+from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader, mix
 from vtk.data.pool import usable_cpus
+from vtk.data.record import read_record, sort_images
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
-from vtk.runtime.images import find_images, recorded_division
+from vtk.runtime.images import find_images
+from vtk.runtime.parts import recorded_division
 from vtk.runtime.source import MODELS, Opening, Source, open_source
 from vtk.training.parallel import Ranks
 
@@ -82,15 +85,22 @@ class Images:
         return told.hexdigest()
 
 
-def choose_images(source: Source, config: AnalyzeConfig, division: Mapping[str, Any]) -> Images:
+def choose_images(source: Source, config: AnalyzeConfig, trained: Sequence[Card] = ()) -> Images:
     """Draw the images of a model, by the seed.
+
+    Args:
+        source: the model.
+        config: the folder, which part of it, and how many.
+        trained: cards of the models that get these images (`trained_cards`). The first says which were held out; what
+            another trained on is left out.
 
     Raises:
         DataError: there are none, or the folder's classes are not the model's.
     """
     if config.data is None:
         raise UsageError("no images; give a folder with --data")
-    audit, samples, _ = find_images(source, config.data, config.split, division or None)
+    audit, part = find_images(source, config.data, config.split, trained[0] if trained else None)
+    samples = part.samples if config.split != "val" else _unseen(trained[1:], audit, part.samples)
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(config.seed)).tolist()
     chosen = tuple(samples[i] for i in order[: config.max_images])
     return Images(chosen, _classes(source, audit), audit)
@@ -113,12 +123,27 @@ def _classes(source: Source, audit: DataAudit) -> tuple[str, ...] | None:
     return tuple(audit.classes)
 
 
-def shared_division(sources: Sequence[Source]) -> dict[str, Any]:
-    """Return how a folder without splits is divided for all models: as the first did that was trained on one."""
-    found = [division for source in sources if (division := recorded_division(source))]
-    if any(division != found[0] for division in found):
+def trained_cards(sources: Sequence[Source]) -> tuple[Card, ...]:
+    """Return the cards that say which images of a folder their runs trained on."""
+    cards = tuple(source.card for source in sources if source.card.data.get("images") or recorded_division(source.card))
+    divisions = [division for card in cards if (division := recorded_division(card))]
+    if any(division != divisions[0] for division in divisions):
         console.warn("the models were trained with other held-out images; those of the first are taken for both")
-    return found[0] if found else {}
+    return cards
+
+
+def _unseen(cards: Sequence[Card], audit: DataAudit, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """Leave out what one of these models trained on."""
+    for card in cards:
+        record = read_record(card.data)
+        trained = sort_images(record, audit, samples).trained if record is not None else ()
+        seen = {sample.path for sample in trained}
+        if len(seen) == len(samples):
+            console.warn("the other model was trained on all of these images")
+        elif seen:
+            console.say(f"left out: {len(seen)} images that the other model trained on")
+            samples = tuple(sample for sample in samples if sample.path not in seen)
+    return samples
 
 
 def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: Ranks) -> Context:

@@ -1,7 +1,6 @@
 """The look at the data before training: every file decoded once, classes and split decided, everything odd named."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from vtk.data.listing import Found, natural
 from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -31,6 +30,7 @@ def scan(
     workers: int | None = None,
     cache: bool = True,
     show_progress: bool = True,
+    look: Look = "decode",
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -48,6 +48,8 @@ def scan(
         workers: processes that decode; None for one per CPU, 0 for this process.
         cache: remember what was decoded (`vtk.data.cache`); a file is decoded again when its size or time changes.
         show_progress: draw a progress bar.
+        look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
+            are found only where they are used, and neither sizes nor modes are known.
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
@@ -72,7 +74,7 @@ def scan(
         warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels
+        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look
     )
     if on_bad_image == "fail":
         refuse_bad(root, probes)
@@ -98,7 +100,7 @@ def scan(
         val=tuple(val_samples),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(good),
-        modes=dict(Counter(probe.mode for probe in good).most_common()),
+        modes=modes_of(good),
         exif_rotated=sum(probe.orientation != 1 for probe in good),
         notes=tuple(notes),
         warnings=tuple(warnings),
@@ -110,6 +112,7 @@ def scan(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(root, probes),
     )
 
 

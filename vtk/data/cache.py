@@ -4,19 +4,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import PIL
 
 from vtk import console, files, formats
 from vtk.data.listing import Found
-from vtk.data.probe import Probe
+from vtk.data.probe import EMPTY, Probe
 from vtk.errors import DataError
 
-_FORMAT = 3
+_FORMAT = 4
 _LIMIT = 1 << 30
 
-Known = dict[str, tuple[int, int, Probe]]
-"""File name below the root → size in bytes, time of last change in ns, what decoding told."""
+Known = dict[str, tuple[Found, Probe]]
+"""File name below the root → the file as it was found, and what decoding told."""
 
 
 def cache_path(root: Path, in_chans: int = 3) -> Path:
@@ -38,8 +39,8 @@ def load(root: Path, in_chans: int = 3) -> Known:
         if value["format"] != _FORMAT or value["pillow"] != PIL.__version__:
             return {}
         return {
-            str(name): (int(size), int(mtime), Probe(int(width), int(height), str(mode), int(turn)))
-            for name, (size, mtime, width, height, mode, turn) in value["files"].items()
+            str(name): (Found(str(name), *map(int, found)), _probe(told))
+            for name, (found, told) in value["files"].items()
         }
     except (DataError, KeyError, TypeError, ValueError, AttributeError):
         return {}
@@ -47,11 +48,17 @@ def load(root: Path, in_chans: int = 3) -> Known:
 
 def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3) -> None:
     """Remember the good files of ``root``; a bad one is looked at again, in case only its permissions were wrong."""
-    entries = {
-        file.name: [file.bytes, file.mtime_ns, *probes[file.name][:4]] for file in found if not probes[file.name].bad
-    }
+    entries = {file.name: [file[1:], probes[file.name]] for file in found if not probes[file.name].bad}
     value = {"format": _FORMAT, "pillow": PIL.__version__, "root": str(root.resolve()), "files": entries}
     try:
         files.write_text(cache_path(root, in_chans), json.dumps(value, separators=(",", ":")))
     except DataError as error:
         console.warn(f"the scan is not remembered: {error}")
+
+
+def _probe(values: Sequence[Any]) -> Probe:
+    """Return a probe that was written; a value of another type than the field's is damage."""
+    probe = Probe(*values)
+    if [type(value) for value in probe] != [type(value) for value in EMPTY]:
+        raise ValueError(f"{values} is no probe")
+    return probe

@@ -16,11 +16,15 @@ _natural = natsort_keygen(alg=ns.INT | ns.IGNORECASE)
 
 
 class Found(NamedTuple):
-    """An image file: its path below the folder that was walked (with ``/``), size and time of last change."""
+    """An image file: its path below the folder that was walked (with ``/``), size and times of last change.
+
+    ``ctime_ns`` moves with every change of the content, also by a program that sets ``mtime_ns`` back.
+    """
 
     name: str
     bytes: int
     mtime_ns: int
+    ctime_ns: int
 
 
 def natural(names: Iterable[str]) -> list[str]:
@@ -93,10 +97,10 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Itera
             elif is_image(entry.name):
                 info = entry.stat()
                 if stat.S_ISREG(info.st_mode):
-                    yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns)
+                    yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
         except OSError:  # a dangling or circular link, or deleted while walking: it is an image that cannot be read
             if is_image(entry.name):
-                yield Found(prefix + entry.name, 0, 0)
+                yield Found(prefix + entry.name, 0, 0, 0)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

@@ -15,7 +15,7 @@ from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError, UsageError
 
@@ -44,6 +44,7 @@ def scan_multi(
     workers: int | None = None,
     cache: bool = True,
     show_progress: bool = True,
+    look: Look = "decode",
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -58,6 +59,7 @@ def scan_multi(
         workers: processes that decode.
         cache: remember what was decoded.
         show_progress: draw a progress bar.
+        look: how closely files are looked at.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -74,7 +76,7 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels)
+    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look)
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
@@ -105,7 +107,7 @@ def scan_multi(
         val=tuple(s for s, name in zip(samples, good, strict=True) if name in held),
         bad=tuple(BadFile(listed.root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of([probes[name] for name in good]),
-        modes=dict(Counter(probes[name].mode for name in good).most_common()),
+        modes=modes_of([probes[name] for name in good]),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
         notes=(*notes, *listed.notes),
         warnings=tuple(warnings),
@@ -115,6 +117,7 @@ def scan_multi(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(listed.root, probes),
     )
 
 
@@ -135,9 +138,9 @@ def _one_hot(labels: Sequence[int], classes: int) -> np.ndarray:
 def _stat(root: Path, name: str) -> Found:
     try:
         info = os.stat(root / name)
-        return Found(name, info.st_size, info.st_mtime_ns)
+        return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     except (OSError, ValueError):  # named by the table and not there: a bad file like any other
-        return Found(name, 0, 0)
+        return Found(name, 0, 0, 0)
 
 
 def _hold_out(

@@ -98,6 +98,8 @@ def _odd(probe: Probe) -> Iterable[tuple[str, str, float]]:
     if probe.bad:
         yield "bad", probe.bad, 0
         return
+    if not probe.mode:  # not decoded
+        return
     mode, width, height = probe.mode, probe.width, probe.height
     size, short = f"{height}×{width}", min(width, height)
     if mode in ("RGBA", "LA", "PA", "RGBa", "La") or mode.endswith(TRANSPARENT):

@@ -3,6 +3,7 @@
 Nothing here imports torch or NumPy: a worker is ready in a fraction of a second and takes little memory.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ class Probe(NamedTuple):
         mode: Pillow's name for the stored pixels (``RGB``, ``P``, ``I;16`` …), with `TRANSPARENT` behind it or not.
         orientation: EXIF orientation, 1–8.
         bad: why the file cannot be used; empty if it can.
+        digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
     """
 
     width: int
@@ -32,6 +34,21 @@ class Probe(NamedTuple):
     mode: str
     orientation: int
     bad: str = ""
+    digest: str = ""
+
+
+EMPTY = Probe(0, 0, "", 1)
+"""What is known of a file before it is decoded."""
+
+
+def content_digest(path: str | os.PathLike[str]) -> str:
+    """Return the first 32 hexadecimal digits of the sha256 of a file's bytes: what tells two images apart.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
@@ -40,8 +57,10 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
     Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size, a third to a
     half of the time.
     """
+    digest = ""
     try:
         with open_image(path, max_pixels) as image:
+            digest = content_digest(path)
             mode, (width, height) = image.mode, image.size
             tiff = image.format == "TIFF"
             # Pillow turns TIFF files itself and then forgets it. A PNG it decodes to find EXIF: what fails there would
@@ -57,8 +76,9 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
             if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
                 mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints
-        return Probe(0, 0, "", 1, reason(error, path))
-    return Probe(height, width, mode, turn) if turn >= 5 else Probe(width, height, mode, turn)
+        return Probe(0, 0, "", 1, reason(error, path), digest)
+    size = (height, width) if turn >= 5 else (width, height)
+    return Probe(*size, mode, turn, "", digest)
 
 
 def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> list[Probe]:

@@ -2,18 +2,21 @@
 
 import os
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from vtk import console
 from vtk.data import cache as memory
-from vtk.data.images import one_line
+from vtk.data.images import one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
-from vtk.data.probe import Probe
+from vtk.data.probe import EMPTY, Probe, content_digest
 from vtk.errors import DataError
 
-_UNKNOWN = Probe(0, 0, "", 1)
+Look = Literal["decode", "read", "list"]
+"""How closely files are looked at: decoded; only their bytes, by which two images are told apart; or not at all."""
 
 
 def probe_files(
@@ -24,18 +27,24 @@ def probe_files(
     show_progress: bool,
     in_chans: int,
     max_pixels: int,
+    look: Look = "decode",
 ) -> tuple[dict[str, Probe], int]:
     """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
+    if look == "list":
+        return {file.name: EMPTY for file in files}, 0
     known = memory.load(root, in_chans) if cache else {}
     probes: dict[str, Probe] = {}
     new: list[Found] = []
     for file in files:
-        size, mtime, probe = known.get(file.name, (-1, -1, _UNKNOWN))
-        if (size, mtime) == (file.bytes, file.mtime_ns) and probe.width * probe.height <= max_pixels:
+        found, probe = known.get(file.name, (None, EMPTY))
+        if found == file and probe.width * probe.height <= max_pixels:
             probes[file.name] = probe
         else:
             new.append(file)
-            probes[file.name] = _UNKNOWN  # keeps the order of the walk
+            probes[file.name] = EMPTY  # keeps the order of the walk
+    if look == "read":
+        probes |= {file.name: _read(os.path.join(root, file.name)) for file in new}
+        return probes, len(files) - len(new)
     with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
         paths = [os.path.join(root, file.name) for file in new]
         results = probe_many(
@@ -46,6 +55,24 @@ def probe_files(
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans)
     return probes, len(files) - len(new)
+
+
+def _read(path: str) -> Probe:
+    """Note the content of a file that is not decoded; whether it is an image shows when it is used."""
+    try:
+        return EMPTY._replace(digest=content_digest(path))
+    except OSError as error:
+        return EMPTY._replace(bad=reason(error, path))
+
+
+def modes_of(probes: Sequence[Probe]) -> dict[str, int]:
+    """Return Pillow mode → number of the good images that were decoded, the most frequent first."""
+    return dict(Counter(probe.mode for probe in probes if probe.mode).most_common())
+
+
+def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
+    """Return the digest of each good file's bytes."""
+    return {root / name: probe.digest for name, probe in probes.items() if not probe.bad}
 
 
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:
@@ -68,7 +95,10 @@ def first_bad(probes: Mapping[str, Probe]) -> str:
 
 
 def sizes_of(probes: Sequence[Probe]) -> dict[str, int]:
-    """Return ``min|median|max_height|width`` of good images, one or more, in pixels."""
+    """Return ``min|median|max_height|width`` of the good images that were decoded, in pixels."""
+    probes = [probe for probe in probes if probe.mode]
+    if not probes:
+        return {}
     sizes: dict[str, int] = {}
     for side in ("height", "width"):
         values = [getattr(probe, side) for probe in probes]

@@ -1,6 +1,7 @@
 """What a scan found: images with their labels, files that were skipped, and the audit that people read."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -49,6 +50,7 @@ class DataAudit:
         max_pixels: of the largest image that counted as good.
         seconds: wall time of the scan.
         cached: files known from an earlier scan.
+        digests: of the bytes of each good image, by its path (`vtk.data.probe.content_digest`).
     """
 
     noun: ClassVar[tuple[str, str]] = ("class", "classes")
@@ -70,6 +72,7 @@ class DataAudit:
     max_pixels: int = MAX_PIXELS
     seconds: float = 0.0
     cached: int = 0
+    digests: Mapping[Path, str] = field(default_factory=dict, repr=False)
 
     @property
     def folder(self) -> Path:

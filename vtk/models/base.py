@@ -29,6 +29,7 @@ class Base:
         transforms: what the file's card says was done to the model before it was saved; the model to be filled must
             get the same, since `tensors` are those from before.
         made: tensors of the file that these transforms made, under the keys they have afterwards.
+        classes: names of the classifier's rows, in order; none where nobody tells them.
     """
 
     ref: BaseRef
@@ -39,6 +40,7 @@ class Base:
     file: Path | None = None
     transforms: tuple[Transform, ...] = ()
     made: Mapping[str, Tensor] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
 
 def tensor_hash(tensor: Tensor) -> str:

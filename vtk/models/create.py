@@ -16,6 +16,7 @@ from vtk.models import parallel
 from vtk.models.alternet.windows import windows_fault
 from vtk.models.base import Base
 from vtk.models.changes import order_changes, tell_changes, unchanged
+from vtk.models.class_names import match_rows, pick_rows, tell_rows
 from vtk.models.hub import hub_base
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.parts import head_names, position_names
@@ -81,6 +82,7 @@ def build_model(
     kwargs: Mapping[str, Any] | None = None,
     base: Base | None = None,
     input: InputSpec | None = None,
+    classes: Sequence[str] = (),
 ) -> Created:
     """Build a timm model for a task and fill it with base weights.
 
@@ -97,6 +99,8 @@ def build_model(
         kwargs: further arguments for timm.
         base: weights already read; takes the place of ``weights`` and ``pretrained``.
         input: preprocessing, by default the weights' own at ``img_size``.
+        classes: of the task. Where the weights' classes are known, too, rows of the classifier are taken by name, and
+            a classifier that lacks one of the names is replaced.
 
     Raises:
         UsageError: unknown name, impossible size or arguments.
@@ -114,7 +118,7 @@ def build_model(
         else:
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
-    key_map = _load(model, name, base, size, notes)
+    key_map = _load(model, name, base, size, notes, classes)
     before, after = order_changes(base, transforms, in_chans)
     with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem is drawn from the seed, and from nothing else
         torch.manual_seed(seed)
@@ -171,22 +175,29 @@ def _build(
             raise model_error(name, {**kwargs, "img_size": size}, error) from error
 
 
-def _load(model: nn.Module, name: str, base: Base, size: tuple[int, int], notes: list[str]) -> dict[str, str | None]:
+def _load(
+    model: nn.Module, name: str, base: Base, size: tuple[int, int], notes: list[str], classes: Sequence[str]
+) -> dict[str, str | None]:
     """Copy the base into the model, resampling what depends on the size, and return the key map."""
     state = model.state_dict()
     heads, positions = head_names(model), position_names(model)
     key_map: dict[str, str | None] = {k: k if k in base.tensors else None for k in state}
     parameters = {name for name, _ in model.named_parameters()}
     filled: dict[str, Tensor] = {}
+    named = bool(classes and base.classes) and tuple(classes) != base.classes
+    rows = match_rows(base.classes, classes) if named else None
     for key, target in state.items():
         source = base.tensors.get(key)
         if source is None:
             continue
         value = source.to(torch.float32) if source.is_floating_point() else source
         if key in heads:
-            if value.shape != target.shape:
+            own = pick_rows(value, base.classes, rows) if named and target.shape[:1] == (len(classes),) else value
+            if own is None or own.shape != target.shape:
                 key_map[key] = None
                 continue
+            if own is not value:
+                key_map[key], value = None, own
         elif key in positions:
             if key in parameters:
                 value = fit_position(key, value, model, grid=base.grid, size=base.size, name=name)
@@ -210,10 +221,12 @@ def _load(model: nn.Module, name: str, base: Base, size: tuple[int, int], notes:
             )
         filled[key] = value
     lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if lost:
-        rows = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
+    if named and (told := tell_rows(base.classes, classes)):
+        notes.append(f"of the weights: {told}")
+    elif lost:
+        known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
         new = state[f"{lost[0]}.weight"].shape[0]
-        what = f"the weights' {next(iter(rows.values()))} classes" if rows else "the weights have no classifier"
+        what = f"the weights' {next(iter(known.values()))} classes" if known else "the weights have no classifier"
         notes.append(f"new classifier `{lost[0]}` for {new} classes ({what})")
     model.load_state_dict(filled, strict=False)
     return key_map

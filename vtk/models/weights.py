@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
 from vtk.models.base import Base, make_base
+from vtk.models.class_names import read_names
 from vtk.models.files import read_weights
 from vtk.models.npz import read_npz
 from vtk.models.parts import grid_of, head_names, position_names
@@ -76,7 +77,7 @@ def read_base(
         tensors, source=str(file), task_names=task, grid=stored.grid if size is None else grid_of(reference), size=size,
         file=file,
     )  # fmt: skip
-    return dataclasses.replace(base, transforms=transforms, made=made), notes
+    return dataclasses.replace(base, transforms=transforms, made=made, classes=read_names(path, card)), notes
 
 
 def random_base(model: nn.Module, seed: int, size: tuple[int, int] | None = None) -> Base:

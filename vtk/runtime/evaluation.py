@@ -1,7 +1,7 @@
 """Evaluate anything that runs on a folder of images, with the metric of training."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vtk import console
@@ -43,6 +43,7 @@ class EvalResult:
         training: the training run's top-1 (of several labels its mAP), if these are its held-out images, else None.
         same_conditions: whether back-end, precision, device and batch size are the training run's, so that its metric
             must come out again exactly.
+        left_out: why images of the folder were not evaluated → how many, for instance ``trained on``.
     """
 
     metrics: Metrics | MultiLabelMetrics
@@ -57,6 +58,7 @@ class EvalResult:
     reference: str | None
     training: float | None
     same_conditions: bool
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def multi_label(self) -> bool:
@@ -66,7 +68,7 @@ class EvalResult:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         names = ("split", "backend", "provider", "precision", "device", "batch_size", "agreement", "reference",
-                 "same_conditions")  # fmt: skip
+                 "same_conditions", "left_out")  # fmt: skip
         result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
         result[f"training_{choice.default(self.multi_label)}"] = self.training
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
@@ -100,7 +102,8 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     )
     for note in conditions.notes:
         console.say(note)
-    audit, samples, repeats = find_images(source, config.data, config.split)
+    audit, part = find_images(source, config.data, config.split)
+    samples = part.samples
     # for a few images, starting processes takes longer than decoding
     workers = (min(usable_cpus(), 8) if len(samples) > _FEW else 0) if config.workers is None else config.workers
     loader = make_loader(
@@ -134,8 +137,9 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         batch_size=conditions.batch_size,
         agreement=judge.fraction if judge else None,
         reference=judge.name if judge else None,
-        training=source.card.metrics.get(choice.default(source.card.multi_label)) if repeats else None,
+        training=source.card.metrics.get(choice.default(source.card.multi_label)) if part.same else None,
         same_conditions=conditions.same,
+        left_out=dict(part.left_out),
     )
     _print(result, exact=source.facts == PLAIN)
     if config.out is not None:

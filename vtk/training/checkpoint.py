@@ -9,7 +9,7 @@ do, so of that one only the numbers stay.
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.card import from_plain
-from vtk.data.samples import Sample
+from vtk.data.record import name_below
+from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, replace_dir
 from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
 from vtk.training.result import FitState
+from vtk.training.run_images import images_digest
 from vtk.training.train_config import RunConfig
 
 SCHEMA = 2
@@ -71,25 +74,26 @@ class _Info:
     base: str
     data: str
     processes: int
+    images: str = ""
     step: int = 0
     complete: bool = False
 
 
-def identity(
-    config: RunConfig, *, base_id: str, samples: Iterable[Sample], root: Path, precision: str, world: int
-) -> dict[str, Any]:
+def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: str, world: int) -> dict[str, Any]:
     """Return everything that a resumed run must share with the one it continues, as JSON values."""
     flags = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     flags |= {"precision": precision, "metric": config.chosen_metric, "memory": config.memory}
     if config.command != "finetune":  # what runs of older versions are
         flags["command"] = config.command
     digest = hashlib.sha256()
-    for sample in samples:
-        path = sample.path.relative_to(root) if sample.path.is_relative_to(root) else sample.path
+    for sample in audit.train:
         label: Any = sample.label  # an array of zeros and ones where an image may have several
         told = label if isinstance(label, int) else ";".join(map(str, label.nonzero()[0]))
-        digest.update(f"{path.as_posix()}\0{told}\n".encode("utf-8", "surrogateescape"))
-    return {"flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world}
+        digest.update(f"{name_below(audit, sample.path)}\0{told}\n".encode("utf-8", "surrogateescape"))
+    return {
+        "flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world,
+        "images": images_digest(audit),
+    }  # fmt: skip
 
 
 def save_state(path: Path, saved: Saved) -> None:
@@ -182,7 +186,7 @@ def _read_state(folder: Path) -> Saved:
     best = {**known.best, "confusion": state["confusion"]} if known.best else {}  # none yet within the first epoch
     if "tasks" not in best and known.epoch:
         _check_best(best)
-    ident = {k: info[k] for k in ("flags", "base", "data", "processes")}
+    ident = {k: info[k] for k in ("flags", "base", "data", "processes")} | {"images": known.images}
     return Saved(tensors, fit, best, ident, known.complete)
 
 
@@ -217,13 +221,17 @@ def _check_best(best: Mapping[str, Any]) -> None:
         raise KeyError(lacking[0])
 
 
-def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], kind: type[RunConfig] = FinetuneConfig) -> None:
+def check_identity(
+    saved: Mapping[str, Any], now: Mapping[str, Any], kind: type[RunConfig] = FinetuneConfig, *,
+    change: Callable[[], str] | None = None,
+) -> None:  # fmt: skip
     """Refuse to continue a run with other flags, another base or other images.
 
     Args:
         saved: of the run so far.
         now: of what is to go on with it.
         kind: of config that it has.
+        change: says which images are others.
 
     Raises:
         UsageError: names each flag with both values.
@@ -254,8 +262,12 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], kind: type[
         raise DataError(
             f"`--resume`: the run started from base {saved['base'][:12]}, these weights are {now['base'][:12]}"
         )
-    if saved["data"] != now["data"]:
-        raise DataError("`--resume`: the training images are not those the run started with; start another run")
+    # a run of version 0.1 did not note contents: of it only names and labels are compared
+    if saved["data"] != now["data"] or (saved.get("images") and saved["images"] != now["images"]):
+        told = (change() if change else "") or "the images are not those the run started with"
+        raise DataError(f"`--resume`: {told}; put the images back, or {_RESTART}")
+    if not saved.get("images"):
+        console.say("the run's state is of version 0.1: whether its images have the content they had is not known")
 
 
 def restore(model: nn.Module, tensors: Mapping[str, Tensor], trained: Iterable[str]) -> None:

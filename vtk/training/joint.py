@@ -25,6 +25,7 @@ from vtk.training.parallel import Ranks
 from vtk.training.precision import Fp32
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult, FitState
 from vtk.training.run import Run
+from vtk.training.run_images import tell_change
 from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
@@ -94,7 +95,7 @@ class JointRun:
                 run.feed(workers)
         self.identity = self._identity()
         if saved is not None:
-            checkpoint.check_identity(saved.identity, self.identity)
+            checkpoint.check_identity(saved.identity, self.identity, change=self._change)
             self._restore(saved)
             if saved.complete:
                 if ranks.main:
@@ -172,11 +173,19 @@ class JointRun:
 
     def _identity(self) -> dict[str, Any]:
         each = [run.make_identity() for run in self.runs.values()]
-        digest = hashlib.sha256("\n".join(found["data"] for found in each).encode()).hexdigest()
+        digests = {
+            key: hashlib.sha256("\n".join(found[key] for found in each).encode()).hexdigest()
+            for key in ("data", "images")
+        }
         tasks = ["{}@{}x{}".format(name, *run.image_size[1:]) for name, run in self.runs.items()]
         # sizes and folders are each task's own
         flags = {**each[0]["flags"], "img_size": None, "tasks": tasks, "sampling": self.config.sampling}
-        return {**each[0], "data": digest, "flags": flags}
+        return {**each[0], **digests, "flags": flags}
+
+    def _change(self) -> str:
+        """Say how the images of the first task that has others now differ from those the run started with."""
+        told = {name: tell_change(run.out, run.audit) for name, run in self.runs.items()}
+        return next((f"task `{name}`: {text}" for name, text in told.items() if text), "")
 
     def _restore(self, saved: checkpoint.Saved) -> None:
         for name, run in self.runs.items():

@@ -30,7 +30,7 @@ TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
 MODEL, MODEL_LAST = "model.safetensors", "model-last.safetensors"  # of a run that trains the whole model
 FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
-    "census.json",
+    "census.json", "images.csv",
 )  # fmt: skip
 BACKBONE, TOKENIZER = "backbone.safetensors", "tokenizer.safetensors"  # of `vtk pretrain`
 RECONSTRUCTION, SIMILARITY = "reconstruction.png", "similarity.png"

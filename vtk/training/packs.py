@@ -137,6 +137,7 @@ class Packs(Setup):
                 "seed": config.seed,
                 "root": self.audit.root.resolve().name,
                 "max_pixels": config.max_pixels,
+                "images": self.images.to_dict(),
                 **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),

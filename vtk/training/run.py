@@ -16,6 +16,7 @@ from vtk.training.options.running import parse_interval
 from vtk.training.packs import Packs
 from vtk.training.progress import EpochLines
 from vtk.training.result import EpochEnd, FinetuneResult, FitResult, FitState
+from vtk.training.run_images import tell_change, write_images
 from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.tracking import open_trackers
@@ -42,7 +43,9 @@ class Run(Packs):
             self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
         self.identity = self.make_identity()
         if saved is not None:
-            checkpoint.check_identity(saved.identity, self.identity, type(self.config))
+            checkpoint.check_identity(
+                saved.identity, self.identity, type(self.config), change=lambda: tell_change(self.out, self.audit)
+            )
             if not saved.complete:
                 checkpoint.restore(self.model, saved.tensors, self.trained)
             self.best, self.rows = saved.best, list(saved.fit.rows)
@@ -97,6 +100,7 @@ class Run(Packs):
             outputs.clear_run(out)
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
+        write_images(out, self.audit)
         write_json(out / "census.json", self.census.to_dict())
         trackers = open_trackers(self.config.track, out, self.command, self.rows)
         self.callbacks = self.callbacks.beside(*trackers, EpochLines(self.title, self.planned))

@@ -7,6 +7,7 @@ from vtk.card import Transform
 from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
+from vtk.data.record import record_of
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
@@ -49,6 +50,7 @@ class Setup:
 
     Attributes:
         audit: the images, after `build`.
+        images: which of them are trained on and which held out, for the card, after `build`.
         created: the model and where its tensors came from, after `build`.
         trained: state-dict keys that training may change, after `build`.
         memory: mode and batch, after `settle` or `take`.
@@ -103,6 +105,7 @@ class Setup:
         """Read the data, make the model, and choose what is trained."""
         config, begin = self.config, self.begin
         self.audit = self._scan()
+        self.images = record_of(self.audit)
         self.teacher = open_teacher(
             config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
         )
@@ -110,6 +113,7 @@ class Setup:
             begin.name, num_classes=len(self.audit.classes), img_size=begin.size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=begin.kwargs,
             in_chans=config.in_chans, input=self.spec, transforms=config.transforms(), base=self.base,
+            classes=self.audit.classes,
         )  # fmt: skip
         self.created.notes += [begin.note] if begin.note else []
         self.model = self.created.model
@@ -163,8 +167,8 @@ class Setup:
     def make_identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
         found = checkpoint.identity(
-            self.config, base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.folder,
-            precision=self.precision.name, world=self.ranks.world,
+            self.config, base_id=self.created.base.ref.id, audit=self.audit, precision=self.precision.name,
+            world=self.ranks.world,
         )  # fmt: skip
         if self.teacher is not None:  # it may have moved
             found["flags"]["distill_from"] = self.teacher.identity

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UsageError
+from vtk.models.class_names import match_rows, pick_rows, tell_rows
 from vtk.models.create import Created
 from vtk.models.parts import grid_of, head_names, position_names
 from vtk.models.positions import fit_position
@@ -20,7 +21,8 @@ def start_from(
 ) -> list[str]:
     """Copy what a pack trained into a model that was made for a run, in place.
 
-    The position table is resampled where the sizes differ. The classifier is taken where the classes are the same.
+    The position table is resampled where the sizes differ. Rows of the classifier are taken by the names of their
+    classes, where the pack has them all.
 
     Args:
         path: the pack.
@@ -50,10 +52,12 @@ def start_from(
     state, heads, positions = model.state_dict(), head_names(model), position_names(model)
     notes = [f"starts from {path}"]
     taken: dict[str, Tensor] = {}
+    rows = match_rows(card.classes, classes)
     for key, value in task.model.state_dict().items():
         if key in heads:
-            if card.classes == classes:
-                taken[key] = value
+            own = pick_rows(value, card.classes, rows) if value.shape[:1] == (len(card.classes),) else value
+            if own is not None and own.shape == state[key].shape:
+                taken[key] = own
         elif key in positions and card.input.size != created.input.size:  # as many tokens may be another grid of them
             if key in trained:
                 grid = grid_of(task.model)
@@ -66,7 +70,7 @@ def start_from(
                 f"`--init-from` {path} changed `{key}`, which this run leaves as the base has it; train with the "
                 "--train policy of that pack"
             )
-    if card.classes != classes:
-        notes.append(f"its classifier has other classes ({len(card.classes)}): this one starts anew")
+    if told := tell_rows(card.classes, classes):
+        notes.append(told)
     model.load_state_dict(taken, strict=False)
     return notes

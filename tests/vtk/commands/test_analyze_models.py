@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vtk.analysis.config import AnalyzeCommand
-from vtk.analysis.sources import choose_images, make_context, open_models, shared_division
+from vtk.analysis.sources import choose_images, make_context, open_models, trained_cards
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
@@ -47,7 +47,7 @@ def trained(**data: object) -> Source:
 def test_the_seed_draws_so_many_images_and_no_image_twice(flat: Path) -> None:
     def drawn(**changes: object) -> list[Path]:
         options = config(flat, split="all", **changes)
-        return [path for path, _ in choose_images(timm_source(options), options, {}).samples]
+        return [path for path, _ in choose_images(timm_source(options), options).samples]
 
     seven = drawn(max_images=7)
     assert len(seven) == len(set(seven)) == 7 and seven == drawn(max_images=7)
@@ -57,31 +57,31 @@ def test_the_seed_draws_so_many_images_and_no_image_twice(flat: Path) -> None:
 
 def test_compared_models_share_the_held_out_images_of_the_first(flat: Path, capsys) -> None:
     first, other = trained(val_split=0.2, seed=3), trained(val_split=0.5, seed=4)
-    division = shared_division([first, other])
-    assert division == {"val_split": 0.2, "seed": 3} and "other held-out images" in capsys.readouterr().err
+    division = trained_cards([first, other])
+    assert division == (first.card, other.card) and "other held-out images" in capsys.readouterr().err
     options = config(flat)
     names = [{path for path, _ in choose_images(one, options, division).samples} for one in (first, other)]
     assert names[0] == names[1] and len(names[0]) == 6
-    assert {path for path, _ in choose_images(other, options, {}).samples} != names[0]
+    assert {path for path, _ in choose_images(other, options).samples} != names[0]
     untrained = timm_source(options)
-    assert {path for path, _ in choose_images(untrained, options, shared_division([untrained, first])).samples} == (
+    assert {path for path, _ in choose_images(untrained, options, trained_cards([untrained, first])).samples} == (
         names[0]
     )
 
 
 def test_labels_are_those_of_the_models_classes_or_none(flat: Path, capsys) -> None:
     options = config(flat)
-    assert choose_images(timm_source(options), options, {}).classes == CLASSES
+    assert choose_images(timm_source(options), options).classes == CLASSES
     assert "random classifier" in capsys.readouterr().err
     more = config(flat, num_classes=5)
-    assert choose_images(timm_source(more), more, {}).classes is None
+    assert choose_images(timm_source(more), more).classes is None
     assert "5 outputs without names and the folder has 3 classes" in capsys.readouterr().err
 
 
 def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     options = config(flat, split="all", max_images=9, loss_images="augmented")
     source = timm_source(options)
-    context = make_context(source, choose_images(source, options, {}), options, RANKS)
+    context = make_context(source, choose_images(source, options), options, RANKS)
     before = np.random.get_state()[1].copy()
     first, second = (list(context.loss_batches(4)) for _ in range(2))
     assert (np.random.get_state()[1] == before).all()
@@ -94,13 +94,13 @@ def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     plain = list(context.loader(4))
     assert not torch.equal(plain[0][0], first[0][0]) and plain[0][1].ndim == 1
     other = config(flat, split="all", max_images=9, seed=1)
-    changed = make_context(source, choose_images(source, options, {}), other, RANKS)
+    changed = make_context(source, choose_images(source, options), other, RANKS)
     assert not torch.equal(next(iter(changed.augmented(4)))[0], first[0][0])
 
 
 def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
     source = timm_source(options)
-    context = make_context(source, choose_images(source, options, {}), options, RANKS)
+    context = make_context(source, choose_images(source, options), options, RANKS)
     with pytest.raises(UsageError, match="`--loss-images augmented` mixes images of one label each; give plain"):
         context.augmented(4)

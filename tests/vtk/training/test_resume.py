@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from tests.vtk._faults import tree
 from vtk.card import InputSpec
 from vtk.data.loader import ImageDataset
-from vtk.data.samples import Sample
+from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import train_transform
 from vtk.errors import UsageError
 from vtk.training import checkpoint
@@ -100,14 +101,17 @@ def test_a_state_of_strided_and_shared_tensors_is_whole(tmp_path):
     assert used < (tmp_path / "last" / "model.safetensors").stat().st_size < used + 2000  # slices, not all they lie in
 
 
+NOTHING = DataAudit(Path("x"), "flat", (), (), ())
+
+
 def _free(config):
-    known = checkpoint.identity(config, base_id="b", samples=(), root=None, precision="fp32", world=1)["flags"]
+    known = checkpoint.identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)["flags"]
     return [f.name for f in dataclasses.fields(config) if f.name not in known]
 
 
 def test_each_flag_that_changes_the_result_is_refused_by_its_name():
     config = FinetuneConfig(data="x")
-    now = checkpoint.identity(config, base_id="b", samples=(), root=None, precision="fp32", world=1)
+    now = checkpoint.identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)
     assert len(now["flags"]) > 40
     for name, value in now["flags"].items():
         before = {**now, "flags": {**now["flags"], name: "something else"}}

@@ -1,7 +1,6 @@
 """The images of a run: all below a folder, whatever their folders are called; or, of labelled runs, class folders."""
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from vtk.data.audit import scan
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
 from vtk.data.listing import Found, folders, walk
 from vtk.data.named import fetch, is_named
-from vtk.data.probed import first_bad, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
@@ -72,7 +71,7 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
         val=tuple(Sample(root / name, 0) for name in val),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(readable),
-        modes=dict(Counter(probe.mode for probe in readable).most_common()),
+        modes=modes_of(readable),
         exif_rotated=sum(probe.orientation != 1 for probe in readable),
         notes=tuple(notes),
         val_split=config.val_split,
@@ -80,6 +79,7 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool) -> DataA
         max_pixels=config.max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
+        digests=digests_of(root, probes),
     )
 
 

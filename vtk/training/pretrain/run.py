@@ -13,6 +13,7 @@ from vtk import console
 from vtk.card import Card, Regime, Transform
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
+from vtk.data.record import record_of
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.files import write_text
@@ -43,6 +44,7 @@ from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.progress import EpochLines
 from vtk.training.result import EpochEnd, FitState
+from vtk.training.run_images import tell_change, write_images
 from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
@@ -110,7 +112,12 @@ class PretrainRun:
             self._model()
         self.identity = self._identity()
         if saved is not None:
-            checkpoint.check_identity(saved.identity, self.identity, cast(Any, PretrainConfig))
+            checkpoint.check_identity(
+                saved.identity,
+                self.identity,
+                cast(Any, PretrainConfig),
+                change=lambda: tell_change(self.out, self.audit),
+            )  # fmt: skip
             checkpoint.restore(self.model, saved.tensors, self.trained)
             self.rows = list(saved.fit.rows)
         if ranks.main:
@@ -210,6 +217,7 @@ class PretrainRun:
             run_outputs.clear_run(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
+        write_images(out, self.audit)
         self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", self.planned))
 
     def _objective(self) -> None:
@@ -227,8 +235,8 @@ class PretrainRun:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
         identity = checkpoint.identity(
-            cast(Any, self.config), base_id=self.created.base.ref.id, samples=self.audit.train, root=self.audit.root,
-            precision=self.precision.name, world=self.ranks.world,
+            cast(Any, self.config), base_id=self.created.base.ref.id, audit=self.audit, precision=self.precision.name,
+            world=self.ranks.world,
         )  # fmt: skip
         told = self.method.numbers().get("tokenizer")  # where its file is makes no difference, what is in it does
         identity["flags"]["tokenizer"] = told and told["id"]
@@ -292,6 +300,7 @@ class PretrainRun:
             },
             data={
                 "val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name,
+                "images": record_of(self.audit).to_dict(),
                 **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),

@@ -1,0 +1,62 @@
+"""``RUN/images.csv``: which images a run trains on and which it holds out, with the digest of each one's content.
+
+People read it, and ``--resume`` says with it which image is another than the run started with.
+"""
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+
+from vtk.data.images import one_line
+from vtk.data.record import content_lines
+from vtk.data.samples import DataAudit
+from vtk.files import write_text
+
+IMAGES = "images.csv"
+_HEAD = ("part", "path", "content")
+
+
+def images_digest(audit: DataAudit) -> str:
+    """Return the sha256 of all images of a run: part, path and content of each, in any order."""
+    lines = sorted("\0".join(line) for line in content_lines(audit))
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def write_images(out: Path, audit: DataAudit) -> None:
+    """Write the table; ``content`` is the beginning of the sha256 of the file's bytes."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEAD)
+    # a name that is no text is shown with escapes
+    writer.writerows((part, name.encode("utf-8", "backslashreplace").decode(), digest)
+                     for part, name, digest in content_lines(audit))  # fmt: skip
+    write_text(out / IMAGES, text.getvalue())
+
+
+def tell_change(out: Path, audit: DataAudit) -> str:
+    """Say how the images differ from those of the table in ``out``; nothing where that cannot be told."""
+    try:
+        with (out / IMAGES).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))[1:]
+        before = {name: (part, digest) for part, name, digest in rows}
+    except (OSError, ValueError, csv.Error):
+        return ""
+    now = {
+        name.encode("utf-8", "backslashreplace").decode(): (part, digest) for part, name, digest in content_lines(audit)
+    }
+    both = [name for name in before if name in now]
+    kinds = {
+        "is another image now": [n for n in both if before[n][1] != now[n][1]],
+        "is gone": [n for n in before if n not in now],
+        "is new": [n for n in now if n not in before],
+        "is in the other part now": [n for n in both if before[n][1] == now[n][1] and before[n] != now[n]],
+    }
+    count = sum(map(len, kinds.values()))
+    if not count:
+        return ""
+    why, names = next((why, names) for why, names in kinds.items() if names)
+    return (
+        f"{count} image{'s are' if count > 1 else ' is'} not as when the run started with {len(before)}: for example "
+        f"{one_line(names[0])} {why}"
+    )
