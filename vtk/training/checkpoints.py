@@ -18,7 +18,7 @@ from vtk.training import outputs
 from vtk.training.binary import set_head_bias
 from vtk.training.callbacks import Kept
 from vtk.training.dropout import set_dropout
-from vtk.training.one_copy import keep_one_copy
+from vtk.training.one_copy import take_copy
 from vtk.training.run import Run
 from vtk.training.train_config import TrainConfig
 
@@ -65,8 +65,10 @@ class CheckpointRun(Run):
 
     def keep_last(self, state: Mapping[str, Tensor]) -> None:
         """Write the model after its last epoch."""
-        self._write(self.last_path, state, self.last_numbers)
-        keep_one_copy(self.best_path, self.last_path)
+        if self.best["epoch"] == self.rows[-1]["epoch"]:  # the same tensors and numbers, once more or as a link
+            take_copy(self.best_path, self.last_path)
+        else:
+            self._write(self.last_path, state, self.last_numbers)
 
     def store_base(self) -> None:
         """Keep no base: a checkpoint is complete."""

@@ -137,13 +137,19 @@ class Loop:
         if not state.step:
             return
         try:
-            own = self._going_on = state.parts[self.ranks.rank]
+            own = state.parts[self.ranks.rank]
             self.midway = Midway.of_state(own["midway"], self.ranks.device)
+            if not 0 < self.midway.step == state.step <= self.count or self.midway.epoch != state.epoch:
+                raise ValueError(f"step {state.step} of {self.count}")
+            self._going_on = {name: own[name] for name in ("objective", "random")}
             copy_into(self._own_buffers(), own["buffers"])
             for learner, (lr, in_row) in zip(self.learners, own["learners"], strict=True):
                 learner.lr, learner.in_row = lr, in_row
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise DataError(f"`--resume`: the state within epoch {state.epoch + 1} is damaged ({error})") from error
+            raise DataError(
+                f"`--resume`: the state within epoch {state.epoch + 1} is damaged ({type(error).__name__}: {error}); "
+                "give --overwrite in place of --resume to restart"
+            ) from error
 
     def save_midway(self, rows: list[dict[str, float]]) -> FitState:
         """Return the state within the epoch in progress; ``rows`` are of those before. All processes take part."""
@@ -264,10 +270,11 @@ class Loop:
                     if not look:
                         self._finite(part.totals, losses, i, heard)
                     break
-                agreed = look or ranks.world == 1  # of several processes, all have heard the same there
-                if agreed and heard.signal:
+                saves.signals.check()  # alone, a process need not look
+                if look and heard.signal:
                     raise Interrupted
-                if (agreed and heard.late) or saves.at(self.step):
+                # of several processes, all have heard the same where they look
+                if ((look or ranks.world == 1) and heard.late) or saves.at(self.step):
                     began = time.perf_counter()
                     save()
                     saves.saved()

@@ -1,29 +1,35 @@
-"""Equal bytes are kept once: the packs of the best and of the last epoch are often the same."""
+"""Equal bytes are kept once: the packs of the best and of the last epoch are often the same.
+
+A file gets a second name (a hard link). Both names stay, for whoever reads them. Our own writers replace files and
+change none in place, so neither name changes with the other. Where a disk has no hard links there are two copies.
+"""
 
 import contextlib
 import filecmp
 import os
+import shutil
 from pathlib import Path
+
+from vtk.files import replace_file
 
 
 def keep_one_copy(kept: Path, other: Path) -> None:
-    """Let the files of ``other`` that equal those of ``kept`` be the same files on the disk, by hard links.
+    """Let the files of the folder ``other`` that equal those of ``kept``, of the same names, be the same files."""
+    for two in sorted(other.iterdir()):
+        one = kept / two.name
+        if one.is_file() and two.is_file() and not one.samefile(two) and filecmp.cmp(one, two, shallow=False):
+            take_copy(one, two)
 
-    Both names stay, for whoever reads them. Our own writers replace files and change none in place, so neither name
-    changes with the other. Where a disk has no hard links, or the two are on different ones, there are two copies.
 
-    Args:
-        kept: a file or a folder.
-        other: another one of the same kind.
+def take_copy(one: Path, two: Path) -> None:
+    """Replace the file ``two`` by ``one``, under both names.
+
+    Raises:
+        DataError: the folder cannot be written or the disk is full.
     """
-    pairs = [(kept, other)] if other.is_file() else [(kept / path.name, path) for path in sorted(other.iterdir())]
-    for one, two in pairs:
-        if not one.is_file() or not two.is_file() or one.samefile(two) or not filecmp.cmp(one, two, shallow=False):
-            continue
-        tmp = two.with_name(f"{two.name}.tmp-{os.getpid()}")
+    with replace_file(two) as tmp:
+        tmp.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            tmp.unlink(missing_ok=True)
             os.link(one, tmp)
-            os.replace(tmp, two)
-        with contextlib.suppress(OSError):
-            tmp.unlink(missing_ok=True)
+            return
+        shutil.copyfile(one, tmp)

@@ -120,7 +120,7 @@ class Saves:
     write: Callable[[FitState], None]
     every: Interval | None = None
     signals: StopSignals = field(default_factory=StopSignals)
-    _latest: float = field(default_factory=time.monotonic)
+    _latest: float = field(default_factory=lambda: time.monotonic())
 
     def at(self, step: int) -> bool:
         """Tell whether to save after step ``step`` of the run, from 1."""
