@@ -104,7 +104,7 @@ class JointRun:
                     for run in self.runs.values():
                         run.describe_best()
                 return self._result(math.nan)
-        self.streams = self._streams()
+        self.streams = self.plan_streams()
         if ranks.main:
             self._start()
         ranks.wait()
@@ -212,7 +212,7 @@ class JointRun:
             console.say(self.rule_line)
         write_text(self.out / "config.yaml", outputs.config_text(self.config))
 
-    def _streams(self) -> list[Stream]:
+    def plan_streams(self) -> list[Stream]:
         """Return where each task's batches come from, and note how many epochs they make."""
         streams: list[Stream] = [run.stream for run in self.runs.values()]
         for i, batches in enumerate(batch_counts([stream.sizes for stream in streams], self.config.sampling)):
