@@ -2,14 +2,17 @@
 
 import json
 import os
+import random
 import signal
+import sys
 import threading
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.vtk._faults import tree
+from tests.vtk._faults import forkserver, tree
 from tests.vtk.training.test_resume import LEVIT
 from vtk.errors import DataError, StoppedError, UsageError
 from vtk.training import checkpoint
@@ -328,3 +331,36 @@ def test_handlers_of_others_and_of_other_threads_are_left_alone(config, tmp_path
     thread.start()
     thread.join()
     assert len(found) == 10 and all(one == [signal.default_int_handler, signal.SIG_DFL] for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs signals of Linux")
+def test_killed_at_any_moment_a_run_goes_on_to_the_same_bytes(config, photos, tmp_path):
+    """Real processes and a real SIGKILL at 20 random moments: every one of the 20 ends as the run nobody touched."""
+    changes = {"epochs": 3, "batch_size": 4, "mixup": 0.5, "drop_path": 0.2, "ema": 0.9, "workers": 1}
+    begun = time.monotonic()
+    whole = finetune(config(out=tmp_path / "whole", **changes))
+    length = time.monotonic() - begun
+    context, chance, within = forkserver(), random.Random(0), 0
+    for i in range(20):
+        run = {**changes, "out": tmp_path / str(i), "save_every": chance.choice(["1", "3", "0.05s"])}
+        process = context.Process(target=finetune, args=(config(**run),))
+        process.start()
+        flags = tmp_path / str(i) / "config.yaml"
+        while not flags.exists() and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 1.2 * length))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        try:
+            within += checkpoint.load_state(tmp_path / str(i) / "last").fit.step > 0
+            how = {"resume": True}
+        except DataError as error:
+            assert "no epoch was finished" in str(error)  # and not that it is damaged
+            how = {"overwrite": True}
+        found = finetune(config(**run, **how))
+        same(tmp_path / "whole", tmp_path / str(i))
+        assert numbers(found.rows) == numbers(whole.rows)
+        assert not list((tmp_path / str(i)).rglob("*.tmp-*"))
+    print(f"20 of 20 went on, {within} of them within an epoch")
+    assert within >= 5
