@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 
 _MASK = (1 << 64) - 1
+_PATIENCE = 5.0  # seconds between two looks of a worker for its main process
 Transform = Callable[[Any], Tensor]
 """From an RGB `PIL.Image.Image` or, for other than one or three channels, `vtk.data.bands.Bands` to a tensor."""
 
@@ -216,20 +218,24 @@ def _quiet_worker(worker: int) -> None:
     """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker.
 
     A signal that is sent to a whole group of processes (Ctrl-C, a scheduler's SIGTERM) is the main process's to answer:
-    it may need some batches more until it has saved, and then ends its workers. One whose main process is gone ends by
-    itself, which torch sees to.
+    it may need some batches more until it has saved, and then ends its workers.
     """
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent a signal
+    if hasattr(signal, "sigtimedwait"):  # macOS cannot tell who sent a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_for, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
-def _end_for(parent: int) -> None:
-    """End this worker when its main process sends SIGTERM; one from elsewhere is left to the main process."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
+def _end_with(parent: Any) -> None:
+    """End this worker when its main process sends SIGTERM, or is gone; SIGTERM from elsewhere is left to that process.
+
+    torch looks for the parent of the worker, which is another process where workers are started by a fork server.
+    """
+    while parent.is_alive():
+        found = signal.sigtimedwait({signal.SIGTERM}, _PATIENCE)
+        if found is not None and found.si_pid == parent.pid:
+            break
     os._exit(0)
