@@ -18,6 +18,7 @@ from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
+from vtk.training.options.trial import TrialOptions
 
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
@@ -27,6 +28,7 @@ class FinetuneConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
     RunningOptions,
+    TrialOptions,
     PackOptions,
     OutcomeOptions,
     LabelOptions,

@@ -115,16 +115,24 @@ def sweep(out: Path) -> None:
     files.sweep(out, lambda name: name in ALL_FILES or name in _INSIDE)
 
 
-def check_best(out: Path, train: str) -> None:
+def check_best(out: Path, train: str, *, complete: bool = False) -> None:
     """Make sure that what a run to be resumed left as its best is still there: nothing could write it again.
+
+    Args:
+        out: folder of the run.
+        train: its policy.
+        complete: it has done all epochs, so that its last pack could not be written again either.
 
     Raises:
         DataError: the pack or, of LoRA, the adapter is gone.
     """
-    for folder in (out / name for name in (TASK, *((ADAPTER,) if train == "lora" else ()))):
+    for folder in (
+        out / name for name in (TASK, *((TASK_LAST,) if complete else ()), *((ADAPTER,) if train == "lora" else ()))
+    ):
         if not existing_dir(folder).is_dir():
+            which = "of the last epoch" if folder.name == TASK_LAST else "the best so far"
             raise DataError(
-                f"`--resume`: {folder}, the best so far, is gone; put it back, or give --overwrite in place of --resume"
+                f"`--resume`: {folder}, {which}, is gone; put it back, or give --overwrite in place of --resume"
             )
 
 
@@ -188,7 +196,7 @@ def command_line(config: RunConfig) -> str:
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if (
-            f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run", "track")
+            f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run", "track", "save_every")
             or value == defaults[f.name]
         ):
             continue

@@ -26,6 +26,7 @@ from vtk.training.compiled import check_compile
 from vtk.training.config import FinetuneConfig
 from vtk.training.distill import Teacher, Trained, describe_teacher, distill, open_teacher
 from vtk.training.labels import describe, make_objective, make_sampler, read_data
+from vtk.training.limit import limited
 from vtk.training.memory import MemoryChoice, Subject, choose_memory
 from vtk.training.objective import Objective
 from vtk.training.optimizers import check_optimizer
@@ -36,6 +37,7 @@ from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
 from vtk.training.start import start_from, tell_trained
 from vtk.training.start_weights import read_start
+from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import check_trackers
 from vtk.training.train_config import RunConfig
@@ -64,6 +66,7 @@ class Setup:
         best: the best epoch so far.
         rows: numbers of every epoch.
         callbacks: told of steps, epochs and files, in the main process.
+        planned: epochs of the run, after `feed`.
     """
 
     def __init__(self, config: RunConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = "") -> None:
@@ -77,6 +80,7 @@ class Setup:
         self.before: Mapping[str, Any] = {}  # flags of the run that is resumed
         self.mirroring = Mirroring(USUAL if config.hflip is None else config.hflip, "")
         self.stopped = False  # whether one of them ended the run
+        self.planned = config.epochs
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None
 
@@ -165,7 +169,7 @@ class Setup:
         assert config.data is not None
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = read_data(config, self.spec, show_progress=ranks.main)
+                audit = limited(read_data(config, self.spec, show_progress=ranks.main), config.limit, config.seed)
             ranks.wait()
         if not audit.val:
             raise DataError(
@@ -215,6 +219,8 @@ class Setup:
             self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
             ranks=self.ranks, max_pixels=config.max_pixels, sampler=make_sampler(config, self.audit),
         )  # fmt: skip
+        steps = len(plan_steps([self.stream.sizes], config.accumulate))
+        self.planned = planned_epochs(config.epochs, steps, config.max_steps)
         self.labelled = make_objective(config, self.audit)
         self.objective: Objective = self.labelled
         if self.teacher is not None:

@@ -19,6 +19,7 @@ from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
+from vtk.training.options.trial import TrialOptions
 from vtk.training.recipes import is_file, names, read_recipe
 
 __all__ = ["RunConfig", "TrainConfig"]
@@ -29,6 +30,7 @@ class TrainConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
     RunningOptions,
+    TrialOptions,
     OutcomeOptions,
     LabelOptions,
     AugmentOptions,

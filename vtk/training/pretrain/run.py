@@ -30,8 +30,10 @@ from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.compiled import check_compile
 from vtk.training.engine import DivergedError, fit
 from vtk.training.finetune import run_callbacks
+from vtk.training.limit import limited
 from vtk.training.optim import describe_rates
 from vtk.training.optimizers import check_optimizer
+from vtk.training.options.running import parse_interval
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
 from vtk.training.pretrain import outputs
@@ -43,10 +45,12 @@ from vtk.training.pretrain.pictures import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.progress import EpochLines
-from vtk.training.result import EpochEnd
+from vtk.training.result import EpochEnd, FitState
 from vtk.training.run_images import tell_change, write_images
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
+from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream, Stream
 from vtk.training.tracking import MetricsFiles
 from vtk.training.views import describe_views, settle_mirroring, warn_of_enlarging
@@ -124,17 +128,20 @@ class PretrainRun:
             self._start()
         ranks.wait()
         self._objective()
-        result = fit(
-            self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
-            start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
-        )  # fmt: skip
+        with StopSignals().heard(ranks) as signals:
+            result = fit(
+                self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
+                start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
+                max_steps=config.max_steps, saves=Saves(self._midway, parse_interval(config.save_every), signals),
+            )  # fmt: skip
+            refuse_stopped(result, out / run_outputs.LAST, ranks)
         if ranks.main:
             self._finish()
         ranks.wait()
         file = out / run_outputs.TOKENIZER
         return PretrainResult(
             out, out / run_outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
-            self.precision.name, file if file.is_file() else None,
+            self.precision.name, file if file.is_file() else None, config.trial,
         )  # fmt: skip
 
     def _load(self) -> checkpoint.Saved | None:
@@ -168,7 +175,8 @@ class PretrainRun:
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                self.audit = read_images(config, self.spec, labelled=self.method.labelled, show_progress=ranks.main)
+                audit = read_images(config, self.spec, labelled=self.method.labelled, show_progress=ranks.main)
+                self.audit = limited(audit, config.limit, config.seed)
             ranks.wait()
         if ranks.main:
             warn_of_enlarging(self.audit, self.spec, patch_side(config.model, self.kwargs))
@@ -181,6 +189,8 @@ class PretrainRun:
         )  # fmt: skip
         self.workers = default_workers(config.workers, ranks.world)
         self.stream = self._stream()  # a batch size that cannot be is refused before anything is written
+        steps = len(plan_steps([self.stream.sizes], config.accumulate))
+        self.planned = planned_epochs(config.epochs, steps, config.max_steps)
 
     def _stream(self) -> Stream:
         config, samples = self.config, self.audit.train
@@ -223,7 +233,7 @@ class PretrainRun:
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)
-        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", config.epochs))
+        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", self.planned))
 
     def _objective(self) -> None:
         """Make what is minimised, also of held-out images; BEiT writes its tokenizer here."""
@@ -259,6 +269,7 @@ class PretrainRun:
                     f"the held-out loss is {numbers['val_loss']} after epoch {end.epoch}; use a lower --lr or a longer "
                     "--warmup"
                 )
+            numbers |= {key: float(value) for key, value in self.config.trial.items()}
             self.rows.append({**end.row, **numbers})
             if self.ranks.main:
                 state = self.precision.master_state_dict(self.model)
@@ -271,14 +282,24 @@ class PretrainRun:
                 f"{end.row['images_per_second']:,.0f} images/s"
             )
             self.callbacks.epoch(self.rows[-1], summary, best=False)
-            live = self.model.state_dict()
-            tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
-            # `tasks` tells the reader that there is no best epoch to look for
-            saved = checkpoint.Saved(tensors, end.state(numbers), {"tasks": {}}, self.identity)
-            checkpoint.save_state(self.out / run_outputs.LAST, saved)
+            self._save(end.state(numbers))
             self.callbacks.save("state", self.out / run_outputs.LAST, end.epoch)
             self.callbacks.flush()
         return numbers
+
+    def _midway(self, state: FitState) -> None:
+        """Write what a resume needs, within an epoch; the backbone stays that of the last whole one."""
+        if self.ranks.main:
+            self._save(state)
+            self.callbacks.save("state", self.out / run_outputs.LAST, state.epoch + 1)
+            self.callbacks.flush()
+
+    def _save(self, state: FitState) -> None:
+        live = self.model.state_dict()
+        tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
+        # `tasks` tells the reader that there is no best epoch to look for
+        saved = checkpoint.Saved(tensors, state, {"tasks": {}}, self.identity)
+        checkpoint.save_state(self.out / run_outputs.LAST, saved)
 
     def _card(self) -> Card:
         config, row = self.config, self.rows[-1]
@@ -296,6 +317,7 @@ class PretrainRun:
             data={
                 "val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name,
                 "images": record_of(self.audit).to_dict(),
+                **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
             versions=run_outputs.versions(),
@@ -316,8 +338,8 @@ class PretrainRun:
         self.precision.before_eval(self.model)
         path = self.out / run_outputs.BACKBONE
         console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
-        if len(self.rows) < self.config.epochs:
-            console.say(f"stopped after {len(self.rows)} of {self.config.epochs} epochs; go on with --resume")
+        if len(self.rows) < self.planned:
+            console.say(f"stopped after {len(self.rows)} of {self.planned} epochs; go on with --resume")
         else:
             console.say(f"fine-tune from it: {self._next(path)}")
 
