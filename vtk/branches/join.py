@@ -26,6 +26,7 @@ from vtk.branches.tune import (
 from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
@@ -187,7 +188,8 @@ def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
     try:
         channels, limit = source.card.input.in_chans, pixel_limit(source.card)
         division = _split(source.card, config)
-        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False)
+        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False,
+                     decoding=Decoding.of(source.card.input))  # fmt: skip
     except DataError:
         if config.finetune:
             raise

@@ -16,7 +16,9 @@ from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
 from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rules import Decoding, Rules
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.value_range import judge
 from vtk.errors import DataError, UsageError
 
 
@@ -45,6 +47,8 @@ def scan_multi(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -60,6 +64,8 @@ def scan_multi(
         cache: remember what was decoded.
         show_progress: draw a progress bar.
         look: how closely files are looked at.
+        value_range: LOW and HIGH of images of more than 8 bits.
+        decoding: of a trained model.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -76,7 +82,8 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look)
+    rules: Rules = decoding.rules if decoding else "srgb"
+    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, rules)
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
@@ -99,6 +106,7 @@ def scan_multi(
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
+    seen = judge(probes, decoding, value_range, in_chans)
     return MultiAudit(
         root=root,
         layout="split" if split else "flat",
@@ -109,8 +117,8 @@ def scan_multi(
         sizes=sizes_of([probes[name] for name in good]),
         modes=modes_of([probes[name] for name in good]),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, *listed.notes),
-        warnings=tuple(warnings),
+        notes=(*notes, *listed.notes, *seen.notes),
+        warnings=(*warnings, *seen.warnings),
         odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
@@ -118,6 +126,9 @@ def scan_multi(
         seconds=time.perf_counter() - start,
         cached=cached,
         digests=digests_of(listed.root, probes),
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
     )
 
 

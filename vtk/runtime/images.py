@@ -9,6 +9,7 @@ from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.images import one_line
 from vtk.data.multi import scan_multi
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit
 from vtk.runtime.parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source
@@ -31,7 +32,8 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     """
     whose = source.card if whose is None else whose
     options: dict[str, Any] = {
-        "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card), **recorded_division(whose)
+        "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card),
+        "decoding": Decoding.of(source.card.input), **recorded_division(whose)
     }  # fmt: skip
     find = scan_multi if source.card.multi_label else scan
     audit = find(data, classes=source.card.classes if source.described else None, **options)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.data.rules import Decoding
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.training import checkpoint, outputs
@@ -84,7 +85,7 @@ class JointRun:
                 if folder.exists():  # what is refused now leaves no folders behind
                     outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
         with outputs.no_empty_folder(out):
-            self.build()
+            self.build(checkpoint.decoding_of(saved))
             self.settle(saved)
             workers = default_workers(self.config.workers, ranks.world * len(self.runs))
             for run in self.runs.values():
@@ -106,8 +107,8 @@ class JointRun:
         found = {name: run.result(result.images_per_second) for name, run in self.runs.items()}
         return JointResult(out, found, result.images_per_second)
 
-    def build(self) -> None:
-        """Read every task's images and make its model on the frozen tensors of the first."""
+    def build(self, decoding: Decoding | None = None) -> None:
+        """Read every task's images, of a resumed run by its ``decoding``, and make the models on one frozen base."""
         first: Run | None = None
         runs = []
         for spec in self.specs:
@@ -122,6 +123,7 @@ class JointRun:
                 run.load()  # what can be refused is refused before any image is read
             except UsageError as error:
                 raise UsageError(f"task `{spec.name}`: {error}") from error
+            run.decoding = decoding
             runs.append(run)
         for spec, run in zip(self.specs, runs, strict=True):
             run.base = None if first is None else first.created.base

@@ -8,6 +8,7 @@ from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
@@ -68,6 +69,7 @@ class Setup:
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
+        self.decoding: Decoding | None = None  # of a run of version 0.1 that is resumed
         self.stopped = False  # whether one of them ended the run
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None
@@ -87,7 +89,9 @@ class Setup:
         if config.data is not None and not config.dry_run:
             refuse_inside(self.out, config.data)
         self.augment = self.transform()
-        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        saved = checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        self.decoding = checkpoint.decoding_of(saved)
+        return saved
 
     def transform(self, **further: Any) -> TrainTransform:
         """Return what training images go through."""
@@ -101,6 +105,8 @@ class Setup:
         """Read the data, make the model, and choose what is trained."""
         config, begin = self.config, self.begin
         self.audit = self._scan()
+        self.spec = self.audit.decoding.applied(self.spec)
+        self.augment = self.transform()  # its spec says how files are decoded
         self.images = record_of(self.audit)
         self.teacher = open_teacher(
             config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
@@ -147,7 +153,7 @@ class Setup:
         assert config.data is not None
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = read_data(config, show_progress=ranks.main)
+                audit = read_data(config, show_progress=ranks.main, decoding=self.decoding)
             ranks.wait()
         if not audit.val:
             raise DataError(

@@ -14,6 +14,7 @@ from vtk.card import Card, Regime, Transform
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.files import write_text
@@ -104,7 +105,7 @@ class PretrainRun:
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
         with run_outputs.no_empty_folder(out):
-            self._build()
+            self._build(checkpoint.decoding_of(saved))
             self._model()
         self.identity = self._identity()
         if saved is not None:
@@ -147,21 +148,29 @@ class PretrainRun:
         self.precision = make_precision(config.precision, self.ranks.device)
         check_optimizer(config.optimizer, config.opt_kwargs)
         self.method.check(blank_model(config.model, self.kwargs), config, self.spec)
-        low, high = config.crop_scale
+        self.views = self._views()
+        return checkpoint.load_state(self.out / run_outputs.LAST) if config.resume else None
+
+    def _views(self) -> tuple[Any, Any]:
+        """Return what training and held-out images go through."""
+        config, (low, high) = self.config, self.config.crop_scale
         augment = train_transform(
             self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
             color_jitter=config.color_jitter,
         )  # fmt: skip
-        self.views = self.method.transforms(augment, eval_transform(self.spec))
-        return checkpoint.load_state(self.out / run_outputs.LAST) if config.resume else None
+        return self.method.transforms(augment, eval_transform(self.spec))
 
-    def _build(self) -> None:
+    def _build(self, decoding: Decoding | None) -> None:
         """Read the images, and make the backbone."""
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                self.audit = read_images(config, labelled=self.method.labelled, show_progress=ranks.main)
+                self.audit = read_images(
+                    config, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
+                )
             ranks.wait()
+        self.spec = self.audit.decoding.applied(self.spec)
+        self.views = self._views()  # their spec says how files are decoded
         self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,

@@ -1,0 +1,192 @@
+"""How a file's pixels become the 8-bit image that a model sees: the rules that a card stores.
+
+====  ===================================================================================================
+rules what they do
+====  ===================================================================================================
+v0.1  as version 0.1: profiles are ignored, samples of 16 bits are scaled by their type or by their own
+      file, Pillow chooses which bands of a TIFF there are
+srgb  embedded profiles are converted to sRGB (`vtk.data.profiles`), every band of a TIFF reaches the
+      model or the file is refused (`vtk.data.tiff`), and more than 8 bits are mapped by the value range
+      of the data set (`vtk.data.value_range`)
+====  ===================================================================================================
+
+Nothing here imports NumPy before an image needs it: the scan's workers start without.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from PIL import Image, UnidentifiedImageError
+
+from vtk.data import images
+from vtk.data.bands import Bands, of_one_page, to_bands
+from vtk.data.images import MAX_PIXELS, open_image, orientation, to_rgb, unreadable, upright
+from vtk.data.profiles import IGNORED, SRGB, profile_name, to_srgb
+from vtk.data.rules import Decoding
+
+if TYPE_CHECKING:
+    from vtk.data.pixels import Pixels
+
+_PLAIN_GAMMA = 1 / 2.2
+_SRGB_PRIMARIES = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
+_NEAR = 0.02
+OUTSIDE = "vtk_outside"
+"""Key of an image's ``info`` that says that values were cut off."""
+
+
+def decode_file(
+    path: str | os.PathLike[str], in_chans: int, max_pixels: int, decoding: Decoding
+) -> Image.Image | Bands:
+    """Decode a file as `vtk.data.bands.read_image` says.
+
+    ``info`` of the (first) image has `OUTSIDE` where values lie outside of the value range.
+
+    Raises:
+        DataError: the file cannot be read, or has not the channels.
+    """
+    try:
+        with opened(path, max_pixels) as (image, file):
+            return decode(image, file, in_chans, max_pixels, decoding)
+    except Exception as error:  # decoders of damaged files raise nearly anything; the reason is passed on
+        raise unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS
+) -> Iterator[tuple[Image.Image | None, IO[bytes] | None]]:
+    """Give the opened image of a file, None of a TIFF for which Pillow has no mode, and the file."""
+    try:
+        image = open_image(path, max_pixels)
+    except UnidentifiedImageError:
+        with open(path, "rb") as file:
+            if file.read(4) not in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+                raise
+            yield None, file
+        return
+    with image:
+        yield image, getattr(image, "fp", None)
+
+
+def decode(
+    image: Image.Image | None, file: IO[bytes] | None, in_chans: int, max_pixels: int, decoding: Decoding
+) -> Image.Image | Bands:
+    """Return the 8-bit image of one that was opened.
+
+    Raises:
+        ValueError: it has not the channels, or a form that cannot be read.
+        OSError: it is damaged, or Pillow read it before and kept not all of it.
+    """
+    if decoding.rules == "v0.1":
+        if image is None:
+            raise UnidentifiedImageError("not an image in a format that can be read")
+        return (
+            upright(to_rgb(image), orientation(image)) if in_chans in (1, 3) else to_bands(image, in_chans, max_pixels)
+        )
+    pixels = special(image, file, max_pixels)
+    if pixels is None:
+        assert image is not None
+        if in_chans in (1, 3):
+            return upright(_rgb(image), orientation(image))
+        turn = orientation(image) if image.format != "TIFF" else 1  # Pillow turns those itself
+        return of_one_page(_converted(image), in_chans, turn)
+    from vtk.data.pixels import bands_of, outside, rgb_of
+
+    turn = 1 if image is None or image.format == "TIFF" else orientation(image)
+    found: Bands = (
+        (rgb_of(pixels, decoding.ranges, in_chans, images.BACKGROUND),)
+        if in_chans in (1, 3)
+        else bands_of(pixels, decoding.ranges, in_chans)
+    )
+    result = tuple(upright(band, turn) for band in found)
+    if outside(pixels, decoding.ranges):
+        result[0].info[OUTSIDE] = True
+    return result[0] if in_chans in (1, 3) else result
+
+
+def special(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -> "Pixels | None":
+    """Return the bands of a TIFF or of an image of more than 8 bits; None where Pillow's own reading has them all."""
+    if image is not None:
+        stored = image.mode.startswith("I") or image.mode == "F" or image.format in ("TIFF", "PNG", "PPM")
+        if not stored:  # nearly every image
+            return None
+        if image.format == "PNG" and image.mode != "I" and not image.mode.startswith("I;16"):
+            if not any(str(tile[3]).endswith(";16B") for tile in getattr(image, "tile", ())):
+                return None
+        elif image.format == "PPM" and image.mode not in ("I", "I;16"):
+            return None
+    from vtk.data import pixels
+
+    needs_file = image is None or image.format == "TIFF" or image.mode in ("RGB", "RGBA", "LA")
+    if not needs_file:
+        return pixels.decode(image, b"", max_pixels)
+    if file is None or file.closed:  # in memory, and read before: what Pillow keeps is all there is
+        return pixels.decode(image, b"", max_pixels) if image is not None and images.is_wide(image.mode) else None
+    file.seek(0)
+    return pixels.decode(image, file.read(), max_pixels)
+
+
+def outside_of(image: Image.Image | Bands) -> bool:
+    """Tell whether values of a decoded image were cut off by the value range."""
+    first = image[0] if isinstance(image, tuple) else image
+    return bool(first.info.get(OUTSIDE))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Do as `to_rgb` of an image of 8 bits, and convert its profile."""
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode == "LAB":
+        return to_rgb(image)
+    mode = _space(image.mode)
+    if _plain(profile, mode):
+        return to_rgb(image)
+    if "A" not in image.mode.upper() and "transparency" not in image.info:
+        image.load()
+        return to_srgb(image if image.mode == mode else image.convert(mode), profile).convert("RGB")
+    straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    colours = straight.convert("RGB")
+    colours = to_srgb(colours.convert("L") if mode == "L" else colours, profile).convert("RGB")
+    canvas = Image.new("RGBA", image.size, (*images.BACKGROUND, 255))
+    canvas.alpha_composite(Image.merge("RGBA", (*colours.split(), straight.getchannel("A"))))
+    return canvas.convert("RGB")
+
+
+def _converted(image: Image.Image) -> Image.Image:
+    """Return the image of a file of 8 bits with its colours in sRGB, opacity as it is."""
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode == "LAB" or _plain(profile, mode := _space(image.mode)):
+        return image
+    if "A" not in image.mode.upper() and "transparency" not in image.info:
+        image.load()
+        return to_srgb(image if image.mode == mode else image.convert(mode), profile)
+    straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    colours = straight.convert("RGB")
+    colours = to_srgb(colours.convert("L") if mode == "L" else colours, profile).convert("RGB")
+    return Image.merge("RGBA", (*colours.split(), straight.getchannel("A")))
+
+
+def _space(mode: str) -> str:
+    return {"1": "L", "L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(mode, "RGB")
+
+
+def _plain(profile: bytes, mode: str) -> bool:
+    name = profile_name(profile, mode)
+    return name == SRGB or name.startswith(IGNORED)
+
+
+def colors_of(image: Image.Image, mode: str) -> str:
+    """Return what an image, of ``mode`` before it was decoded, says of its colours; empty where it says nothing."""
+    info = image.info
+    if profile := info.get("icc_profile"):
+        return "" if mode == "LAB" else profile_name(profile, _space(mode))
+    if image.format != "PNG" or "srgb" in info:
+        return ""
+    if (gamma := info.get("gamma")) and abs(gamma - _PLAIN_GAMMA) > _NEAR:
+        return f"{IGNORED}a PNG's gamma without a profile"
+    if (primaries := info.get("chromaticity")) and any(
+        abs(a - b) > _NEAR for a, b in zip(primaries, _SRGB_PRIMARIES, strict=False)
+    ):
+        return f"{IGNORED}a PNG's primaries without a profile"
+    return ""
