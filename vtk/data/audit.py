@@ -13,7 +13,7 @@ from vtk.data.probe import Probe
 from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
-from vtk.data.value_range import judge
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -63,6 +63,7 @@ def scan(
             a known class, or bad files with ``on_bad_image="fail"``.
         UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
+    parse_option(value_range)
     start = time.perf_counter()
     if not 0 <= val_split < 1:
         raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")

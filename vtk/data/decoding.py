@@ -20,13 +20,17 @@ from typing import IO, TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
 
+from vtk.card import InputSpec
 from vtk.data import images
-from vtk.data.bands import Bands, of_one_page, to_bands
+from vtk.data.bands import Bands, of_one_page, read_image, to_bands
+from vtk.data.depth import is_special
 from vtk.data.images import MAX_PIXELS, open_image, orientation, to_rgb, unreadable, upright
-from vtk.data.profiles import IGNORED, SRGB, profile_name, to_srgb
+from vtk.data.profiles import IGNORED, converted, profile_name, space_of
 from vtk.data.rules import Decoding
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vtk.data.pixels import Pixels
 
 _PLAIN_GAMMA = 1 / 2.2
@@ -89,9 +93,9 @@ def decode(
     if pixels is None:
         assert image is not None
         if in_chans in (1, 3):
-            return upright(_rgb(image), orientation(image))
+            return upright(to_rgb(converted(image)), orientation(image))
         turn = orientation(image) if image.format != "TIFF" else 1  # Pillow turns those itself
-        return of_one_page(_converted(image), in_chans, turn)
+        return of_one_page(converted(image), in_chans, turn)
     from vtk.data.pixels import bands_of, outside, rgb_of
 
     turn = 1 if image is None or image.format == "TIFF" else orientation(image)
@@ -108,24 +112,42 @@ def decode(
 
 def special(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -> "Pixels | None":
     """Return the bands of a TIFF or of an image of more than 8 bits; None where Pillow's own reading has them all."""
-    if image is not None:
-        stored = image.mode.startswith("I") or image.mode == "F" or image.format in ("TIFF", "PNG", "PPM")
-        if not stored:  # nearly every image
-            return None
-        if image.format == "PNG" and image.mode != "I" and not image.mode.startswith("I;16"):
-            if not any(str(tile[3]).endswith(";16B") for tile in getattr(image, "tile", ())):
-                return None
-        elif image.format == "PPM" and image.mode not in ("I", "I;16"):
-            return None
+    if image is not None and not is_special(image):  # nearly every image
+        return None
     from vtk.data import pixels
 
-    needs_file = image is None or image.format == "TIFF" or image.mode in ("RGB", "RGBA", "LA")
-    if not needs_file:
+    if image is not None and images.is_wide(image.mode) and image.format != "TIFF":
         return pixels.decode(image, b"", max_pixels)
     if file is None or file.closed:  # in memory, and read before: what Pillow keeps is all there is
         return pixels.decode(image, b"", max_pixels) if image is not None and images.is_wide(image.mode) else None
     file.seek(0)
     return pixels.decode(image, file.read(), max_pixels)
+
+
+def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> "np.ndarray":
+    """Return a file as a raw image (`vtk.data.raw`) for a model of three channels.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    import numpy as np
+
+    from vtk.data.raw import raw_of
+
+    decoding = Decoding.of(spec)
+    if not decoding.ranges:
+        return np.asarray(read_image(path, 3, max_pixels, decoding))
+    try:
+        with opened(path, max_pixels) as (image, file):
+            pixels = special(image, file, max_pixels)
+            turn = 1 if image is None or image.format == "TIFF" else orientation(image)
+            shown = decode(image, file, 3, max_pixels, decoding)
+    except Exception as error:  # as in `decode_file`
+        raise unreadable(path, error) from error
+    assert isinstance(shown, Image.Image)
+    if pixels is not None and turn != 1:
+        pixels = pixels.turned(turn)
+    return raw_of(pixels, shown, decoding.ranges, decoding.type)
 
 
 def outside_of(image: Image.Image | Bands) -> bool:
@@ -134,53 +156,11 @@ def outside_of(image: Image.Image | Bands) -> bool:
     return bool(first.info.get(OUTSIDE))
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Do as `to_rgb` of an image of 8 bits, and convert its profile."""
-    profile = image.info.get("icc_profile")
-    if not profile or image.mode == "LAB":
-        return to_rgb(image)
-    mode = _space(image.mode)
-    if _plain(profile, mode):
-        return to_rgb(image)
-    if "A" not in image.mode.upper() and "transparency" not in image.info:
-        image.load()
-        return to_srgb(image if image.mode == mode else image.convert(mode), profile).convert("RGB")
-    straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    colours = straight.convert("RGB")
-    colours = to_srgb(colours.convert("L") if mode == "L" else colours, profile).convert("RGB")
-    canvas = Image.new("RGBA", image.size, (*images.BACKGROUND, 255))
-    canvas.alpha_composite(Image.merge("RGBA", (*colours.split(), straight.getchannel("A"))))
-    return canvas.convert("RGB")
-
-
-def _converted(image: Image.Image) -> Image.Image:
-    """Return the image of a file of 8 bits with its colours in sRGB, opacity as it is."""
-    profile = image.info.get("icc_profile")
-    if not profile or image.mode == "LAB" or _plain(profile, mode := _space(image.mode)):
-        return image
-    if "A" not in image.mode.upper() and "transparency" not in image.info:
-        image.load()
-        return to_srgb(image if image.mode == mode else image.convert(mode), profile)
-    straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-    colours = straight.convert("RGB")
-    colours = to_srgb(colours.convert("L") if mode == "L" else colours, profile).convert("RGB")
-    return Image.merge("RGBA", (*colours.split(), straight.getchannel("A")))
-
-
-def _space(mode: str) -> str:
-    return {"1": "L", "L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(mode, "RGB")
-
-
-def _plain(profile: bytes, mode: str) -> bool:
-    name = profile_name(profile, mode)
-    return name == SRGB or name.startswith(IGNORED)
-
-
 def colors_of(image: Image.Image, mode: str) -> str:
     """Return what an image, of ``mode`` before it was decoded, says of its colours; empty where it says nothing."""
     info = image.info
     if profile := info.get("icc_profile"):
-        return "" if mode == "LAB" else profile_name(profile, _space(mode))
+        return "" if mode == "LAB" else profile_name(profile, space_of(mode))
     if image.format != "PNG" or "srgb" in info:
         return ""
     if (gamma := info.get("gamma")) and abs(gamma - _PLAIN_GAMMA) > _NEAR:

@@ -18,7 +18,7 @@ from vtk.data.odd import find_odd
 from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.rules import Decoding, Rules
 from vtk.data.samples import BadFile, DataAudit, Sample
-from vtk.data.value_range import judge
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 
@@ -71,6 +71,7 @@ def scan_multi(
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
         UsageError: a data set by name, or a value out of range.
     """
+    parse_option(value_range)
     start, root = time.perf_counter(), Path(root)
     if is_named(root):
         raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")

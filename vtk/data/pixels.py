@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from vtk.data.depth import deep_ppm
 from vtk.data.profiles import to_srgb
 from vtk.data.tiff import GREY, INKS, MASK, RGB, WHITE_IS_ZERO, Page, is_tiff, pages, read_samples
 
@@ -50,6 +51,10 @@ class Pixels(NamedTuple):
         """Pillow's mode of the colours that a profile is of; empty of other bands."""
         return {"Y": "L", "R": "RGB", "c": "CMYK"}.get(self.roles[:1], "") if "X" not in self.roles else ""
 
+    def turned(self, orientation: int) -> "Pixels":
+        """Return it turned or mirrored as an EXIF orientation says."""
+        return self._replace(planes=tuple(_turned(plane, orientation) for plane in self.planes))
+
     @property
     def measured(self) -> list[int]:
         """Positions of the planes that a value range is of: more than 8 bits, and neither opacity nor ink."""
@@ -57,15 +62,6 @@ class Pixels(NamedTuple):
             i for i, (plane, role) in enumerate(zip(self.planes, self.roles, strict=True))
             if plane.dtype != np.uint8 and role not in OPACITY and role not in "cmyk"
         ]  # fmt: skip
-
-
-def is_special(image: Image.Image) -> bool:
-    """Tell whether an opened image may need `decode`: it is a TIFF, or stores more than 8 bits."""
-    if image.format == "TIFF" or image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return True
-    if image.format == "PNG":
-        return any(str(tile[3]).endswith(";16B") for tile in getattr(image, "tile", ()))
-    return False
 
 
 def decode(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | None:
@@ -87,6 +83,8 @@ def decode(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | 
     if image.format == "PNG" and image.mode in ("RGB", "RGBA", "LA"):
         planes = _png(data, image.mode)
         return Pixels(planes, "YA" if image.mode == "LA" else image.mode, profile)
+    if deep := deep_ppm(image):
+        return Pixels(_ppm(data, image.size, *deep), "RGB", profile)
     image.load()
     values = np.asarray(image)
     if image.mode == "I" and image.format in ("PNG", "PPM"):  # Pillow scales these to 16 bits
@@ -114,6 +112,16 @@ def _png(data: bytes, mode: str) -> tuple[np.ndarray, ...]:
             halves.append(np.asarray(png).astype(np.uint16))
     whole = halves[0] << 8 | halves[1]
     return tuple(np.ascontiguousarray(whole[..., c]) for c in range(len(mode)))
+
+
+def _ppm(data: bytes, size: tuple[int, int], start: int, top: int) -> tuple[np.ndarray, ...]:
+    """Return the planes of a PPM, whose largest value its header states, as 16 bits."""
+    width, height = size
+    if len(data) < start + 6 * width * height:
+        raise OSError("image file is truncated")
+    values = np.frombuffer(data, ">u2", 3 * width * height, start).astype(np.float64)
+    found = np.rint(np.minimum(values / top, 1.0) * 65535).astype(np.uint16).reshape(height, width, 3)
+    return tuple(np.ascontiguousarray(found[..., c]) for c in range(3))
 
 
 def _tiff(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | None:

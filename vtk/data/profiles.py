@@ -1,8 +1,8 @@
 """Embedded colour profiles (ICC): pixels are converted to sRGB, by Pillow's lcms.
 
 The intent is relative colorimetric with black point compensation, which keeps every colour that sRGB has. A profile
-that says nothing but sRGB leaves the pixels as they are, bit for bit; one that is damaged, or of another kind of colours
-than the pixels, is passed over. So are gamma and primaries that a PNG tells without a profile (gAMA, cHRM).
+that says nothing but sRGB leaves the pixels as they are, bit for bit; one that is damaged, or of another kind of
+colours than the pixels, is passed over. So are gamma and primaries that a PNG tells without a profile (gAMA, cHRM).
 
 Needs Pillow only: servers run a copy of this file.
 """
@@ -45,6 +45,33 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         return image.point(change)
     converted: Image.Image = change.apply(image)
     return converted
+
+
+def converted(image: Image.Image) -> Image.Image:
+    """Return an opened image of 8 bits with its colours in sRGB, opacity as it is; the same one if nothing changes.
+
+    What changes is of mode L, RGB or, with opacity, RGBA.
+    """
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode == "LAB":
+        return image
+    mode = space_of(image.mode)
+    name = profile_name(profile, mode)
+    if name == SRGB or name.startswith(IGNORED):
+        return image
+    if image.mode not in ("RGBA", "LA", "PA", "RGBa", "La") and "transparency" not in image.info:
+        image.load()
+        if "transparency" not in image.info:  # a PNG may tell of it at its end
+            return to_srgb(image if image.mode == mode else image.convert(mode), profile)
+    straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
+    colours = straight.convert("RGB")
+    colours = to_srgb(colours.convert("L") if mode == "L" else colours, profile).convert("RGB")
+    return Image.merge("RGBA", (*colours.split(), straight.getchannel("A")))
+
+
+def space_of(mode: str) -> str:
+    """Return the colours that a profile of an image of Pillow's ``mode`` is of: L, RGB or CMYK."""
+    return {"1": "L", "L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(mode, "RGB")
 
 
 @lru_cache(_KEPT)

@@ -267,6 +267,9 @@ def _mixed(table: np.ndarray, weights: np.ndarray, percent: float) -> float:
 def _range(table: np.ndarray, weights: np.ndarray, option: Option, kind: str) -> tuple[float, float]:
     if option:
         low, high = (_mixed(table, weights, float(end[1:])) if end[0] == "p" else float(end) for end in option)
+        if np.dtype(kind).kind != "f":
+            ends = zip(option, (low, high), strict=True)
+            low, high = (float(round(value)) if end[0] == "p" else value for end, value in ends)
         if not high - low > 1e-300 or not np.isfinite(high - low):
             raise DataError(
                 f"`--value-range` {' '.join(option)} goes from {_plain(low)} to {_plain(high)} here; give two numbers, "
@@ -376,7 +379,8 @@ def _few_levels(
         elif levels < _FEW:
             how = "--value-range p1 p99 would spread them" if len(types) == 1 else "store all images as one type"
             found.append(
-                f"98 % of the pixels {of} lie in {_plain(low)} to {_plain(high)}, {levels + 1:.0f} of the 256 levels; {how}"
+                f"98 % of the pixels {of} lie in {_plain(low)} to {_plain(high)}, {levels + 1:.0f} of the 256 levels; "
+                f"{how}"
             )
     return found
 

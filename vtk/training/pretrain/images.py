@@ -11,7 +11,7 @@ from vtk.data.named import fetch, is_named
 from vtk.data.probed import digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
-from vtk.data.value_range import judge
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -42,6 +42,7 @@ def read_images(
 
 
 def _scan_all(config: PretrainConfig, given: Path, show_progress: bool, decoding: Decoding | None) -> DataAudit:
+    parse_option(config.value_range)
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
     if root.is_file():
