@@ -150,6 +150,30 @@ def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> 
     return raw_of(pixels, shown, decoding.ranges, decoding.type)
 
 
+def preview(path: str | os.PathLike[str], max_pixels: int, decoding: Decoding, side: int) -> Image.Image:
+    """Return a file as a person sees it, perhaps smaller but not below ``side``; of many bands the first, as grey.
+
+    Raises:
+        Exception: whatever a decoder raises.
+    """
+    with opened(path, max_pixels) as (image, file):
+        pixels = special(image, file, max_pixels) if decoding.rules != "v0.1" else None
+        if pixels is None:
+            if image is None:
+                raise UnidentifiedImageError
+            if image.format == "JPEG":
+                image.draft("RGB", (side, side))  # a large photograph is decoded at an eighth
+            return upright(to_rgb(image if decoding.rules == "v0.1" else converted(image)), orientation(image))
+        from vtk.data.pixels import check_bands, rgb_of
+
+        try:
+            check_bands(pixels, 3)
+        except ValueError:
+            pixels = pixels._replace(planes=pixels.planes[:1], roles="Y", profile=b"")
+        turn = 1 if image is None or image.format == "TIFF" else orientation(image)
+        return upright(rgb_of(pixels, decoding.ranges[:1], white=images.BACKGROUND), turn)
+
+
 def outside_of(image: Image.Image | Bands) -> bool:
     """Tell whether values of a decoded image were cut off by the value range."""
     first = image[0] if isinstance(image, tuple) else image

@@ -21,6 +21,7 @@ IGNORED = "ignored: "
 
 _NEAR = 2  # levels of 255 in which profiles of sRGB by several makers differ
 _KEPT = 64
+_BLACK_POINT: Any = 0x2000  # lcms's flag, which older versions of Pillow have another name for
 _SPACES = {"L": ("GRAY", "RGB"), "RGB": ("RGB",), "CMYK": ("CMYK",)}
 
 
@@ -91,7 +92,7 @@ def _conversion(profile: bytes, mode: str) -> tuple[str, Any]:
         inside = space if space != "GRAY" else "L"
         change = ImageCms.buildTransform(
             source, ImageCms.createProfile("sRGB"), inside, "RGB", ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags.BLACKPOINTCOMPENSATION,
+            _BLACK_POINT,
         )  # fmt: skip
         if mode == "CMYK":
             return name, change

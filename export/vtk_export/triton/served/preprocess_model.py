@@ -1,9 +1,9 @@
 """Triton model that makes a classifier's `pixel_values` of images; the first step of an ensemble.
 
 Needs numpy and Pillow, and the `vtk_*.py` beside it. A request has `encoded` (b, 1), whole files of JPEG, PNG or
-another format, or `images` (b, height, width, 3), RGB of any size, as bytes or in the type of the tasks' value range; and
-where the classifier has tasks the `task` (b, 1) of each. ``tasks.json`` says what each task's model takes; it is read again
-when it was replaced.
+another format, or `images` (b, height, width, 3), RGB of any size, as bytes or in the type of the tasks' value range;
+and where the classifier has tasks the `task` (b, 1) of each. ``tasks.json`` says what each task's model takes; it is
+read again when it was replaced.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Encoded images to what a model takes; part of a preprocessing model, and of the client.
 
 Needs numpy and Pillow, and `vtk_depth.py`, `vtk_pixels.py`, `vtk_profiles.py`, `vtk_raw.py` and `vtk_tiff.py` beside
-it. Images are turned upright, brought to 8 bits and the model's channels, resized and normalised as this toolkit does it
-when it evaluates and predicts; an export compares the two.
+it. Images are turned upright, brought to 8 bits and the model's channels, resized and normalised as this toolkit does
+it when it evaluates and predicts; an export compares the two.
 """
 
 import importlib
