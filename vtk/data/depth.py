@@ -21,7 +21,7 @@ def is_special(image: Image.Image) -> bool:
 def deep_ppm(image: Image.Image) -> tuple[int, int] | None:
     """Return where the 16-bit samples of a PPM of colours begin, and which of their values is white."""
     for tile in getattr(image, "tile", ()):
-        top: Any = tile[3][0] if isinstance(tile[3], tuple) and tile[3] else tile[3]
+        top: Any = tile[3][-1] if isinstance(tile[3], tuple) and tile[3] else tile[3]
         if tile[0] == "ppm" and image.mode == "RGB" and isinstance(top, int) and top > 255:
             return int(tile[2]), top
     return None

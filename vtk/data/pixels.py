@@ -80,9 +80,10 @@ def decode(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | 
         return _tiff(image, data, max_pixels)
     assert image is not None
     profile = image.info.get("icc_profile") or b""
-    if image.format == "PNG" and image.mode in ("RGB", "RGBA", "LA"):
-        planes = _png(data, image.mode)
-        return Pixels(planes, "YA" if image.mode == "LA" else image.mode, profile)
+    if image.format == "PNG" and not image.mode.startswith("I"):
+        tiles: Any = image.tile  # type: ignore[attr-defined]
+        stored = str(tiles[0][3]).partition(";")[0]  # of grey with opacity Pillow's mode is another
+        return Pixels(_png(data, stored), "YA" if stored == "LA" else stored, profile)
     if deep := deep_ppm(image):
         return Pixels(_ppm(data, image.size, *deep), "RGB", profile)
     image.load()
