@@ -175,13 +175,13 @@ def settle(
         return Found(decoding, warnings=(said,) if option else ())
     bands = 1 if in_chans in (1, 3) else max(len(values.bands) for values in wide.values())
     weights = np.array([files[name][1] for name in wide], np.float64)
-    tables = [_table(list(wide.values()), band if bands > 1 else None) for band in range(bands)]
-    everything = _table(list(wide.values()), None)
+    tables = [_table(list(wide.values()), weights, band if bands > 1 else None) for band in range(bands)]
+    everything = _table(list(wide.values()), weights, None)
     kind = np.result_type(*(values.type for values in wide.values())).name
     if not known:
-        chosen = [_range(t if len(t) else everything, weights, option, kind) for t in tables]
+        chosen = [_range(t if len(t.rows) else everything, option, kind) for t in tables]
         if len(chosen) not in (1, in_chans):
-            chosen = [_range(everything, weights, option, kind)]
+            chosen = [_range(everything, option, kind)]
         decoding = Decoding(decoding.rules, tuple(chosen), kind)
     return _told(wide, weights, decoding, len(files), option, kind, everything, tables, known=known)
 
@@ -223,25 +223,42 @@ def _counted(names: Mapping[str, int]) -> str:
     return ", ".join(f"{name} in {n} image{'s' * (n > 1)}" for name, n in shown) + more
 
 
-def _table(values: Sequence[Values], band: int | None) -> np.ndarray:
-    """Return the quantiles of each file, (files, levels), of a band or of all together; NaN where there are none."""
-    rows = []
-    for each in values:
-        own = [b for i, b in enumerate(each.bands) if b is not None and band in (None, i)]
-        if not own:
-            rows.append([np.nan] * len(LEVELS))
-        elif len(own) == 1:
-            rows.append(list(own[0]))
-        else:
-            rows.append([_mixed(np.array(own), np.ones(len(own)), level) for level in LEVELS])
-    found = np.array(rows, np.float64)
-    return found if np.isfinite(found).any() else found[:0]
+class _Table(NamedTuple):
+    """Quantiles of bands, (rows, levels), the number of each row's file, and how many pixels it stands for."""
+
+    rows: np.ndarray
+    of: np.ndarray
+    weights: np.ndarray
+
+    def extremes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the smallest and the largest value of each file, sorted."""
+        lows, highs = np.full(self.of.max() + 1, np.inf), np.full(self.of.max() + 1, -np.inf)
+        np.minimum.at(lows, self.of, self.rows[:, 0])
+        np.maximum.at(highs, self.of, self.rows[:, -1])
+        return np.sort(lows[np.isfinite(lows)]), np.sort(highs[np.isfinite(highs)])
+
+    def end(self, level: int) -> float | None:
+        """Return the smallest (0) or largest (-1) value; None where there is none."""
+        if not len(self.rows):
+            return None
+        return float(self.rows[:, 0].min() if level == 0 else self.rows[:, -1].max())
 
 
-def _mixed(table: np.ndarray, weights: np.ndarray, percent: float) -> float:
-    """Return a percentile of files (or bands) together, each spread evenly between its own quantiles."""
-    keep = ~np.isnan(table[:, 0])
-    table, weights = table[keep], weights[keep]
+def _table(values: Sequence[Values], weights: np.ndarray, band: int | None) -> _Table:
+    """Gather the quantiles of a band of all files, or of all bands together."""
+    rows = [
+        (own, number)
+        for number, each in enumerate(values)
+        for i, own in enumerate(each.bands)
+        if own is not None and band in (None, i)
+    ]
+    of = np.array([number for _, number in rows], np.int64)
+    return _Table(np.array([own for own, _ in rows], np.float64).reshape(-1, len(LEVELS)), of, weights[of])
+
+
+def _mixed(found: _Table, percent: float) -> float:
+    """Return a percentile of all files and bands together, each spread evenly between its own quantiles."""
+    table, weights = found.rows, found.weights
     low, high = float(table[:, 0].min()), float(table[:, -1].max())
     if percent <= 0 or percent >= 100 or low == high:
         return low if percent <= 0 else high
@@ -264,9 +281,11 @@ def _mixed(table: np.ndarray, weights: np.ndarray, percent: float) -> float:
     return high
 
 
-def _range(table: np.ndarray, weights: np.ndarray, option: Option, kind: str) -> tuple[float, float]:
+def _range(table: _Table, option: Option, kind: str) -> tuple[float, float]:
+    if not len(table.rows):  # nothing but NaN
+        return 0.0, 1.0
     if option:
-        low, high = (_mixed(table, weights, float(end[1:])) if end[0] == "p" else float(end) for end in option)
+        low, high = (_mixed(table, float(end[1:])) if end[0] == "p" else float(end) for end in option)
         if np.dtype(kind).kind != "f":
             ends = zip(option, (low, high), strict=True)
             low, high = (float(round(value)) if end[0] == "p" else value for end, value in ends)
@@ -276,8 +295,7 @@ def _range(table: np.ndarray, weights: np.ndarray, option: Option, kind: str) ->
                 "LOW below HIGH"
             )
         return low, high
-    keep = ~np.isnan(table[:, 0])
-    lows, highs = np.sort(table[keep, 0]), np.sort(table[keep, -1])
+    lows, highs = table.extremes()
     few = 0 if len(lows) < 10 else max(1, len(lows) // 50)
     low, high = float(lows[few]), float(highs[-1 - few])
     if few and high > low:
@@ -305,15 +323,15 @@ def _rounded(low: float, high: float, kind: str) -> tuple[float, float]:
 
 def _told(
     wide: Mapping[str, Values], weights: np.ndarray, decoding: Decoding, files: int, option: Option, kind: str,
-    everything: np.ndarray, tables: Sequence[np.ndarray], *, known: bool,
+    everything: _Table, tables: Sequence[_Table], *, known: bool,
 ) -> Found:  # fmt: skip
     notes: list[str] = []
     warnings: list[str] = []
     types = sorted({values.type for values in wide.values()})
     whole = f"{len(wide)} image{'s' * (len(wide) > 1)} of {', '.join(types)}"
-    least, most = (_end(everything, 0, min), _end(everything, -1, max))
+    least, most = everything.end(0), everything.end(-1)
     facts: dict[str, Any] = {"type": kind, "files": len(wide), "min": least, "max": most}
-    facts["bands"] = [{"min": _end(t, 0, min), "max": _end(t, -1, max)} for t in tables]
+    facts["bands"] = [{"min": t.end(0), "max": t.end(-1)} for t in tables]
     facts["range"] = [list(pair) for pair in decoding.ranges]
     text = f"more than 8 bits: {whole}"
     if least is not None and most is not None:
@@ -367,11 +385,11 @@ def _few_levels(
     found = []
     for kind in types:
         own = [values.type == kind for values in wide.values()]
-        table = _table([values for values in wide.values() if values.type == kind], None)
-        if not len(table):
+        table = _table([values for values in wide.values() if values.type == kind], weights[own], None)
+        if not len(table.rows):
             continue
-        least, most = _end(table, 0, min), _end(table, -1, max)
-        low, high = (_mixed(table, weights[own], level) for level in (1, 99))
+        least, most = table.end(0), table.end(-1)
+        low, high = (_mixed(table, level) for level in (1, 99))
         levels = (high - low) / (chosen[1] - chosen[0]) * 255
         of = f"of the {sum(own)} images of {kind}"
         if least == most:
@@ -400,11 +418,6 @@ def is_outside(values: Values, decoding: Decoding) -> bool:
             if found[0] < low or found[-1] > high:
                 return True
     return False
-
-
-def _end(table: np.ndarray, level: int, which: Any) -> float | None:
-    column = [v for v in (table[:, level] if len(table) else ()) if not np.isnan(v)]
-    return float(which(column)) if column else None
 
 
 def show_range(pair: tuple[float, float]) -> str:

@@ -104,10 +104,11 @@ def test_inks_are_what_their_profile_says(tmp_path: Path, suffix: str) -> None:
     dull = (60.0, -30.0, 20.0)
     inks = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
     inks.paste((0, 0, 0, 0), (0, 0, 8, 16))
+    options: dict[str, Any] = {"quality": 100} if suffix == "jpg" else {}
     inks.save(
         tmp_path / f"a.{suffix}",
         icc_profile=ink_profile("Newspaper", dull),
-        **({"quality": 100} if suffix == "jpg" else {}),
+        **options,
     )
     found = colours(tmp_path / f"a.{suffix}")
     lab = ImageCms.profileToProfile(
@@ -124,7 +125,7 @@ def test_inks_are_what_their_profile_says(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("profile", "says"),
     [
-        (b"no profile", "a damaged profile"), (ADOBE[:300], "a damaged profile"),
+        (b"no profile", "a damaged profile"), (ADOBE[:300], "unnamed RGB, which cannot be applied"),
         (grey_profile("Grey", 2.2), "Grey, of GRAY colours in an image of mode RGB"),
         (ink_profile("Ink", (60.0, 0.0, 0.0)), "Ink, of CMYK colours in an image of mode RGB"),
     ],

@@ -201,6 +201,12 @@ def test_constant_images_and_few_levels_are_said(tmp_path: Path) -> None:
     assert any("float32 lie in" in text and "store all images as one type" in text for text in audit(mixed).warnings)
 
 
+def test_images_without_a_single_number(tmp_path: Path) -> None:
+    found = audit(folder(tmp_path, [np.full((9, 11), np.nan, np.float32)] * 4, "tif"))
+    assert found.decoding.ranges == ((0.0, 1.0),)
+    assert grey(tmp_path / "a" / "000.tif", found.decoding).max() == 0
+
+
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
