@@ -35,6 +35,7 @@ from vtk.runtime.source import Opening, Source
 from vtk.runtime.torch_backend import EagerBackend
 from vtk_export.aoti_config import AotiConfig
 from vtk_export.convert import silence
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.place import LATENCY
@@ -110,8 +111,9 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         check_writable(config.out)
     start = time.perf_counter()
     card = dataclasses.replace(source.card, base=None, pack={})
+    given = give_images(source.card, config.data, config.split, described=source.described)
     images, what = gate_images(
-        card.input, sum(BATCHES), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+        card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
     )  # fmt: skip
     model, fused = _form(source.model(), dtype, config.fuse)
     with replace_file(config.out / "model.pt2") as tmp:

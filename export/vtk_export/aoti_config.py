@@ -13,6 +13,7 @@ from vtk.options.shared import (
     ProfileSizes,
     Seed,
     SourceOptions,
+    Split,
     Threads,
     VerifyData,
 )
@@ -33,6 +34,7 @@ class AotiConfig(Config):
     device: Device = "auto"
     fuse: Fuse = None
     data: VerifyData = None
+    split: Split = None
     seed: Seed = 0
     threads: Threads = None
     profile: ProfileSizes = ()

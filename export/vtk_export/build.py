@@ -16,7 +16,8 @@ from vtk.runtime.facts import Facts
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert
-from vtk_export.judge import Judgement, Photographs, one_label
+from vtk_export.given import Given
+from vtk_export.judge import Judgement, Photographs
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
@@ -48,8 +49,9 @@ class File:
 
 
 def build(
-    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, *, divide_scores: bool | None = None
-) -> File:
+    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None = None, *,
+    divide_scores: bool | None = None,
+) -> File:  # fmt: skip
     """Convert ``model``, lower it, and write it into ``folder``.
 
     Args:
@@ -58,6 +60,7 @@ def build(
         config: options.
         folder: of the new files.
         images: model inputs, of which some show what is too large for fp16.
+        given: images of ``--data``, which ``int8`` static calibrates on.
         divide_scores: of `vtk_export.convert.export_form`; None: in fp32, unless for TensorRT.
 
     Raises:
@@ -98,7 +101,7 @@ def build(
                     threads=config.threads, static_batch=config.static_batch)  # fmt: skip
         del plain
     elif config.int8:
-        proto = _quantize(proto, card, config, folder)
+        proto = _quantize(proto, card, config, folder, given)
         proto.ir_version = config.ir
     facts = Facts(
         precision=config.dtype,
@@ -126,7 +129,9 @@ def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:
         )
 
 
-def _quantize(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path) -> onnx.ModelProto:
+def _quantize(
+    proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: Given | None
+) -> onnx.ModelProto:
     """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
     place = folder / "plain"
     place.mkdir()
@@ -136,14 +141,12 @@ def _quantize(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Pa
     if config.int8 == "dynamic":
         quantize_dynamic(plain, target)
     else:
-        assert config.data is not None
-        photographs = Photographs(
-            config.data, one_label(card), config.calibration_images, part=1, parts=2, max_pixels=pixel_limit(card),
-        )  # fmt: skip
+        assert given is not None
+        photographs = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
         batches = (images for images, _ in photographs.batches(card.input, config.static_batch or 1)
                    if config.static_batch in (None, len(images)))  # fmt: skip
         quantize_static(plain, target, batches)
-        console.say(f"calibrated on {len(photographs.paths)} images of {config.data}")
+        console.say(f"calibrated on {len(photographs.paths)} {photographs.what}")
     quantized: onnx.ModelProto = onnx.load(target)
     shutil.rmtree(place)
     used = {node.domain for node in quantized.graph.node} | {""}

@@ -22,10 +22,12 @@ from vtk.options.shared import (
     Seed,
     Softmax,
     SourceOptions,
+    Split,
     StaticBatch,
     Threads,
     Unverified,
     VerifyData,
+    VerifyDataOf,
 )
 from vtk_export.targets import IR_VERSIONS, parse_target
 
@@ -59,6 +61,7 @@ class OnnxConfig(Config):
     opset: Opset = 18
     static_batch: StaticBatch = None
     data: VerifyData = None
+    split: Split = None
     fuse: Fuse = None
     dtype: Dtype = "fp32"
     keep_io_types: KeepIoTypes = False
@@ -156,7 +159,8 @@ class TasksConfig(Config):
     ] = "files"
     opset: Opset = 18
     static_batch: StaticBatch = None
-    data: VerifyData = None
+    data: VerifyDataOf = ()
+    split: Split = None
     fuse: Fuse = None
     seed: Seed = 0
     threads: Threads = None

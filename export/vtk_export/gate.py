@@ -11,8 +11,9 @@ from vtk.data.bands import pixel_limit
 from vtk.errors import UnavailableError
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
+from vtk_export.given import Given, judging
 from vtk_export.images import gate_images
-from vtk_export.judge import Photographs, check_judgement, judge, one_label
+from vtk_export.judge import Photographs, check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
 from vtk_export.place import restamp
 from vtk_export.precision import ONNX_NAMES
@@ -23,9 +24,10 @@ from vtk_export.verify import GateRow, check_rows, print_rows, verify_structure,
 
 
 def gate(
-    file: File, card: Card, config: OnnxConfig, images: Tensor, what: str, batches: Sequence[int], *, show: bool
-) -> File:
-    """Return ``file`` with what the gate found, or raise."""
+    file: File, card: Card, config: OnnxConfig, images: Tensor, what: str, batches: Sequence[int],
+    given: Given | None, *, show: bool,
+) -> File:  # fmt: skip
+    """Return ``file`` with what the gate found, or raise; ``given`` are the images of ``--data``."""
     number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
     spec = card.input
     sides = ("height", "width") if config.dynamic_size else spec.size
@@ -39,7 +41,7 @@ def gate(
     try:
         rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
                                       names=file.names, limits=limits)  # fmt: skip
-        rows += _other_rows(file, card, config, limits)
+        rows += _other_rows(file, card, config, limits, given)
     except UnavailableError as error:
         if not config.unverified:
             raise
@@ -55,33 +57,34 @@ def gate(
     file = dataclasses.replace(file, rows=tuple(rows))
     if kind == "fp32" or file.names == ("features",):
         return file
-    if config.data is None:
+    if given is None:
         console.say(f"what {kind} costs in accuracy is not known: give --data for agreement and top-1 on real images")
         return file
     limit = pixel_limit(card)
-    parts = 2 if file.facts.int8 == "static" else 1  # not the images that it was calibrated on
-    photographs = Photographs(config.data, one_label(card), config.images, parts=parts, max_pixels=limit)
+    # not the images that it was calibrated on
+    chosen = given.calibration[1] if file.facts.int8 == "static" else given.judging
+    photographs = Photographs(chosen, config.images, max_pixels=limit)
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)
     return dataclasses.replace(file, judgement=judgement)
 
 
-def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits) -> list[GateRow]:
+def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, given: Given | None) -> list[GateRow]:
     """Return the rows of images of other sizes, where the file takes them."""
     rows: list[GateRow] = []
     spec, limit = card.input, pixel_limit(card)
     for size in other_sizes(file.model, spec) if config.dynamic_size else ():
         count = config.static_batch or 2
         other = dataclasses.replace(spec, height=size[0], width=size[1])
-        images, _ = gate_images(other, count, data=config.data, seed=config.seed, max_pixels=limit)
+        images, _ = gate_images(other, count, chosen=judging(given), seed=config.seed, max_pixels=limit)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=size) for row in found]
     return rows
 
 
-def gate_preproc(file: File, card: Card, config: OnnxConfig) -> Drift | None:
+def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift | None:
     """Check a file whose preprocessing was put into its graph, and return what that changes in its outputs.
 
     A file that nothing here runs, kept by ``--unverified``, gives None.
@@ -97,6 +100,6 @@ def gate_preproc(file: File, card: Card, config: OnnxConfig) -> Drift | None:
     )  # fmt: skip
     if not file.facts.verified:
         return None
-    drift = measure_drift(file, card, config)
+    drift = measure_drift(file, card, config, given)
     check_drift(drift, LIMITS["int8" if file.facts.int8 else file.facts.precision])
     return drift

@@ -1,7 +1,5 @@
 """Images to verify an exported file with: real ones where given, else smoothed random ones."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -10,6 +8,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.data.images import MAX_PIXELS
 from vtk.errors import DataError
+from vtk.runtime.images import Chosen
 
 # plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
 # and interpolated has the smooth areas and few edges of an image.
@@ -17,14 +16,14 @@ _CELLS = 8
 
 
 def gate_images(
-    spec: InputSpec, count: int, *, data: Path | None, seed: int, max_pixels: int = MAX_PIXELS
+    spec: InputSpec, count: int, *, chosen: Chosen | None, seed: int, max_pixels: int = MAX_PIXELS
 ) -> tuple[Tensor, str]:  # fmt: skip
     """Return ``count`` different model inputs and one line that says what they are.
 
     Args:
         spec: size and normalisation.
         count: number of images.
-        data: file or folder of images, taken at even distances over the listing; missing ones are filled up.
+        chosen: images, taken at even distances over the listing; missing ones are filled up.
         seed: of the random images.
         max_pixels: a larger image cannot be read (`vtk.data.bands.pixel_limit` of the model's card).
 
@@ -32,15 +31,16 @@ def gate_images(
         fp32 (count, in_chans, height, width), normalised.
 
     Raises:
-        DataError: ``data`` holds no image that can be read.
+        DataError: no image of ``chosen`` can be read.
     """
-    real = _real_images(spec, count, data, max_pixels) if data is not None else []
+    real = _real_images(spec, count, chosen, max_pixels) if chosen is not None else []
     missing = count - len(real)
+    of_data = f"{len(real)} {chosen.what if chosen else ''}"
     if not missing:
-        return torch.stack(real), f"{count} images of {data}"
+        return torch.stack(real), of_data
     images = torch.cat([*(image[None] for image in real), _smooth_images(spec, missing, seed)])
     text = f"{missing} smoothed random images (seed {seed})"
-    return images, f"{len(real)} images of {data} and {text}" if real else text
+    return images, f"{of_data} and {text}" if real else text
 
 
 def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
@@ -54,13 +54,12 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
     return (pixels - mean) / std
 
 
-def _real_images(spec: InputSpec, count: int, data: Path, max_pixels: int) -> list[Tensor]:
+def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
     from vtk.data.bands import read_image
-    from vtk.data.listing import list_images
     from vtk.data.rules import Decoding
     from vtk.data.transforms import eval_transform
 
-    paths = list_images(data)
+    paths = chosen.paths
     # an even distance walks through all class folders
     ordered = [paths[i * len(paths) // count] for i in range(count)] if len(paths) > count else paths
     transform, decoding = eval_transform(spec), Decoding.of(spec)
@@ -71,5 +70,5 @@ def _real_images(spec: InputSpec, count: int, data: Path, max_pixels: int) -> li
         except (DataError, OSError) as error:
             console.warn(f"skipped: {error}")
     if not images:
-        raise DataError(f"`--data` {data}: none of {len(ordered)} images could be read; give others, or leave it out")
+        raise DataError(f"`--data`: none of {len(ordered)} {chosen.what} could be read; give others, or leave it out")
     return images

@@ -1,5 +1,6 @@
 """How often a file of reduced precision has torch's most likely class on real images, and how often the right one."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk import console
-from vtk.card import Card, InputSpec
+from vtk.card import InputSpec
 from vtk.data.images import MAX_PIXELS
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import predictor
+from vtk.runtime.images import Chosen
 from vtk_export.limits import Limits
 from vtk_export.verify import open_sessions, reference_outputs
 
@@ -31,6 +33,7 @@ class Judgement:
         cosine_min: the smallest.
         top1: accuracy of the file, None where the folders are not named after the classes.
         top1_fp32: of torch in fp32.
+        what: the images are.
     """
 
     count: int
@@ -39,21 +42,17 @@ class Judgement:
     cosine_min: float
     top1: float | None = None
     top1_fp32: float | None = None
+    what: str = "images"
 
     def describe(self) -> str:
         """Return one line for people."""
         text = (
-            f"on {self.count} images: torch's class in {console.percent(self.agreement, 2)}, cosine mean "
+            f"on {self.count} {self.what}: torch's class in {console.percent(self.agreement, 2)}, cosine mean "
             f"{self.cosine_mean:.6f}, least {self.cosine_min:.6f}"
         )
         if self.top1 is None or self.top1_fp32 is None:
             return text
         return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
-
-
-def one_label(card: Card) -> Sequence[str]:
-    """Return the classes that folders can be named after: none where an image has several labels."""
-    return () if card.multi_label else card.classes
 
 
 class Photographs:
@@ -62,23 +61,15 @@ class Photographs:
     Attributes:
         paths: at even distances over the listing, so that all class folders are met.
         max_pixels: a larger image cannot be read.
-        labels: class indices, None where an image lies in no folder named after a class, or no class was given.
+        labels: class indices, None where the folder does not tell the model's classes.
+        what: they are, in words.
     """
 
-    def __init__(
-        self, data: Path, classes: Sequence[str], count: int, *, part: int = 0, parts: int = 1,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:  # fmt: skip
-        from vtk.data.listing import list_images
-
-        self.max_pixels = max_pixels
-        found = list_images(data)
-        own = found[part::parts] or found  # of one image, all parts are that one
-        self.paths = [own[i * len(own) // count] for i in range(count)] if len(own) > count else own
-        index = {name: i for i, name in enumerate(classes)}
-        labels = [index.get(path.parent.name) for path in self.paths]
-        known = [label for label in labels if label is not None]
-        self.labels: list[int] | None = known if len(known) == len(labels) else None
+    def __init__(self, chosen: Chosen, count: int, *, max_pixels: int = MAX_PIXELS) -> None:
+        own, self.max_pixels, self.what = len(chosen.paths), max_pixels, chosen.what
+        taken = [i * own // count for i in range(count)] if own > count else range(own)
+        self.paths = [chosen.paths[i] for i in taken]
+        self.labels = None if chosen.labels is None else [chosen.labels[i] for i in taken]
 
     def batches(self, spec: InputSpec, size: int) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield model inputs (≤ size, C, H, W) and the positions of their images; unreadable ones are left out.
@@ -147,12 +138,13 @@ def judge(
         agreement=(ours == torchs).double().mean().item(),
         cosine_mean=cosine.mean().item(),
         cosine_min=cosine.min().item(),
+        what=photographs.what,
     )
     if photographs.labels is None:
         return result
     labels = torch.tensor([photographs.labels[i] for i in places])
     tops = [(rows == labels).double().mean().item() for rows in (ours, torchs)]
-    return Judgement(result.count, result.agreement, result.cosine_mean, result.cosine_min, *tops)
+    return dataclasses.replace(result, top1=tops[0], top1_fp32=tops[1])
 
 
 def check_judgement(result: Judgement, limits: Limits) -> None:
@@ -161,7 +153,7 @@ def check_judgement(result: Judgement, limits: Limits) -> None:
     Raises:
         VerificationError: says which number is beyond its bound.
     """
-    where = f"on {result.count} images of --data"
+    where = f"on {result.count} {result.what}"
     floor = limits.cosine if limits.mean is None else limits.mean
     if floor is not None and not result.cosine_mean >= floor:
         raise VerificationError(f"{where} the cosine with torch is {result.cosine_mean:.6f} on average, at least "

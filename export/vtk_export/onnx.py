@@ -21,6 +21,7 @@ from vtk_export.build import build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
 from vtk_export.gate import gate, gate_preproc
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
 from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
@@ -120,17 +121,18 @@ def export_onnx(
     with _workspace(config.out, overwrite=config.overwrite) as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
+        given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         if config.with_preproc:
             check_preproc(card.input)
-        file = build(source.model(), card, config, folder, images)
-        file = gate(file, card, config, images, what, batches, show=show)
+        file = build(source.model(), card, config, folder, images, given)
+        file = gate(file, card, config, images, what, batches, given, show=show)
         drift = None
         if config.with_preproc:
             file = add_preproc(file, card, folder)
-            drift = gate_preproc(file, card, config)
+            drift = gate_preproc(file, card, config, given)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         _move(folder, config.out)
     return ExportResult(

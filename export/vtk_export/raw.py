@@ -19,6 +19,7 @@ from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
+from vtk_export.given import Given
 from vtk_export.judge import Photographs
 from vtk_export.limits import LEAST_COSINE, Limits
 from vtk_export.place import save
@@ -62,7 +63,7 @@ def add_preproc(file: File, card: Card, folder: Path) -> File:
     return dataclasses.replace(file, path=save(proto, card, folder, facts), facts=facts, nodes=nodes)
 
 
-def measure_drift(file: File, card: Card, config: OnnxConfig) -> Drift:
+def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift:
     """Run the file on decoded images and torch on what the evaluation makes of them.
 
     Raises:
@@ -76,7 +77,7 @@ def measure_drift(file: File, card: Card, config: OnnxConfig) -> Drift:
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
     with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
-        for image in _images(card, config):
+        for image in _images(card, config, given):
             inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
             expected.append(reference_outputs(file.model, inputs, file.names)[file.names[0]])
             got.append(_run(session, image, file.names[0]))
@@ -88,7 +89,7 @@ def measure_drift(file: File, card: Card, config: OnnxConfig) -> Drift:
     same = want.argmax(1) == have.argmax(1)
     return Drift(
         count=count,
-        what=f"images of {config.data}" if config.data else "drawn images of several sizes",
+        what=given.judging.what if given else "drawn images of several sizes",
         cosine_min=F.cosine_similarity(want, have, dim=1).min().item(),
         error=error,
         relative=error / max(want.abs().max().item(), 1e-30),
@@ -128,15 +129,15 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
         ) from error
 
 
-def _images(card: Card, config: OnnxConfig) -> Iterator[np.ndarray]:
+def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[np.ndarray]:
     """Yield raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.bands import pixel_limit
     from vtk.data.decoding import read_raw
     from vtk.data.raw import spread
 
     spec = card.input
-    if config.data is not None:
-        for path in Photographs(config.data, (), _COUNT).paths:
+    if given is not None:
+        for path in Photographs(given.judging, _COUNT).paths:
             try:
                 yield read_raw(path, spec, pixel_limit(card))
             except (DataError, OSError) as error:

@@ -18,6 +18,7 @@ from vtk.options.shared import (
     ProfileSizes,
     Seed,
     SourceOptions,
+    Split,
     StaticBatch,
     Threads,
     Unverified,
@@ -76,6 +77,7 @@ class TensorrtConfig(Config):
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
     fuse: Fuse = None
     data: VerifyData = None
+    split: Split = None
     unverified: Unverified = False
     images: JudgeImages = 256
     seed: Seed = 0

@@ -20,10 +20,11 @@ from vtk.options.shared import (
     ProfileSizes,
     Seed,
     Softmax,
+    Split,
     StaticBatch,
     Threads,
     Unverified,
-    VerifyData,
+    VerifyDataOf,
 )
 from vtk_export.config import OPSETS, OnnxConfig
 
@@ -93,7 +94,8 @@ class TritonConfig(Config):
     calibration_images: CalibrationImages = 128
     opset: Opset = 18
     fuse: Fuse = None
-    data: VerifyData = None
+    data: VerifyDataOf = ()
+    split: Split = None
     images: JudgeImages = 256
     unverified: Unverified = False
     profile: ProfileSizes = ()
@@ -128,17 +130,18 @@ class TritonCommand(TritonConfig):
         """The back-end, the default resolved."""
         return self.backend or (ONE if len(self.sources) == 1 else MANY)
 
-    def onnx_config(self, out: Path, *, with_preproc: bool = False) -> OnnxConfig:
+    def onnx_config(self, out: Path, data: Path | None = None, *, with_preproc: bool = False) -> OnnxConfig:
         """Return the options of an ONNX file.
 
         Args:
             out: its folder.
+            data: images of its source.
             with_preproc: whether its graph prepares images.
         """
         # the score beside the logits is their softmax, so the model of one task gives both from logits
         softmax = self.softmax and self.server != "python"
         return OnnxConfig(
-            out=out, opset=self.opset, static_batch=self.static_batch, data=self.data, fuse=self.fuse,
+            out=out, opset=self.opset, static_batch=self.static_batch, data=data, split=self.split, fuse=self.fuse,
             dtype="fp32" if self.dtype == "auto" else self.dtype, keep_io_types=self.keep_io_types, int8=self.int8,
             calibration_images=self.calibration_images, images=self.images, unverified=self.unverified,
             softmax=softmax, with_preproc=with_preproc, profile=self.profile, seed=self.seed, threads=self.threads,
@@ -160,7 +163,8 @@ class TritonCommand(TritonConfig):
             raise UsageError(f"`--engine` {self.engine} is of one source, {len(self.sources)} were given; export them "
                              "one by one")  # fmt: skip
         if self.server != "vtk":
-            self.onnx_config(Path(), with_preproc=self.ensemble is False)  # has its own checks
+            data = Path() if self.data else None
+            self.onnx_config(Path(), data, with_preproc=self.ensemble is False)  # has its own checks
 
     def _refuse(self) -> None:
         """Refuse what the back-end does not do, with the reason."""

@@ -11,7 +11,9 @@ from PIL import Image
 from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data import bands, images
+from vtk.data.listing import list_images
 from vtk.errors import DataError
+from vtk.runtime.images import Chosen
 from vtk.tasks.load import read_card
 from vtk.tasks.pack import update_card
 from vtk_export.images import gate_images
@@ -35,15 +37,16 @@ def limited(calm: Any, tmp_path: Path) -> Path:
 def test_a_larger_image_is_skipped_and_named(limited: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = limited.parent / "photos"
     many = len(list(photos.rglob("*.png")))
-    found, text = gate_images(SPEC, many, data=photos, seed=0, max_pixels=LIMIT)
+    chosen = Chosen(tuple(list_images(photos)), None, f"images of {photos}")
+    found, text = gate_images(SPEC, many, chosen=chosen, seed=0, max_pixels=LIMIT)
     assert text.startswith("1 images of") and len(found) == many
     assert capsys.readouterr().err.count("more than --max-pixels 2,399") == many - 1
-    assert gate_images(SPEC, many, data=photos, seed=0, max_pixels=LIMIT + 1)[1] == f"{many} images of {photos}"
-    read = Photographs(photos, (), many, max_pixels=LIMIT).batches(SPEC, many)
+    assert gate_images(SPEC, many, chosen=chosen, seed=0, max_pixels=LIMIT + 1)[1] == f"{many} images of {photos}"
+    read = Photographs(chosen, many, max_pixels=LIMIT).batches(SPEC, many)
     assert [len(batch) for batch, _ in read] == [1]
     (photos / "a/small.png").unlink()
     with pytest.raises(DataError, match="none of"):
-        list(Photographs(photos, (), many, max_pixels=LIMIT).batches(SPEC, many))
+        list(Photographs(chosen, many, max_pixels=LIMIT).batches(SPEC, many))
 
 
 @pytest.mark.parametrize("flags", [(), ("--with-preproc",), ("--int8", "static")], ids=["plain", "preproc", "int8"])

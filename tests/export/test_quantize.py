@@ -1,5 +1,6 @@
 """``--int8``: what onnxruntime's quantiser wrote, how it is judged, and every way in which it is refused."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.ort_quantize import quantize_static
 from vtk_export.config import OnnxConfig
+from vtk_export.given import give_images
 from vtk_export.judge import Judgement, Photographs, check_judgement
 from vtk_export.limits import LIMITS
 
@@ -131,7 +133,7 @@ def test_static_scales_come_from_the_images(export: Any, calm: Any, exported_cal
     proto, _, _ = export("--int8", "static", "--calibration-images", 3)
     node = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear" and "pixel" in node.input[0])
     scale = next(numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == node.input[1])
-    seen = Photographs(calm.photos, calm.card.classes, 3, part=1, parts=2)
+    seen = Photographs(give_images(calm.card, calm.photos).calibration[0], 3)
     (images, _), *_ = seen.batches(calm.card.input, 8)
     assert len(images) == 3
     assert scale == pytest.approx(float(images.abs().max()) / 127.5, rel=0.01)
@@ -191,12 +193,13 @@ def test_a_judgement_within_its_bounds_passes(result: Judgement, kind: str) -> N
 
 
 def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> None:
-    judged = Photographs(calm.photos, calm.card.classes, 10, parts=2)
-    calibrated = Photographs(calm.photos, calm.card.classes, 10, part=1, parts=2)
+    halves = give_images(calm.card, calm.photos).calibration
+    calibrated, judged = (Photographs(half, 10) for half in halves)
     assert len(judged.paths) == len(calibrated.paths) == 3
     assert not set(judged.paths) & set(calibrated.paths)
     assert judged.labels == [0, 0, 0]
-    assert Photographs(calm.photos, ("x", "y"), 2).labels is None
+    other = dataclasses.replace(calm.card, classes=("x", "y"))
+    assert Photographs(give_images(other, calm.photos).judging, 2).labels is None
 
 
 @pytest.mark.parametrize(

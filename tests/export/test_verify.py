@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 
 from vtk.card import InputSpec
+from vtk.data.listing import list_images
 from vtk.errors import DataError, VerificationError
+from vtk.runtime.images import Chosen
 from vtk_export.images import gate_images
 from vtk_export.verify import GateRow, _remarks, check_rows, compare
 
@@ -67,11 +69,11 @@ def test_logits_that_do_not_depend_on_the_image_are_remarked() -> None:
 
 
 def test_random_images_are_different_smooth_and_normalised() -> None:
-    images, text = gate_images(SPEC, 5, data=None, seed=3)
+    images, text = gate_images(SPEC, 5, chosen=None, seed=3)
     assert images.shape == (5, 3, 32, 48)
     assert text == "5 smoothed random images (seed 3)"
-    assert torch.equal(images, gate_images(SPEC, 5, data=None, seed=3)[0])
-    assert not torch.equal(images, gate_images(SPEC, 5, data=None, seed=4)[0])
+    assert torch.equal(images, gate_images(SPEC, 5, chosen=None, seed=3)[0])
+    assert not torch.equal(images, gate_images(SPEC, 5, chosen=None, seed=4)[0])
     assert len({image.numpy().tobytes() for image in images}) == 5
     pixels = images * torch.tensor(SPEC.std).view(1, 3, 1, 1) + torch.tensor(SPEC.mean).view(1, 3, 1, 1)
     assert pixels.min() >= -1e-6
@@ -80,11 +82,15 @@ def test_random_images_are_different_smooth_and_normalised() -> None:
     assert neighbours < 0.1 < pixels.std()
 
 
+def chosen(folder: Path) -> Chosen:
+    return Chosen(tuple(list_images(folder)), None, f"images of {folder}")
+
+
 def test_given_images_are_spread_over_the_folder(tmp_path: Path) -> None:
     for i in range(10):
         Image.fromarray(np.full((32, 48, 3), 20 * i, np.uint8)).save(tmp_path / f"{i}.png")
     spec = dataclasses.replace(SPEC, mean=(0.0,) * 3, std=(1.0,) * 3)
-    images, text = gate_images(spec, 5, data=tmp_path, seed=0)
+    images, text = gate_images(spec, 5, chosen=chosen(tmp_path), seed=0)
     assert text == f"5 images of {tmp_path}"
     assert [round(float(image.mean()) * 255) for image in images] == [0, 40, 80, 120, 160]
 
@@ -92,9 +98,9 @@ def test_given_images_are_spread_over_the_folder(tmp_path: Path) -> None:
 def test_unreadable_images_are_skipped_and_filled_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.png").write_bytes(b"no")
     with pytest.raises(DataError, match="none of 1 images could be read"):
-        gate_images(SPEC, 3, data=tmp_path, seed=0)
+        gate_images(SPEC, 3, chosen=chosen(tmp_path), seed=0)
     Image.new("RGB", (50, 50), (9, 9, 9)).save(tmp_path / "good.png")
-    images, text = gate_images(SPEC, 3, data=tmp_path, seed=0)
+    images, text = gate_images(SPEC, 3, chosen=chosen(tmp_path), seed=0)
     assert len(images) == 3
     assert text == f"1 images of {tmp_path} and 2 smoothed random images (seed 0)"
     assert "bad.png" in capsys.readouterr().err

@@ -162,7 +162,7 @@ def _analyse(
         "model": source.card.model.name,
         "source": str(source.path or source.name),
         "data": str(config.data),
-        "images": f"{len(images.samples)} of --split {config.split}, drawn with seed {config.seed}",
+        "images": f"{len(images.samples)} of --split {config.split or 'val'}, drawn with seed {config.seed}",
         "images digest": identity["images"],
         "input": f"{source.card.input.in_chans}×{source.card.input.height}×{source.card.input.width}",
         "device": str(ranks.device),

@@ -98,8 +98,8 @@ def choose_images(source: Source, config: AnalyzeConfig, trained: Sequence[Card]
     """
     if config.data is None:
         raise UsageError("no images; give a folder with --data")
-    audit, part = find_images(source, config.data, config.split, trained[0] if trained else None)
-    samples = part.samples if config.split != "val" else _unseen(trained[1:], audit, part.samples)
+    audit, part = find_images(source, config.data, config.split or "val", trained[0] if trained else None)
+    samples = part.samples if config.split in ("train", "all") else _unseen(trained[1:], audit, part.samples)
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(config.seed)).tolist()
     chosen = tuple(samples[i] for i in order[: config.max_images])
     return Images(chosen, _classes(source, audit), audit)

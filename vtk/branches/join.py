@@ -26,8 +26,9 @@ from vtk.branches.tune import (
 from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
+from vtk.data.record import read_record, sort_images
 from vtk.data.rules import Decoding
-from vtk.data.samples import DataAudit
+from vtk.data.samples import DataAudit, Sample
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
 from vtk.files import prepare_output
@@ -38,7 +39,9 @@ from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.options import expect
 from vtk.runtime.drift import Drift, measure_drift
+from vtk.runtime.images import choose_images
 from vtk.runtime.opening import open_and_tell
+from vtk.runtime.parts import choose_part
 from vtk.runtime.source import Opening, Source
 from vtk.tasks.plain import plain_call
 from vtk.training.distill import Trained
@@ -114,8 +117,11 @@ def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeRe
         joined = copy.deepcopy(sequential)
         join_blocks(joined, branches=config.branches)
         card = _card(source.card, depth, join, f"vtk parallelize {name} --branches {config.branches}")
+        chosen = None
+        if config.data is not None:
+            chosen = choose_images(source.card, config.data, "val", described=source.described)
         images, what = gate_images(
-            card.input, config.images, data=config.data, seed=config.seed, max_pixels=pixel_limit(source.card),
+            card.input, config.images, chosen=chosen, seed=config.seed, max_pixels=pixel_limit(source.card),
         )  # fmt: skip
         _verify(card, joined, images[:2], name)
         device = resolve_device(config.device)
@@ -194,7 +200,20 @@ def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
         if config.finetune:
             raise
         return None  # loose images, which the drift was measured on all the same
-    return audit if audit.classes == source.card.classes and audit.val else None
+    if audit.classes != source.card.classes or not audit.val:
+        return None
+    return dataclasses.replace(audit, val=_unseen(source.card, audit, config))
+
+
+def _unseen(card: Card, audit: DataAudit, config: ParallelizeConfig) -> tuple[Sample, ...]:
+    """Return held-out images that the source was not trained on, nor will be by ``--finetune``."""
+    record = read_record(card.data)
+    if record is None or not sort_images(record, audit, audit.samples).known:
+        return audit.val
+    assert config.data is not None
+    found = choose_part(card, audit, config.data, "val").samples
+    held = {sample.path for sample in audit.val}
+    return tuple(sample for sample in found if sample.path in held) if config.finetune else found
 
 
 def _judge(

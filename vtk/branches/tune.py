@@ -137,7 +137,7 @@ def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
     reading = PretrainConfig(
         data=config.data, seed=config.seed, in_chans=card.input.in_chans, max_pixels=pixel_limit(card)
     )
-    return read_images(reading, labelled=False, show_progress=True)
+    return read_images(reading, card.input, labelled=False, show_progress=True)
 
 
 def distill_images(

@@ -82,8 +82,8 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
 
 
 def _config(data: Path, out: Path, seed: int, **options: Any) -> FinetuneConfig:
-    """A run without flips: a mirrored digit is no digit."""
-    return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, hflip=0.0, crop_scale=(0.8, 1.0), workers=0,
+    """A run of the demo, on images whose border shows part of the digit."""
+    return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, crop_scale=(0.8, 1.0), workers=0,
                           device="cpu", **options)  # fmt: skip
 
 

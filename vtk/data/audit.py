@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from vtk.card import InputSpec
+from vtk.data.enlarged import NOMINAL
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.layout import EXPECTED, Files, Layout, Part, collect, find_layout, split
 from vtk.data.listing import Found, natural
@@ -33,6 +35,7 @@ def scan(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    spec: InputSpec = NOMINAL,
     value_range: Sequence[str] = (),
     decoding: Decoding | None = None,
 ) -> DataAudit:
@@ -54,6 +57,7 @@ def scan(
         show_progress: draw a progress bar.
         look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
+        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
         value_range: LOW and HIGH of images of more than 8 bits, as ``--value-range`` takes them; by default settled
             here (`vtk.data.value_range`).
         decoding: of a trained model, which settles nothing anew; None for a new one.
@@ -82,16 +86,9 @@ def scan(
         warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        root,
-        [*_flatten(train), *_flatten(val)],
-        workers,
-        cache,
-        show_progress,
-        in_chans,
-        max_pixels,
-        look,
+        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec,
         decoding.rules if decoding else "srgb",
-    )
+    )  # fmt: skip
     if on_bad_image == "fail":
         refuse_bad(root, probes)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vtk.data.bands import read_image
-from vtk.data.images import MAX_PIXELS
+from vtk.data.images import MAX_PIXELS, unreadable
 from vtk.data.rules import Decoding
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
@@ -72,7 +72,10 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
             raise ImageReadError(str(error)) from error
         if self.random:
             _seed_all(mix(self.seed, epoch, i))
-        return self.transform(image), label
+        try:
+            return self.transform(image), label
+        except DataError as error:
+            raise ImageReadError(str(unreadable(path, error.__cause__ or error))) from error
 
 
 class ImageReadError(DataError):

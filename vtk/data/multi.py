@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 
+from vtk.card import InputSpec
+from vtk.data.enlarged import NOMINAL
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.labelled import list_labelled
 from vtk.data.listing import Found, natural
@@ -47,6 +49,7 @@ def scan_multi(
     cache: bool = True,
     show_progress: bool = True,
     look: Look = "decode",
+    spec: InputSpec = NOMINAL,
     value_range: Sequence[str] = (),
     decoding: Decoding | None = None,
 ) -> MultiAudit:
@@ -64,6 +67,7 @@ def scan_multi(
         cache: remember what was decoded.
         show_progress: draw a progress bar.
         look: how closely files are looked at.
+        spec: of the input.
         value_range: LOW and HIGH of images of more than 8 bits.
         decoding: of a trained model.
 
@@ -84,7 +88,9 @@ def scan_multi(
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
     rules: Rules = decoding.rules if decoding else "srgb"
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, rules)
+    probes, cached = probe_files(
+        listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec, rules
+    )
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]

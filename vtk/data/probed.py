@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from vtk import console
+from vtk.card import InputSpec
 from vtk.data import cache as memory
-from vtk.data.images import one_line, reason
+from vtk.data.enlarged import NOMINAL, check_enlarged
+from vtk.data.images import TooLargeError, one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
 from vtk.data.probe import EMPTY, Probe, content_digest
@@ -29,6 +31,7 @@ def probe_files(
     in_chans: int,
     max_pixels: int,
     look: Look = "decode",
+    spec: InputSpec = NOMINAL,
     rules: Rules = "srgb",
 ) -> tuple[dict[str, Probe], int]:
     """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
@@ -56,7 +59,19 @@ def probe_files(
     probes.update(zip((file.name for file in new), results, strict=True))
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans, rules)
-    return probes, len(files) - len(new)
+    # not remembered: whether it can be used is the input's affair
+    return {name: _enlarged(probe, spec) for name, probe in probes.items()}, len(files) - len(new)
+
+
+def _enlarged(probe: Probe, spec: InputSpec) -> Probe:
+    """Return a probe as bad where the image would become too large."""
+    if probe.bad or not probe.mode:
+        return probe
+    try:
+        check_enlarged(spec, probe.height, probe.width)
+    except TooLargeError as error:
+        return Probe(0, 0, "", 1, str(error), probe.digest)
+    return probe
 
 
 def _read(path: str) -> Probe:

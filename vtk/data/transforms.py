@@ -16,8 +16,10 @@ from torchvision.transforms import RandomCrop
 
 from vtk.card import InputSpec
 from vtk.data.bands import Bands
+from vtk.data.enlarged import check_enlarged
+from vtk.data.images import TooLargeError
 from vtk.data.mended import FitInside, mend_crops, mend_posterize
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 
 _CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 _ASPECTS = (3 / 4, 4 / 3)
@@ -43,7 +45,16 @@ class EvalTransform:
         self.normalize = Normalize(spec)
 
     def __call__(self, image: Image.Image | Bands) -> Tensor:
-        """Turn what `vtk.data.bands.read_image` gives into a (C, H, W) fp32 tensor."""
+        """Turn what `vtk.data.bands.read_image` gives into a (C, H, W) fp32 tensor.
+
+        Raises:
+            DataError: a thin image would take too much memory (`vtk.data.enlarged`).
+        """
+        first = image[0] if isinstance(image, tuple) else image
+        try:
+            check_enlarged(self.spec, first.height, first.width)
+        except TooLargeError as error:
+            raise DataError(f"an image cannot be used: {error}") from error
         if isinstance(image, tuple):
             pairs = zip(self.of_channel, image, strict=True)
             return self.normalize(tuple(_follow(steps, band) for steps, band in pairs))

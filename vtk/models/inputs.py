@@ -100,6 +100,12 @@ def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = Non
     return sides
 
 
+def patch_side(name: str, kwargs: Mapping[str, Any] | None = None) -> int:
+    """Return pixels per token along a side, the larger of two; 0 of a model that is not cut into patches."""
+    step = max(pair(_stride(blank_model(name, kwargs))))
+    return step if step > 1 else 0
+
+
 def _stride(model: nn.Module) -> int | tuple[int, int]:
     """Pixels per token, per axis; 1 for models that are not cut into patches."""
     embed = getattr(model, "patch_embed", None)

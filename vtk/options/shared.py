@@ -66,9 +66,10 @@ Overwrite = Annotated[bool, Option("replace what is there", "output", often=True
 
 # ---- images
 Split = Annotated[
-    Literal["val", "train", "all"],
-    Option("which part; a folder without parts is divided as the training run did", "data", often=True),
+    Literal["val", "train", "all"] | None,
+    Option("part of --data (default: what judges takes val, held out; what calibrates train)", "data", often=True),
 ]
+"""None is the default of what both judges and calibrates; elsewhere it is ``val``."""
 Folder = Annotated[Path, Option("folder with train/ and val/, or with class folders", "data", often=True)]
 MaybeFolder = Annotated[
     Path | None,
@@ -80,8 +81,17 @@ ValSplit = Annotated[
 
 # ---- exports and what judges them
 VerifyData = Annotated[
-    Path | None, Option("image or folder to verify with (default: random images)", "verification", often=True)
-]
+    Path | None,
+    Option("image or folder to verify with (default: random images); of the run's folder its held-out part",
+           "verification", often=True),
+]  # fmt: skip
+VerifyDataOf = Annotated[
+    tuple[str, ...],
+    Option(
+        "images to verify with, for all sources or once for each (default: random images)", "verification",
+        often=True, flag="data", metavar="[NAME=]FOLDER",
+    ),
+]  # fmt: skip
 JudgeImages = Annotated[
     int, Option("images of --data on which fp16, bf16 and int8 files are judged", "verification", least=1)
 ]

@@ -58,7 +58,7 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
 
     spec = source.card.input
     if not source.facts.preprocessing:
-        images, what = gate_images(spec, count, data=None, seed=seed)
+        images, what = gate_images(spec, count, chosen=None, seed=seed)
         if not tasks:
             return Inputs(images, what)
         turns = torch.arange(count, dtype=torch.int32) % tasks

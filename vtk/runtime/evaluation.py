@@ -104,7 +104,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     )
     for note in conditions.notes:
         console.say(note)
-    audit, part = find_images(source, config.data, config.split)
+    audit, part = find_images(source, config.data, config.split or "val")
     samples = part.samples
     # for a few images, starting processes takes longer than decoding
     workers = (min(usable_cpus(), 8) if len(samples) > _FEW else 0) if config.workers is None else config.workers
@@ -131,7 +131,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
     result = EvalResult(
         metrics=metrics,
         audit=audit,
-        split=config.split,
+        split=config.split or "val",
         backend=backend.name,
         provider=backend.provider,
         precision=dtype_name(backend.dtype),

@@ -1,18 +1,27 @@
 """The images of a folder that belong to a model: its classes, and the part that is asked for."""
 
+import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vtk import console
 from vtk.card import Card
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.images import one_line
+from vtk.data.layout import find_layout
+from vtk.data.listing import list_images
 from vtk.data.multi import scan_multi
+from vtk.data.probe import content_digest
+from vtk.data.probed import Look
 from vtk.data.rules import Decoding
-from vtk.data.samples import DataAudit
+from vtk.data.samples import DataAudit, Sample
+from vtk.errors import DataError
 from vtk.runtime.parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source
+
+TABLES = (".csv", ".tsv", ".parquet")
+"""Suffixes of tables of images."""
 
 
 def find_images(source: Source, data: Path, split: Split, whose: Card | None = None) -> tuple[DataAudit, Part]:
@@ -32,7 +41,7 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     """
     whose = source.card if whose is None else whose
     options: dict[str, Any] = {
-        "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card),
+        "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card), "spec": source.card.input,
         "decoding": Decoding.of(source.card.input), **recorded_division(whose)
     }  # fmt: skip
     find = scan_multi if source.card.multi_label else scan
@@ -45,3 +54,74 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
         if "--val-split" not in note:  # a flag of finetune; how a flat folder is divided is said below
             console.say(note)
     return audit, choose_part(whose, audit, data, split, described=source.described or whose is not source.card)
+
+
+class Chosen(NamedTuple):
+    """Image files that an export is judged with, or calibrated on.
+
+    Attributes:
+        paths: in the order of the folder.
+        labels: of each; None where the folder does not tell the model's classes.
+        what: they are, in words.
+    """
+
+    paths: tuple[Path, ...]
+    labels: tuple[int, ...] | None
+    what: str
+
+
+def choose_images(card: Card, data: Path, split: Split, *, described: bool = True) -> Chosen:
+    """Return images of a part of a folder, and say which; nothing is decoded.
+
+    Args:
+        card: of the model.
+        data: an image, a folder of images at any depth, or what `find_images` takes.
+        split: which part; images that no run has seen are taken whole (`vtk.runtime.parts`).
+        described: whether the card's classes have names.
+
+    Raises:
+        DataError: there is no such image.
+    """
+    if data.is_file() and data.suffix.lower() not in TABLES:
+        return Chosen((data,), None, f"{data}")
+    # contents are read only where they are compared with those of a run
+    look: Look = "read" if card.data.get("images") else "list"
+    options: dict[str, Any] = {
+        "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look, **recorded_division(card)
+    }  # fmt: skip
+    find = scan_multi if card.multi_label else scan
+    try:
+        audit: DataAudit = find(data, classes=card.classes if described else None, **options)
+    except DataError:  # its folders are not the model's classes
+        audit = _loose(data, look)
+        if audit.layout == "flat" and look == "list":
+            return Chosen(tuple(sample.path for sample in audit.train), None, f"images of {data}")
+    for warning in audit.warnings:
+        console.warn(warning)
+    part = choose_part(card, audit, data, split, described=described)
+    known = described and not card.multi_label and audit.classes == card.classes
+    labels = tuple(sample.label for sample in part.samples) if known else None
+    return Chosen(tuple(sample.path for sample in part.samples), labels, part.what)
+
+
+def _loose(data: Path, look: Look) -> DataAudit:
+    """Return images that lie anywhere in a folder; those of ``train/`` and ``val/`` apart, where it has both."""
+    with contextlib.suppress(DataError):
+        layout = find_layout(data)
+        if layout.kind == "split" and layout.train and layout.val:
+            return _without_classes(data, "split", _samples(layout.train), _samples(layout.val), look)
+    return _without_classes(data, "flat", _samples(data), (), look)
+
+
+def _without_classes(
+    data: Path, layout: Literal["split", "flat"], train: tuple[Sample, ...], val: tuple[Sample, ...], look: Look
+) -> DataAudit:
+    digests: dict[Path, str] = {}
+    for sample in (*train, *val) if look == "read" else ():
+        with contextlib.suppress(OSError):  # said where it is used
+            digests[sample.path] = content_digest(sample.path)
+    return DataAudit(data, layout, (), train, val, digests=digests)
+
+
+def _samples(folder: Path) -> tuple[Sample, ...]:
+    return tuple(Sample(path, 0) for path in list_images(folder))

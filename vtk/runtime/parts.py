@@ -83,9 +83,11 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
         left = {other: len(wrong), "unknown to it": len(audit.samples) - len(wrong) - len(taken)}
     left = {why: count for why, count in left.items() if count}
     if not taken:
+        where = f"the {'held-out' if split == 'val' else 'training'} part of {data}"
+        few = f"it {other} all {len(wrong)} of its images" if audit.layout == "flat" else f"it {other} all of them"
         raise DataError(
-            f"{data} has no image that the training run {mine}: it {other} {len(wrong)} of the {len(audit.samples)}; "
-            "give other images, or --split all"
+            f"{data if audit.layout == 'flat' else where} has no image that the training run {mine}: {few}; give other "
+            "images, or --split all"
         )
     same = split == "val" and same_images(record, audit, taken)
     told = f"{len(taken)} images of {data}: those that the training run {mine}"

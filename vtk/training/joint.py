@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.data.rules import Decoding
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.training import checkpoint, outputs
@@ -85,7 +84,7 @@ class JointRun:
                 if folder.exists():  # what is refused now leaves no folders behind
                     outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
         with outputs.no_empty_folder(out):
-            self.build(checkpoint.decoding_of(saved))
+            self.build(saved)
             self.settle(saved)
             workers = default_workers(self.config.workers, ranks.world * len(self.runs))
             for run in self.runs.values():
@@ -107,8 +106,12 @@ class JointRun:
         found = {name: run.result(result.images_per_second) for name, run in self.runs.items()}
         return JointResult(out, found, result.images_per_second)
 
-    def build(self, decoding: Decoding | None = None) -> None:
-        """Read every task's images, of a resumed run by its ``decoding``, and make the models on one frozen base."""
+    def build(self, saved: checkpoint.Saved | None = None) -> None:
+        """Read every task's images and make its model on the frozen tensors of the first.
+
+        Args:
+            saved: state of the run that is resumed.
+        """
         first: Run | None = None
         runs = []
         for spec in self.specs:
@@ -123,9 +126,12 @@ class JointRun:
                 run.load()  # what can be refused is refused before any image is read
             except UsageError as error:
                 raise UsageError(f"task `{spec.name}`: {error}") from error
-            run.decoding = decoding
+            run.decoding = checkpoint.decoding_of(saved)
             runs.append(run)
-        for spec, run in zip(self.specs, runs, strict=True):
+        before = saved.identity["flags"].get("hflip") if saved is not None else None
+        for number, (spec, run) in enumerate(zip(self.specs, runs, strict=True)):
+            if before is not None:  # one number where all tasks had the same
+                run.before = {"hflip": before[number] if isinstance(before, list) else before}
             run.base = None if first is None else first.created.base
             run.command = outputs.command_line(self.config)
             run.build()
@@ -163,8 +169,10 @@ class JointRun:
             for key in ("data", "images")
         }
         tasks = ["{}@{}x{}".format(name, *run.image_size[1:]) for name, run in self.runs.items()]
+        mirrored = [found["flags"]["hflip"] for found in each]
         # sizes and folders are each task's own
-        flags = {**each[0]["flags"], "img_size": None, "tasks": tasks, "sampling": self.config.sampling}
+        flags = {**each[0]["flags"], "img_size": None, "tasks": tasks, "sampling": self.config.sampling,
+                 "hflip": mirrored[0] if len(set(mirrored)) == 1 else mirrored}  # fmt: skip
         return {**each[0], **digests, "flags": flags}
 
     def _change(self) -> str:

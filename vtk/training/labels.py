@@ -5,6 +5,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from vtk.card import InputSpec
 from vtk.data.audit import scan
 from vtk.data.balanced import BalancedSampler, balanced_weights
 from vtk.data.loader import EpochSampler
@@ -22,7 +23,9 @@ from vtk.training.train_config import RunConfig, TrainConfig
 Scores = Metrics | MultiLabelMetrics
 
 
-def read_data(config: RunConfig, *, show_progress: bool, decoding: Decoding | None = None) -> DataAudit:
+def read_data(
+    config: RunConfig, spec: InputSpec, *, show_progress: bool, decoding: Decoding | None = None
+) -> DataAudit:
     """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise.
 
     ``decoding`` is that of a resumed run of version 0.1.
@@ -31,7 +34,7 @@ def read_data(config: RunConfig, *, show_progress: bool, decoding: Decoding | No
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
         "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
-        "value_range": config.value_range, "decoding": decoding,
+        "spec": spec, "value_range": config.value_range, "decoding": decoding,
     }  # fmt: skip
     if config.multi_label:
         return scan_multi(config.data, **arguments)

@@ -33,6 +33,7 @@ class Run(Packs):
     def _go(self) -> FinetuneResult:
         out, ranks = self.out, self.ranks
         saved = self.load()
+        self.before = saved.identity["flags"] if saved is not None else {}
         if ranks.main:
             outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
         with outputs.no_empty_folder(out):

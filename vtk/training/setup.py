@@ -1,5 +1,6 @@
 """What a run trains, on what, and how: from flags to images, a model on its base, and what is trained of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,14 @@ from vtk.card import Transform
 from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
+from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
 from vtk.data.rules import Decoding
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
 from vtk.models.create import build_model, check_transforms
-from vtk.models.inputs import input_spec
+from vtk.models.inputs import input_spec, patch_side
 from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.callbacks import Callbacks
@@ -35,6 +37,7 @@ from vtk.training.start_weights import read_start
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import check_trackers
 from vtk.training.train_config import RunConfig
+from vtk.training.views import describe_views, settle_mirroring, warn_of_enlarging
 
 
 class Setup:
@@ -70,6 +73,8 @@ class Setup:
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
         self.decoding: Decoding | None = None  # of a run of version 0.1 that is resumed
+        self.before: Mapping[str, Any] = {}  # flags of the run that is resumed
+        self.mirroring = Mirroring(USUAL if config.hflip is None else config.hflip, "")
         self.stopped = False  # whether one of them ended the run
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None
@@ -97,7 +102,7 @@ class Setup:
         """Return what training images go through."""
         config, (low, high) = self.config, self.config.crop_scale
         return train_transform(
-            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            self.spec, crop_scale=(low, high), hflip=self.mirroring.probability, auto_augment=config.auto_augment,
             color_jitter=config.color_jitter, reprob=config.reprob, **further,
         )  # fmt: skip
 
@@ -106,8 +111,8 @@ class Setup:
         config, begin = self.config, self.begin
         self.audit = self._scan()
         self.spec = self.audit.decoding.applied(self.spec)
-        self.augment = self.transform()  # its spec says how files are decoded
         self.images = record_of(self.audit)
+        self._choose_views()
         self.teacher = open_teacher(
             config, self.audit.classes, self.spec, self.ranks.device, DTYPES[self.precision.name], self.trained_teacher
         )
@@ -133,6 +138,13 @@ class Setup:
         for pack in parse_starts(config.init_from, ()).values():
             self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
 
+    def _choose_views(self) -> None:
+        """Choose whether images are mirrored, where no flag says it; a resumed run does as it did."""
+        if self.ranks.main:
+            warn_of_enlarging(self.audit, self.spec, patch_side(self.begin.name, self.begin.kwargs), self.title)
+        self.mirroring = settle_mirroring(self.config.hflip, self.before.get("hflip"), self.audit, self.config.in_chans)
+        self.augment = self.transform()
+
     def settle(self, saved: checkpoint.Saved | None) -> None:
         """Choose the memory mode, and the batch where it is to be chosen."""
         config = self.config
@@ -153,7 +165,7 @@ class Setup:
         assert config.data is not None
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = read_data(config, show_progress=ranks.main, decoding=self.decoding)
+                audit = read_data(config, self.spec, show_progress=ranks.main, decoding=self.decoding)
             ranks.wait()
         if not audit.val:
             raise DataError(
@@ -172,6 +184,7 @@ class Setup:
             self.config, base_id=self.created.base.ref.id, audit=self.audit, precision=self.precision.name,
             world=self.ranks.world,
         )  # fmt: skip
+        found["flags"]["hflip"] = self.mirroring.probability
         if self.teacher is not None:  # it may have moved
             found["flags"]["distill_from"] = self.teacher.identity
         return found
@@ -199,6 +212,6 @@ class Setup:
             self.objective = distill(self.labelled, self.teacher, self.model, config, self.created.input)
 
     def describe_feed(self) -> list[str]:
-        """Return what is done about classes of unequal size, and who teaches, for people."""
-        lines = describe(self.config, self.labelled, self.audit)
+        """Return what is done to images and about classes of unequal size, and who teaches, for people."""
+        lines = [describe_views(self.config, self.mirroring), *describe(self.config, self.labelled, self.audit)]
         return lines + (describe_teacher(self.teacher, self.config) if self.teacher is not None else [])

@@ -13,6 +13,7 @@ from vtk.errors import DataError, VerificationError
 from vtk.formats import write_json
 from vtk_export.config import TasksConfig
 from vtk_export.convert import choose_form, convert
+from vtk_export.given import folders_of
 from vtk_export.many.gate import BATCHES, TaskRow, verify_file, verify_gathered
 from vtk_export.many.gather import GatheredViT
 from vtk_export.many.index import SESSION_OPTIONS
@@ -39,7 +40,8 @@ class Build:
     def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
         self.config, self.members = config, members
         count = sum(BATCHES) if config.static_batch is None else config.static_batch
-        self.loader = Loader(base, config.data, config.seed, count)
+        folders = folders_of(config.data, [member.name for member in members])
+        self.loader = Loader(base, folders, config.split, config.seed, count)
         self.pool = Pool()
         self.equal: dict[str, tuple[int, set[str]]] = {}
         self.sizes: dict[str, tuple[int, int]] = {}

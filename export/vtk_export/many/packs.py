@@ -15,10 +15,12 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
+from vtk.runtime.parts import Split
 from vtk.runtime.source import open_source
 from vtk.serving.bank import TaskBank
 from vtk.serving.shared import check_structure, replace_tensors
 from vtk.tasks.load import load_task
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 
 _FREE = "add_context_broadcast"
@@ -101,12 +103,20 @@ def _check_pair(first: Member, other: Member, one_size: bool) -> None:
 class Loader:
     """Loads members one after the other; tensors that a task has in common with the first one are held once."""
 
-    def __init__(self, base: Path | None, data: Path | None, seed: int, count: int) -> None:
-        self._base, self._data, self._seed, self._count = base, data, seed, count
+    def __init__(
+        self, base: Path | None, data: Mapping[str, Path | None], split: Split | None, seed: int, count: int
+    ) -> None:
+        self._base, self._data, self._split, self._seed, self._count = base, data, split, seed, count
         self._banks: dict[str, TaskBank] = {}
         self._first: dict[str, Tensor] = {}
         self._loaded = 0
-        self.what = ""
+        self._whats: list[str] = []
+
+    @property
+    def what(self) -> str:
+        """What the images of the tasks are, in words."""
+        kinds = list(dict.fromkeys(self._whats))
+        return f"{kinds[0]}, for each task" if len(kinds) == 1 else "; ".join(kinds)
 
     def load(self, member: Member) -> Any:
         """Return the member's model, in eval mode, and fill in its images and logits.
@@ -128,10 +138,11 @@ class Loader:
         bank.add(member.name, dataclasses.replace(task, model=twin(model)))
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
+        given = give_images(member.card, self._data[member.name], self._split)
         member.images, what = gate_images(
-            member.card.input, self._count, data=self._data, seed=seed, max_pixels=pixel_limit(member.card),
+            member.card.input, self._count, chosen=judging(given), seed=seed, max_pixels=pixel_limit(member.card),
         )  # fmt: skip
-        self.what = self.what or f"{what}, for each task"
+        self._whats.append(what)
         with torch.no_grad():
             member.torch = model(member.images)
         member.card = dataclasses.replace(member.card, base=None, pack={})

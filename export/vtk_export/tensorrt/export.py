@@ -29,6 +29,7 @@ from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk_export.build import File, build
 from vtk_export.gate import gate
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.place import FILES, move, restamp, workspace
@@ -124,12 +125,13 @@ def export_tensorrt(
     with workspace(config.out, overwrite=config.overwrite, known=KNOWN) as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
+        given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
-        file = gate(file, card, config.onnx_config(config.out), images, what, batches, show=show)
+        file = gate(file, card, config.onnx_config(config.out), images, what, batches, given, show=show)
         if target is OLD:
             file = _lower(file, card, config, images, batches)
         proto = load(file.path)

@@ -15,6 +15,9 @@ from vtk import console
 from vtk.card import Card, InputSpec
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, VerificationError
+from vtk.runtime.images import Chosen
+from vtk.runtime.parts import Split
+from vtk_export.given import give_images, judging
 from vtk_export.judge import Photographs
 from vtk_export.limits import LEAST_COSINE
 from vtk_export.raw import Drift
@@ -26,14 +29,16 @@ _DRAWN = ((0.7, 0.9, "PNG"), (1.5, 2.2, "JPEG"), (1.0, 2.5, "PNG"), (2.1, 1.3, "
 
 
 def measure_served(
-    cards: Mapping[str, Card], model: Callable[[str], nn.Module], *, data: Path | None, seed: int
-) -> Drift:
+    cards: Mapping[str, Card], model: Callable[[str], nn.Module], *, folders: Mapping[str, Path | None],
+    split: Split | None, seed: int,
+) -> Drift:  # fmt: skip
     """Compare both preprocessings, and torch's logits of both, for every way in which tasks take images.
 
     Args:
         cards: of the tasks.
         model: returns a task's own model.
-        data: image or folder of images; None for drawn ones.
+        folders: images of each task; drawn ones where there are none.
+        split: which part of them.
         seed: of drawn images.
 
     Raises:
@@ -45,7 +50,8 @@ def measure_served(
     for name, card in cards.items():
         firsts.setdefault(card.input, name)
     for spec, name in firsts.items():
-        found = _measure(spec, model(name), data, seed, pixel_limit(cards[name]))
+        given = give_images(cards[name], folders.get(name), split)
+        found = _measure(spec, model(name), judging(given), seed, pixel_limit(cards[name]))
         if worst is None or not found.cosine_min >= worst.cosine_min:
             worst = found
     assert worst is not None
@@ -59,7 +65,7 @@ def measure_served(
     return worst
 
 
-def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int, limit: int) -> Drift:
+def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
     from vtk.data.bands import read_image
     from vtk.data.memory_images import take_image
     from vtk.data.rules import Decoding
@@ -67,7 +73,7 @@ def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int, li
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []
-    for raw, path in _photographs(data) if data is not None else _drawn(spec, seed):
+    for raw, path in _photographs(chosen) if chosen is not None else _drawn(spec, seed):
         try:
             if not path and spec.in_chans not in (1, 3):
                 array = np.frombuffer(raw, np.uint8).reshape(*spec.size, spec.in_chans)
@@ -84,12 +90,12 @@ def _measure(spec: InputSpec, model: nn.Module, data: Path | None, seed: int, li
         except Unreadable as error:
             console.warn(f"the server will refuse {path}: {error}")
     if not mine:
-        raise DataError(f"`--data` {data}: no image could be read; give others")
+        raise DataError(f"`--data`: no image of {chosen.what if chosen else 'those drawn'} could be read; give others")
     want, have = _logits(model, torch.stack(mine)), _logits(model, torch.stack(theirs))
     largest = (want - have).abs().max().item()
     return Drift(
         count=len(mine),
-        what=f"images of {data}" if data else "drawn images of several sizes",
+        what=chosen.what if chosen else "drawn images of several sizes",
         cosine_min=F.cosine_similarity(want, have, dim=1).min().item(),
         error=largest,
         relative=largest / max(want.abs().max().item(), 1e-30),
@@ -103,8 +109,8 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits.double()
 
 
-def _photographs(data: Path) -> Iterator[tuple[bytes, Path | None]]:
-    for path in Photographs(data, (), _COUNT).paths:
+def _photographs(chosen: Chosen) -> Iterator[tuple[bytes, Path | None]]:
+    for path in Photographs(chosen, _COUNT).paths:
         try:
             yield path.read_bytes(), path
         except OSError as error:

@@ -17,6 +17,7 @@ from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.rows import check_rows, print_rows
@@ -90,7 +91,9 @@ def read_engine(path: Path) -> Engine:
     return Engine(file, folder, stamp, inputs, outputs, batches, batched, card)
 
 
-def check_engine(engine: Engine, source: Source, config: TritonCommand, *, show: bool) -> None:
+def check_engine(
+    engine: Engine, source: Source, config: TritonCommand, data: Path | None = None, *, show: bool
+) -> None:
     """Hold an engine against the source and the options.
 
     Raises:
@@ -111,8 +114,9 @@ def check_engine(engine: Engine, source: Source, config: TritonCommand, *, show:
         raise DataError(f"`--engine` {engine.path} was built for other {what} than {source.name} has; export and build "
                         "it again")  # fmt: skip
     batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
+    given = give_images(mine, data, config.split, described=source.described)
     images, what = gate_images(
-        mine.input, sum(batches), data=config.data, seed=config.seed, max_pixels=pixel_limit(mine),
+        mine.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(mine),
     )  # fmt: skip
     precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
     rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,

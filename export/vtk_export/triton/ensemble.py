@@ -72,7 +72,10 @@ def publish_ensemble(order: Order) -> tuple[Draft, Filled, dict[str, Draft]]:
         filled = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
         write_model_files(inner.folder, filled.message, filled.cards, [slot.name for slot in filled.outputs])
         first = _write_preprocess(before, order, filled, prepare, earlier)
-        drift = measure_served(filled.cards, lambda task: order.open(task).model(), data=config.data, seed=config.seed)
+        drift = measure_served(
+            filled.cards, lambda task: order.open(task).model(), folders=order.folders, split=config.split,
+            seed=config.seed,
+        )  # fmt: skip
         filled.found["preprocessing_drift"] = dataclasses.asdict(drift)
         message = build_ensemble(order.name, first, filled.message, filled.outputs)
         versions = {prepare: before.version, classify: inner.version}

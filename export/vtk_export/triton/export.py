@@ -12,6 +12,7 @@ from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.source import Opening, Source, open_source
+from vtk_export.given import folders_of
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
@@ -120,16 +121,18 @@ def export_triton(
     if held and config.server not in ("onnxruntime", "tensorrt"):
         raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
     opening.setdefault("seed", config.seed)
+    folders = folders_of(config.data, list(named))
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
             console.say(
                 f"{len(named)} models, each with a whole copy of its weights; --backend python or vtk share them"
             )
-        orders = [Order(config.name or name, {name: path}, config, show, measure=measure, opening=opening, held=held)
+        orders = [Order(config.name or name, {name: path}, config, show, measure=measure, opening=opening, held=held,
+                        folders=folders)
                   for name, path in named.items()]  # fmt: skip
     else:
         name = config.name or (next(iter(named)) if len(named) == 1 else "tasks")
-        orders = [Order(name, named, config, show, measure=measure, opening=opening)]
+        orders = [Order(name, named, config, show, measure=measure, opening=opening, folders=folders)]
     models = tuple(_publish(order) for order in orders)
     return TritonExportResult(config.out, config.server, models, time.perf_counter() - start)
 

@@ -41,6 +41,7 @@ class Order:
         measure: takes a graph's latency; None without ``--profile``.
         opening: how to open a source.
         held: those that are in memory, by their names.
+        folders: images of ``--data``, by the name of the source.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Order:
     measure: Measure | None = None
     opening: Opening = field(default_factory=Opening)
     held: Mapping[str, Source] = field(default_factory=dict)
+    folders: Mapping[str, Path | None] = field(default_factory=dict)
 
     def open(self, task: str) -> Source:
         """Open a task's source."""
@@ -98,9 +100,9 @@ def _graph(made: Draft, order: Order) -> Filled:
     config = order.config
     (task,) = order.named
     source = _say_notes(order.open(task))
-    options = config.onnx_config(made.at, with_preproc=order.in_graph)
+    options = config.onnx_config(made.at, order.folders.get(task), with_preproc=order.in_graph)
     if config.server == "tensorrt":
-        export_tensorrt(source, _tensorrt_config(made.at, config), show=order.show)
+        export_tensorrt(source, _tensorrt_config(made.at, config, order.folders.get(task)), show=order.show)
         found: dict[str, object] = {}
     else:
         found = _facts(export_onnx(source, options, show=order.show))
@@ -124,7 +126,7 @@ def _engine(made: Draft, order: Order) -> Filled:
     (task,) = order.named
     source = _say_notes(order.open(task))
     engine = read_engine(config.engine)
-    check_engine(engine, source, config, show=order.show)
+    check_engine(engine, source, config, order.folders.get(task), show=order.show)
     copy_engine(engine, made.at)
     console.say(f"the engine is for {engine.built}; a server with another version or GPU refuses it")
     inputs, outputs = list(engine.inputs), list(engine.outputs)
@@ -139,7 +141,7 @@ def _engine(made: Draft, order: Order) -> Filled:
 def _tasks(made: Draft, order: Order) -> Filled:
     config, first = order.config, next(iter(order.named))
     source = order.open(first)
-    options = config.onnx_config(made.at)
+    options = config.onnx_config(made.at, order.folders.get(first))
     found: dict[str, object] = {}
     if len(order.named) == 1:
         _say_notes(source)
@@ -148,8 +150,8 @@ def _tasks(made: Draft, order: Order) -> Filled:
         write_json(made.at / "tasks.json", _index_of_one(first, source.card))
     else:
         many = TasksConfig(
-            out=made.at, opset=config.opset, data=config.data, fuse=config.fuse, seed=config.seed,
-            threads=config.threads,
+            out=made.at, opset=config.opset, data=tuple(f"{n}={f}" for n, f in order.folders.items() if f),
+            split=config.split, fuse=config.fuse, seed=config.seed, threads=config.threads,
         )  # fmt: skip
         export_tasks(order.named, many, base=config.base, show=order.show)
         entries = read_json(made.at / "tasks.json")["tasks"]
@@ -165,7 +167,7 @@ def _tasks(made: Draft, order: Order) -> Filled:
 def _bank(made: Draft, order: Order) -> Filled:
     config = order.config
     made.at.mkdir()
-    packed = write_packs(order.named, made.at, config, show=order.show)
+    packed = write_packs(order.named, made.at, config, order.folders, show=order.show)
     write_code(made.at, "vtk")
     inputs, outputs = _slots(packed.cards, None, config)
     parameters = _parameters(config) | {"dtype": config.dtype}
@@ -205,9 +207,9 @@ def _measured(order: Order, graph: Path, options: OnnxConfig, source: Source, fo
     return code
 
 
-def _tensorrt_config(out: Path, config: TritonCommand) -> TensorrtConfig:
+def _tensorrt_config(out: Path, config: TritonCommand, data: Path | None) -> TensorrtConfig:
     options = TensorrtConfig(
-        out=out, opset=config.opset, static_batch=config.static_batch, data=config.data, fuse=config.fuse,
+        out=out, opset=config.opset, static_batch=config.static_batch, data=data, split=config.split, fuse=config.fuse,
         dtype="fp16" if config.dtype == "fp16" else "fp32", keep_io_types=config.keep_io_types, images=config.images,
         seed=config.seed, threads=config.threads,
     )  # fmt: skip

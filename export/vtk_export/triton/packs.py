@@ -22,6 +22,7 @@ from vtk.serving import TaskBank
 from vtk.tasks.base import store_base
 from vtk.tasks.load import load_task
 from vtk.tasks.pack import CARD, HASHES, TENSORS
+from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.triton_config import TritonCommand
 from vtk_export.verify import RELATIVE_BOUND
@@ -72,13 +73,17 @@ class Packed:
     images: str
 
 
-def write_packs(named: Mapping[str, Path], version: Path, config: TritonCommand, *, show: bool = True) -> Packed:
+def write_packs(
+    named: Mapping[str, Path], version: Path, config: TritonCommand, folders: Mapping[str, Path | None] | None = None,
+    *, show: bool = True,
+) -> Packed:  # fmt: skip
     """Write base, packs and index, load them as the server will, and compare with each task's own model.
 
     Args:
         named: name to pack or run folder.
         version: the folder, empty.
         config: options.
+        folders: images of ``--data``, by the name of the task.
         show: print the comparison.
 
     Raises:
@@ -90,7 +95,7 @@ def write_packs(named: Mapping[str, Path], version: Path, config: TritonCommand,
     paths = {name: _pack(path) for name, path in named.items()}
     cards: dict[str, Card] = {}
     expected: dict[str, tuple[Tensor, Tensor]] = {}
-    what = ""
+    whats: list[str] = []
     for i, (name, path) in enumerate(paths.items()):
         task = load_task(path, base=config.base)
         assert task.base is not None and task.card.base is not None
@@ -105,9 +110,11 @@ def write_packs(named: Mapping[str, Path], version: Path, config: TritonCommand,
             shutil.copyfile(store_base(task.base), version / BASE)
         cards[name] = task.card
         # another seed for each task: were all images alike, one that met another's weights might not show
+        given = give_images(task.card, (folders or {}).get(name), config.split)
         images, what = gate_images(
-            task.card.input, _CHECKED, data=config.data, seed=config.seed + i, max_pixels=pixel_limit(task.card),
+            task.card.input, _CHECKED, chosen=judging(given), seed=config.seed + i, max_pixels=pixel_limit(task.card),
         )  # fmt: skip
+        whats.append(what)
         with torch.no_grad():
             expected[name] = (images, task.model(images))
     entries: dict[str, Any] = {}
@@ -118,7 +125,7 @@ def write_packs(named: Mapping[str, Path], version: Path, config: TritonCommand,
         entries[name] = {"pack": f"{PACKS}/{name}", "digest": _digest(version / PACKS / name)}
     base = next(c.base.id for c in cards.values() if c.base is not None)
     write_json(version / INDEX, {"format": 1, "base": base, "tasks": entries})
-    rows = _verify(version, expected)
+    rows, what = _verify(version, expected), "; ".join(dict.fromkeys(whats))
     wrong = [row for row in rows if not row.passed]
     if show or wrong:
         cells = [(r.task, f"{r.error:.1e}", f"{r.bound:.1e}", f"{r.agreed} of {r.images}") for r in rows]

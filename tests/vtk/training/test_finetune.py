@@ -1,7 +1,9 @@
 """Whole runs on a tiny folder: what they write, that they repeat, resume, and tell the truth about themselves."""
 
+import base64
 import csv
 import dataclasses
+import hashlib
 import json
 import os
 import pickle
@@ -55,9 +57,16 @@ def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, pl
     assert card["metrics"]["loss"] == pytest.approx(loss, abs=1e-12)
     assert card["metrics"]["epoch"] == result.best_epoch
     assert card["regime"] == {"precision": precision, "batch_size": 64, "device": "cpu"}
+    images = card["data"].pop("images")
     assert card["data"] == {
         "layout": "split", "val_split": 0.2, "seed": 0, "root": photos.name, "max_pixels": MAX_PIXELS,
     }  # fmt: skip
+    for part, told in images.items():  # twelve bytes an image: of its content, and of its path
+        names = sorted(p.relative_to(photos).as_posix() for p in (photos / part).rglob("*.*"))
+        texts = [(hashlib.sha256((photos / name).read_bytes()), hashlib.sha256(name.encode())) for name in names]
+        wanted = {content.digest()[:6] + path.digest()[:6] for content, path in texts}
+        raw = base64.b64decode(told)
+        assert {raw[i : i + 12] for i in range(0, len(raw), 12)} == wanted, part
     assert card["classes"] == ["blue", "green", "red"]
     last = json.loads((result.task_last / "task.json").read_text())["metrics"]
     assert last["epoch"] == 3 and last["top1"] == result.rows[-1]["val_top1"]
@@ -153,7 +162,7 @@ def test_resume_with_other_flags_or_images_is_refused_by_name(config, photos, tm
     state = tmp_path / "run" / "last" / "state.json"
     info = json.loads(state.read_text())
     state.write_text(json.dumps({**info, "data": "0" * 64}))
-    with pytest.raises(DataError, match="training images are not those"):
+    with pytest.raises(DataError, match="the images are not those"):
         finetune(config(epochs=4, resume=True))
     state.write_text(json.dumps({**info, "base": "0" * 64}))
     with pytest.raises(DataError, match="started from base 000000000000"):

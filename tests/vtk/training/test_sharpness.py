@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from tests.vtk.training.test_resume import same_runs
 from vtk.card import InputSpec
+from vtk.data.samples import DataAudit
 from vtk.errors import UsageError
 from vtk.models.inputs import blank_model
 from vtk.training import checkpoint
@@ -174,7 +176,9 @@ def test_bad_values_are_refused(values, text):
 
 
 def test_runs_of_older_versions_go_on_and_others_not():
-    now = checkpoint.identity(FinetuneConfig(), base_id="b", samples=(), root=None, precision="fp32", world=1)
+    now = checkpoint.identity(
+        FinetuneConfig(), base_id="b", audit=DataAudit(Path("x"), "flat", (), (), ()), precision="fp32", world=1
+    )
     flags = [f.name for f in dataclasses.fields(FinetuneConfig) if f.name.startswith(("sam", "adversarial"))]
     old = {**now, "flags": {k: v for k, v in now["flags"].items() if k not in flags or k == "sampler"}}
     checkpoint.check_identity(old, now)

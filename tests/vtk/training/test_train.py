@@ -62,7 +62,7 @@ def run_json(argv, capsys):
 def test_a_run_leaves_checkpoints_and_no_pack(result):
     assert {path.name for path in result.out.iterdir()} == {
         "model.safetensors", "model-last.safetensors", "last", "config.yaml", "metrics.csv", "metrics.jsonl",
-        "curves.png", "confusion.png", "per_class.csv", "audit.json", "census.json",
+        "curves.png", "confusion.png", "per_class.csv", "audit.json", "census.json", "images.csv",
     }  # fmt: skip
     told = result.to_dict()
     assert told["model"] == str(result.out / "model.safetensors") and told["top1"] == result.top1

@@ -108,7 +108,7 @@ class Traffic:
         image = info.image()
         spec = _spec(image.shape, config, source)
         count = PAYLOADS * max(config.batch_sizes)
-        self._images, what = gate_images(spec, min(count, 64), data=None, seed=config.seed)
+        self._images, what = gate_images(spec, min(count, 64), chosen=None, seed=config.seed)
         raw = image.datatype not in ("FP32", "FP16")
         if raw:
             self._images = _to_pixels(self._images, channels_last=image.shape[3] in (1, 3))

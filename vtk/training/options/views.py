@@ -19,9 +19,10 @@ class ViewOptions(Config):
 
     crop_scale: CropScale = (0.6, 1.0)
     hflip: Annotated[
-        float,
-        Option("probability of mirroring a training image", often=True, least=0, most=1),
-    ] = 0.5
+        float | None,
+        Option("probability of mirroring (default: 0.5; 0 of left and right, digits, letters)", often=True, least=0,
+               most=1),
+    ] = None  # fmt: skip
     auto_augment: Annotated[
         str | None,
         Option(

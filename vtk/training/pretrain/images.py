@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from vtk.card import InputSpec
 from vtk.data.audit import scan
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
 from vtk.data.listing import Found, folders, walk
@@ -20,9 +21,9 @@ _LEAST = 4
 
 
 def read_images(
-    config: PretrainConfig, *, labelled: bool, show_progress: bool, decoding: Decoding | None = None
+    config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool, decoding: Decoding | None = None
 ) -> DataAudit:
-    """Scan the images of a run; ``decoding`` is that of the run that is resumed, if that is another than today's.
+    """Scan the images of a run; ``decoding`` is that of a resumed run of version 0.1.
 
     Raises:
         DataError: the folder is absent, or too few of its images can be read; of a labelled run, see `vtk.data.scan`.
@@ -32,16 +33,18 @@ def read_images(
         audit = scan(
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
-            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes,
+            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes, spec=spec,
             value_range=config.value_range, decoding=decoding,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
         return audit
-    return _scan_all(config, config.data, show_progress, decoding)
+    return _scan_all(config, config.data, spec, show_progress, decoding)
 
 
-def _scan_all(config: PretrainConfig, given: Path, show_progress: bool, decoding: Decoding | None) -> DataAudit:
+def _scan_all(
+    config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool, decoding: Decoding | None
+) -> DataAudit:
     parse_option(config.value_range)
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
@@ -52,7 +55,7 @@ def _scan_all(config: PretrainConfig, given: Path, show_progress: bool, decoding
     if not found:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
     probes, cached = probe_files(
-        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels,
+        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
         rules=decoding.rules if decoding else "srgb",
     )  # fmt: skip
     if config.on_bad_image == "fail":

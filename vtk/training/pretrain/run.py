@@ -13,6 +13,7 @@ from vtk import console
 from vtk.card import Card, Regime, Transform
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
+from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
 from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform, train_transform
@@ -21,7 +22,7 @@ from vtk.files import write_text
 from vtk.formats import write_json
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import build_model, check_transforms
-from vtk.models.inputs import blank_model, input_spec
+from vtk.models.inputs import blank_model, input_spec, patch_side
 from vtk.options import expect
 from vtk.training import checkpoint, policy
 from vtk.training import outputs as run_outputs
@@ -48,6 +49,7 @@ from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
 from vtk.training.streams import ImageStream, Stream
 from vtk.training.tracking import MetricsFiles
+from vtk.training.views import describe_views, settle_mirroring, warn_of_enlarging
 
 _MODEL = 0x4D
 """Mixed into the seed of what a method adds to the backbone."""
@@ -105,7 +107,7 @@ class PretrainRun:
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
         with run_outputs.no_empty_folder(out):
-            self._build(checkpoint.decoding_of(saved))
+            self._build(saved.identity["flags"] if saved is not None else {}, checkpoint.decoding_of(saved))
             self._model()
         self.identity = self._identity()
         if saved is not None:
@@ -148,29 +150,32 @@ class PretrainRun:
         self.precision = make_precision(config.precision, self.ranks.device)
         check_optimizer(config.optimizer, config.opt_kwargs)
         self.method.check(blank_model(config.model, self.kwargs), config, self.spec)
-        self.views = self._views()
+        self._make_views(Mirroring(USUAL if config.hflip is None else config.hflip, ""))
         return checkpoint.load_state(self.out / run_outputs.LAST) if config.resume else None
 
-    def _views(self) -> tuple[Any, Any]:
-        """Return what training and held-out images go through."""
+    def _make_views(self, mirroring: Mirroring) -> None:
+        """Make what images go through."""
         config, (low, high) = self.config, self.config.crop_scale
         augment = train_transform(
-            self.spec, crop_scale=(low, high), hflip=config.hflip, auto_augment=config.auto_augment,
+            self.spec, crop_scale=(low, high), hflip=mirroring.probability, auto_augment=config.auto_augment,
             color_jitter=config.color_jitter,
         )  # fmt: skip
-        return self.method.transforms(augment, eval_transform(self.spec))
+        self.mirroring, self.views = mirroring, self.method.transforms(augment, eval_transform(self.spec))
 
-    def _build(self, decoding: Decoding | None) -> None:
-        """Read the images, and make the backbone."""
+    def _build(self, before: Mapping[str, Any], decoding: Decoding | None) -> None:
+        """Read the images, and make the backbone; ``before`` are flags of the run that is resumed."""
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
                 self.audit = read_images(
-                    config, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
+                    config, self.spec, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
                 )
             ranks.wait()
         self.spec = self.audit.decoding.applied(self.spec)
-        self.views = self._views()  # their spec says how files are decoded
+        if ranks.main:
+            warn_of_enlarging(self.audit, self.spec, patch_side(config.model, self.kwargs))
+        found = settle_mirroring(config.hflip, before.get("hflip"), self.audit, config.in_chans)
+        self._make_views(found)
         self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
             pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=self.kwargs,
@@ -208,6 +213,7 @@ class PretrainRun:
         out, config = self.out, self.config
         counts = [sum(p.numel() for p in m.parameters()) for m in (self.created.model, self.model)]
         console.say(f"{counts[0]:,} weights are kept as the backbone, {counts[1] - counts[0]:,} help to train them")
+        console.say(describe_views(config, self.mirroring))
         console.say(describe_rates(self.model, config))
         if self.rule_line:
             console.say(self.rule_line)
@@ -238,6 +244,7 @@ class PretrainRun:
             world=self.ranks.world,
         )  # fmt: skip
         told = self.method.numbers().get("tokenizer")  # where its file is makes no difference, what is in it does
+        identity["flags"]["hflip"] = self.mirroring.probability
         identity["flags"]["tokenizer"] = told and told["id"]
         return identity
 

@@ -61,8 +61,8 @@ def test_a_run_leaves_a_checkpoint_that_timm_and_finetune_start_from(pretraining
     assert card.classes == () and card.model.kwargs == KWARGS and card.input.size == (16, 16)
     assert card.metrics["method"] == method and card.metrics["epoch"] == 2 and card.base is None
     assert {p.name for p in out.iterdir()} == {
-        "audit.json", "backbone.safetensors", "config.yaml", "curves.png", "last", "metrics.csv", "metrics.jsonl",
-        "reconstruction.png", *(["tokenizer.safetensors"] if method == "beit" else []),
+        "audit.json", "backbone.safetensors", "config.yaml", "curves.png", "images.csv", "last", "metrics.csv",
+        "metrics.jsonl",        "reconstruction.png", *(["tokenizer.safetensors"] if method == "beit" else []),
     }  # fmt: skip
     assert json.loads((out / "audit.json").read_text())["bad"][0]["path"].endswith("broken.jpg")
     for given in (out, result.backbone):
