@@ -30,6 +30,7 @@ from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.record import read_record, sort_images
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
@@ -195,7 +196,8 @@ def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
     try:
         channels, limit = source.card.input.in_chans, pixel_limit(source.card)
         division = _split(source.card, config)
-        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False)
+        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False,
+                     decoding=Decoding.of(source.card.input))  # fmt: skip
     except DataError:
         if config.finetune:
             raise

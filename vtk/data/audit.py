@@ -13,7 +13,9 @@ from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
 from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -34,6 +36,8 @@ def scan(
     show_progress: bool = True,
     look: Look = "decode",
     spec: InputSpec = NOMINAL,
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -54,12 +58,16 @@ def scan(
         look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
         spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
+        value_range: LOW and HIGH of images of more than 8 bits, as ``--value-range`` takes them; by default settled
+            here (`vtk.data.value_range`).
+        decoding: of a trained model, which settles nothing anew; None for a new one.
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
             a known class, or bad files with ``on_bad_image="fail"``.
         UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
+    parse_option(value_range)
     start = time.perf_counter()
     if not 0 <= val_split < 1:
         raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")
@@ -78,8 +86,9 @@ def scan(
         warnings.append(_empty_note(layout, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec
-    )
+        root, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec,
+        decoding.rules if decoding else "srgb",
+    )  # fmt: skip
     if on_bad_image == "fail":
         refuse_bad(root, probes)
 
@@ -96,6 +105,7 @@ def scan(
     if val_samples and (absent := [names[i] for i in sorted(set(labels.values()) - {s.label for s in val_samples})]):
         notes.append(f"no held-out images of: {_some(absent)}")
     good = [probe for probe in probes.values() if not probe.bad]
+    found = judge(probes, decoding, value_range, in_chans)
     return DataAudit(
         root=root,
         layout=layout.kind,
@@ -106,8 +116,8 @@ def scan(
         sizes=sizes_of(good),
         modes=modes_of(good),
         exif_rotated=sum(probe.orientation != 1 for probe in good),
-        notes=tuple(notes),
-        warnings=tuple(warnings),
+        notes=(*notes, *found.notes),
+        warnings=(*warnings, *found.warnings),
         odd=find_odd(
             (f.name, of, probes[f.name]) for part in (train, val) for of, files in part.items() for f in files
         ),
@@ -117,6 +127,9 @@ def scan(
         seconds=time.perf_counter() - start,
         cached=cached,
         digests=digests_of(root, probes),
+        decoding=found.decoding,
+        values=found.facts,
+        colors=found.colors,
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
@@ -19,6 +19,14 @@ _Page = Annotated[
 ]  # fmt: skip
 
 
+def range_texts(value: Any) -> Any:
+    """Return the ends of ``--value-range`` as text, whatever numbers they were."""
+    if isinstance(value, (list, tuple)):
+        return tuple(item if isinstance(item, str) else f"{item:.17g}" if isinstance(item, float) else str(item)
+                     for item in value)  # fmt: skip
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Config):
     """What the audit of the folder does with what it finds."""
@@ -32,6 +40,14 @@ class ImageOptions(Config):
     max_pixels: Annotated[
         int, Option("largest image, width × height; larger ones count as bad; kept in the pack", least=1)
     ] = 178_956_970
+    value_range: Annotated[
+        tuple[str, ...],
+        Option(
+            "values that become 0 and 255 in images of more than 8 bits: two numbers, or percentiles (p1 p99)",
+            metavar="LOW HIGH",
+            convert=range_texts,
+        ),
+    ] = ()
     in_chans: Annotated[
         int,
         Option("input channels; TIFF pages and samples are stacked; other than 3 adapts the stem", least=1, most=1024),

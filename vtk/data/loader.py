@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vtk.data.bands import read_image
 from vtk.data.images import MAX_PIXELS, unreadable
+from vtk.data.rules import Decoding
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 
@@ -35,8 +36,8 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
 
     Args:
         samples: files and labels.
-        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read, by default
-            three.
+        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read and how
+            files are decoded, by default three and as in version 0.1.
         seed: of the augmentation.
         max_pixels: a larger image is an error.
     """
@@ -50,6 +51,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     ) -> None:
         self.samples, self.transform, self.seed, self.max_pixels = list(samples), transform, seed, max_pixels
         self.in_chans = int(getattr(getattr(transform, "spec", None), "in_chans", 3))
+        self.decoding = Decoding.of(getattr(transform, "spec", None))
         self.random = bool(getattr(transform, "random", True))
 
     def __len__(self) -> int:
@@ -71,7 +73,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     def _item(self, epoch: int, i: int) -> tuple[Tensor, int]:
         path, label = self.samples[i]
         try:
-            image = read_image(path, self.in_chans, self.max_pixels)
+            image = read_image(path, self.in_chans, self.max_pixels, self.decoding)
         except DataError as error:
             raise ImageReadError(str(error)) from error
         if self.random:

@@ -18,7 +18,9 @@ from vtk.data.listing import Found, natural
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
 from vtk.data.probed import Look, digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rules import Decoding, Rules
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 
@@ -48,6 +50,8 @@ def scan_multi(
     show_progress: bool = True,
     look: Look = "decode",
     spec: InputSpec = NOMINAL,
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -64,11 +68,14 @@ def scan_multi(
         show_progress: draw a progress bar.
         look: how closely files are looked at.
         spec: of the input.
+        value_range: LOW and HIGH of images of more than 8 bits.
+        decoding: of a trained model.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
         UsageError: a data set by name, or a value out of range.
     """
+    parse_option(value_range)
     start, root = time.perf_counter(), Path(root)
     if is_named(root):
         raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
@@ -80,7 +87,10 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [_stat(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec)
+    rules: Rules = decoding.rules if decoding else "srgb"
+    probes, cached = probe_files(
+        listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec, rules
+    )
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
@@ -103,6 +113,7 @@ def scan_multi(
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
+    seen = judge(probes, decoding, value_range, in_chans)
     return MultiAudit(
         root=root,
         layout="split" if split else "flat",
@@ -113,8 +124,8 @@ def scan_multi(
         sizes=sizes_of([probes[name] for name in good]),
         modes=modes_of([probes[name] for name in good]),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, *listed.notes),
-        warnings=tuple(warnings),
+        notes=(*notes, *listed.notes, *seen.notes),
+        warnings=(*warnings, *seen.warnings),
         odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
@@ -122,6 +133,9 @@ def scan_multi(
         seconds=time.perf_counter() - start,
         cached=cached,
         digests=digests_of(listed.root, probes),
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
     )
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from vtk.data.images import open_image, orientation, to_rgb, upright
+from vtk.data.decoding import preview
 from vtk.data.odd import Odd, OddImage
+from vtk.data.rules import SRGB, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
 from vtk.files import write_text
@@ -121,7 +122,7 @@ def _kind(audit: DataAudit, odd: Odd) -> str:
 
 
 def _figure(audit: DataAudit, example: OddImage) -> str:
-    data = thumbnail(audit.folder / example.name, audit.max_pixels)
+    data = thumbnail(audit.folder / example.name, audit.max_pixels, audit.decoding)
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
     caption = f'{_text(example.name)}<br><span class="{tone}">{_text(example.text)}</span>'
@@ -147,15 +148,12 @@ def _classes(audit: DataAudit) -> str:
     return f'<h2>{noun.capitalize()}</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
-def thumbnail(path: Path, max_pixels: int) -> str:
-    """Return a small upright JPEG as base64; empty if the file cannot be shown."""
+def thumbnail(path: Path, max_pixels: int, decoding: Decoding = SRGB) -> str:
+    """Return a small upright JPEG as base64, of many bands the first; empty if the file cannot be shown."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with open_image(path, max_pixels) as image:
-                if image.format == "JPEG":
-                    image.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # a large photograph is decoded at an eighth
-                small = upright(to_rgb(image), orientation(image))
+            small = preview(path, max_pixels, decoding, 2 * _SIDE)
         scale = min(_SIDE / max(small.size), 4)  # what is tiny is shown larger, but seen to be tiny
         size = [max(round(side * scale), 1) for side in small.size]
         resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS

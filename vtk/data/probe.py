@@ -8,10 +8,18 @@ import json
 import os
 import sys
 import warnings
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vtk.data.bands import to_bands
-from vtk.data.images import MAX_PIXELS, open_image, orientation, reason, to_rgb
+from PIL import Image, UnidentifiedImageError
+
+from vtk.data.bands import of_one_page, to_bands
+from vtk.data.decoding import colors_of, opened, special
+from vtk.data.images import MAX_PIXELS, orientation, reason, to_rgb
+from vtk.data.profiles import profile_name
+from vtk.data.rules import Rules
+
+if TYPE_CHECKING:
+    from vtk.data.pixels import Pixels
 
 TRANSPARENT = " with transparency"
 """Behind the mode of an image that has no opacity channel, but a palette entry or a colour that is transparent."""
@@ -27,6 +35,8 @@ class Probe(NamedTuple):
         orientation: EXIF orientation, 1–8.
         bad: why the file cannot be used; empty if it can.
         digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
+        values: what an image of more than 8 bits holds (`vtk.data.value_range.Values.text`); empty of others.
+        colors: the embedded profile (`vtk.data.profiles.profile_name`); empty where there is none.
     """
 
     width: int
@@ -35,6 +45,8 @@ class Probe(NamedTuple):
     orientation: int
     bad: str = ""
     digest: str = ""
+    values: str = ""
+    colors: str = ""
 
 
 EMPTY = Probe(0, 0, "", 1)
@@ -51,7 +63,7 @@ def content_digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
-def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
+def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> Probe:
     """Decode the whole file, as `vtk.data.bands.read_image` would; a JPEG at an eighth of its size.
 
     Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size, a third to a
@@ -59,33 +71,63 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Probe:
     """
     digest = ""
     try:
-        with open_image(path, max_pixels) as image:
+        with opened(path, max_pixels) as (image, file):
             digest = content_digest(path)
+            pixels = special(image, file, max_pixels) if rules != "v0.1" else None
+            if pixels is not None:
+                return _of_pixels(pixels, image, in_chans, digest)
+            if image is None:
+                raise UnidentifiedImageError
             mode, (width, height) = image.mode, image.size
             tiff = image.format == "TIFF"
             # Pillow turns TIFF files itself and then forgets it. A PNG it decodes to find EXIF: what fails there would
             # be taken for damaged metadata, and not fail a second time
             turn = orientation(image) if tiff else 1
             if image.format == "JPEG":
-                image.draft(None, (1, 1))  # type: ignore[arg-type]
+                image.draft(None, (1, 1))
             if in_chans in (1, 3):
                 to_rgb(image)
-            else:
+            elif rules == "v0.1":
                 to_bands(image, in_chans, max_pixels)
+            else:
+                of_one_page(image, in_chans)
             turn = turn if tiff else orientation(image)
+            colors = colors_of(image, mode) if rules != "v0.1" else ""
             if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
                 mode += TRANSPARENT
     except Exception as error:  # whatever a decoder raises is the reason that the audit prints
         return Probe(0, 0, "", 1, reason(error, path), digest)
     size = (height, width) if turn >= 5 else (width, height)
-    return Probe(*size, mode, turn, "", digest)
+    return Probe(*size, mode, turn, "", digest, "", colors)
 
 
-def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> list[Probe]:
+def _of_pixels(pixels: "Pixels", image: Image.Image | None, in_chans: int, digest: str) -> Probe:
+    """Return what an image of more than 8 bits, or of further bands, is.
+
+    Raises:
+        ValueError: the model cannot take its bands.
+    """
+    from vtk.data.pixels import check_bands  # NumPy: only for such images
+    from vtk.data.value_range import measure
+
+    check_bands(pixels, in_chans)
+    found = measure(pixels)
+    plane = pixels.planes[0]
+    turn = pixels.orientation if image is None or image.format == "TIFF" else orientation(image)
+    height, width = plane.shape
+    # a TIFF's planes are upright already
+    if turn >= 5 and image is not None and image.format != "TIFF":
+        height, width = width, height
+    mode = image.mode if image is not None and len(pixels.planes) == 1 else f"{len(pixels.planes)}×{plane.dtype.name}"
+    colors = profile_name(pixels.profile, pixels.space) if pixels.profile and pixels.space else ""
+    return Probe(width, height, mode, turn, "", digest, found.text() if found else "", colors)
+
+
+def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> list[Probe]:
     """Probe a few files in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # doubtful metadata, large images: neither makes a file bad
-        return [probe(path, in_chans, max_pixels) for path in paths]
+        return [probe(path, in_chans, max_pixels, rules) for path in paths]
 
 
 def serve() -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from vtk import console
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.odd import Odd
+from vtk.data.rules import SRGB, Decoding
 
 _ROWS = 24
 _BAD_SHOWN = 10
@@ -51,6 +52,9 @@ class DataAudit:
         seconds: wall time of the scan.
         cached: files known from an earlier scan.
         digests: of the bytes of each good image, by its path (`vtk.data.probe.content_digest`).
+        decoding: how the images become 8-bit ones, with the value range of those that have more.
+        values: what images of more than 8 bits hold (`vtk.data.value_range`); empty where there are none.
+        colors: kind of embedded colour profile → number of images.
     """
 
     noun: ClassVar[tuple[str, str]] = ("class", "classes")
@@ -73,6 +77,9 @@ class DataAudit:
     seconds: float = 0.0
     cached: int = 0
     digests: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    decoding: Decoding = SRGB
+    values: Mapping[str, Any] = field(default_factory=dict)
+    colors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -103,6 +110,8 @@ class DataAudit:
             "sizes": dict(self.sizes),
             "modes": dict(self.modes),
             "exif_rotated": self.exif_rotated,
+            "values": dict(self.values),
+            "colors": dict(self.colors),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "odd": [odd.to_dict() for odd in self.odd],

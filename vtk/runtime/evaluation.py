@@ -81,6 +81,8 @@ class EvalResult:
                  "same_conditions", "left_out")  # fmt: skip
         result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
         result[f"training_{choice.default(self.multi_label)}"] = self.training
+        if outside := self.audit.values.get("outside"):
+            result["outside_value_range"] = list(outside)
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
         return result
 

@@ -15,9 +15,12 @@ from torch import Tensor
 from vtk import console
 from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
+from vtk.data.decoding import outside_of
 from vtk.data.images import one_line, reason
 from vtk.data.listing import list_images
+from vtk.data.rules import Decoding
 from vtk.data.transforms import EvalTransform, eval_transform
+from vtk.data.value_range import show_range
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_threshold, predictions
@@ -42,6 +45,7 @@ class PredictResult:
         out: the CSV file; None where none was asked for.
         provider: what really ran.
         multi_label: whether an image may have several labels.
+        outside: images with values outside of the model's value range, which are cut off.
     """
 
     predictions: tuple[Prediction, ...]
@@ -49,6 +53,7 @@ class PredictResult:
     out: Path | None
     provider: str
     multi_label: bool = False
+    outside: tuple[Path, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -61,6 +66,7 @@ class PredictResult:
                 {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
             ],
             "skipped": [{"path": str(path), "reason": why} for path, why in self.skipped],
+            **({"outside_value_range": [str(path) for path in self.outside]} if self.outside else {}),
         }
 
 
@@ -95,11 +101,12 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     transform = eval_transform(source.card.input)
     found: list[Prediction] = []
     skipped: list[tuple[Path, str]] = []
+    cut: list[Path] = []
     try:
         predict = predictor(backend)
         with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
-            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card))
+            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card), cut=cut)
             for batch in batches_ahead(paths, load, conditions.batch_size):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
                 for path, problem in batch:
@@ -118,17 +125,28 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     if not found:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many)
+    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many, tuple(sorted(cut)))
     if config.out is not None:
         _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
+    if cut:
+        low_high = "; ".join(map(show_range, source.card.input.value_range[:1]))
+        console.warn(
+            f"{len(cut)} image{'s have' if len(cut) > 1 else ' has'} values outside of the model's value range "
+            f"({low_high}), which are cut off: {', '.join(map(one_line, sorted(cut)[:3]))}"
+            + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
+        )
     return result
 
 
-def _load(path: Path, transform: EvalTransform, max_pixels: int) -> tuple[Path, Tensor | str]:
-    """Decode an image; one that cannot be read gives the reason instead."""
+def _load(path: Path, transform: EvalTransform, max_pixels: int, cut: list[Path]) -> tuple[Path, Tensor | str]:
+    """Decode an image; one that cannot be read gives the reason instead. ``cut`` gets one beyond the value range."""
+    spec = transform.spec
     try:
-        return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
+        image = read_image(path, spec.in_chans, max_pixels, Decoding.of(spec))
+        if outside_of(image):
+            cut.append(path)
+        return path, transform(image)
     except DataError as error:
         return path, reason(error.__cause__ or error, path)
 

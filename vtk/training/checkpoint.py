@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import from_plain
 from vtk.data.record import name_below
+from vtk.data.rules import V0_1, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, replace_dir
@@ -86,6 +87,8 @@ def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: st
     flags |= {"precision": precision, "metric": config.chosen_metric, "memory": config.memory}
     if config.command != "finetune":  # what runs of older versions are
         flags["command"] = config.command
+    if audit.decoding.rules != "v0.1":
+        flags["decoding"] = audit.decoding.rules
     digest = hashlib.sha256()
     for sample in audit.train:
         label: Any = sample.label  # an array of zeros and ones where an image may have several
@@ -95,6 +98,11 @@ def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: st
         "flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world,
         "images": images_digest(audit),
     }  # fmt: skip
+
+
+def decoding_of(saved: Saved | None) -> Decoding | None:
+    """Return how a resumed run decodes its images where that is not today's way: as version 0.1 began it."""
+    return None if saved is None or "decoding" in saved.identity["flags"] else V0_1
 
 
 def save_state(path: Path, saved: Saved) -> None:

@@ -149,6 +149,7 @@ class JointRun:
                 run.load()  # what can be refused is refused before any image is read
             except UsageError as error:
                 raise UsageError(f"task `{spec.name}`: {error}") from error
+            run.decoding = checkpoint.decoding_of(saved)
             runs.append(run)
         before = saved.identity["flags"].get("hflip") if saved is not None else None
         for number, (spec, run) in enumerate(zip(self.specs, runs, strict=True)):

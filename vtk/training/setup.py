@@ -12,6 +12,7 @@ from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
@@ -77,6 +78,7 @@ class Setup:
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
+        self.decoding: Decoding | None = None  # of a run of version 0.1 that is resumed
         self.before: Mapping[str, Any] = {}  # flags of the run that is resumed
         self.mirroring = Mirroring(USUAL if config.hflip is None else config.hflip, "")
         self.stopped = False  # whether one of them ended the run
@@ -99,7 +101,9 @@ class Setup:
         if config.data is not None and not config.dry_run:
             refuse_inside(self.out, config.data)
         self.augment = self.transform()
-        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        saved = checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        self.decoding = checkpoint.decoding_of(saved)
+        return saved
 
     def transform(self, **further: Any) -> TrainTransform:
         """Return what training images go through."""
@@ -113,6 +117,7 @@ class Setup:
         """Read the data, make the model, and choose what is trained."""
         config, begin = self.config, self.begin
         self.audit = self._scan()
+        self.spec = self.audit.decoding.applied(self.spec)
         self.images = record_of(self.audit)
         self._choose_views()
         self.teacher = open_teacher(
@@ -169,7 +174,8 @@ class Setup:
         assert config.data is not None
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = limited(read_data(config, self.spec, show_progress=ranks.main), config.limit, config.seed)
+                audit = read_data(config, self.spec, show_progress=ranks.main, decoding=self.decoding)
+                audit = limited(audit, config.limit, config.seed)
             ranks.wait()
         if not audit.val:
             raise DataError(

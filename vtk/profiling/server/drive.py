@@ -114,13 +114,14 @@ class Traffic:
         spec = _spec(image.shape, config, source)
         count = PAYLOADS * max(config.batch_sizes)
         self._images, what = gate_images(spec, min(count, 64), chosen=None, seed=config.seed)
-        if image.datatype == "UINT8":
+        raw = image.datatype not in ("FP32", "FP16")
+        if raw:
             self._images = _to_pixels(self._images, channels_last=image.shape[3] in (1, 3))
         self._image, self._kind = image.name, NUMPY[image.datatype]
         self._want: Tensor | None = None
         self.described = "not compared (give --reference)"
         if source is not None:
-            if image.datatype == "UINT8":
+            if raw:
                 raise UsageError(f"`{info.name}` takes raw images; --reference is for models that take normalised ones")
             self._want = torch_reference(source.model(), self._images)
             weak = "".join(f"; caution: {text}" for text in remarks(self._want))
@@ -187,6 +188,8 @@ class Traffic:
 
     def _tensors(self, index: Tensor) -> dict[str, "np.ndarray[Any, Any]"]:
         found: dict[str, np.ndarray[Any, Any]] = {self._image: self._images[index].numpy().astype(self._kind)}
+        if self._images.dtype == torch.uint8 and np.dtype(self._kind).kind in "iu":  # spread over the whole type
+            found[self._image] *= np.iinfo(self._kind).max // 255 or 1
         for other in self.info.inputs:
             if other.name == self._image:
                 continue

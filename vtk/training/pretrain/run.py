@@ -16,6 +16,7 @@ from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.files import write_text
@@ -112,7 +113,7 @@ class PretrainRun:
             refuse_inside(out, config.data)
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-        self._build(saved.identity["flags"] if saved is not None else {})
+        self._build(saved.identity["flags"] if saved is not None else {}, checkpoint.decoding_of(saved))
         self._model()
         self.identity = self._identity()
         if saved is not None:
@@ -170,14 +171,17 @@ class PretrainRun:
         )  # fmt: skip
         self.mirroring, self.views = mirroring, self.method.transforms(augment, eval_transform(self.spec))
 
-    def _build(self, before: Mapping[str, Any]) -> None:
+    def _build(self, before: Mapping[str, Any], decoding: Decoding | None) -> None:
         """Read the images, and make the backbone; ``before`` are flags of the run that is resumed."""
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = read_images(config, self.spec, labelled=self.method.labelled, show_progress=ranks.main)
+                audit = read_images(
+                    config, self.spec, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
+                )
                 self.audit = limited(audit, config.limit, config.seed)
             ranks.wait()
+        self.spec = self.audit.decoding.applied(self.spec)
         if ranks.main:
             warn_of_enlarging(self.audit, self.spec, patch_side(config.model, self.kwargs))
         found = settle_mirroring(config.hflip, before.get("hflip"), self.audit, config.in_chans)
