@@ -32,6 +32,7 @@ from vtk.data.bands import pixel_limit
 from vtk.data.record import read_record, sort_images
 from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
+from vtk.data.table import is_table
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
 from vtk.filesets import open_folder, replace_set
@@ -191,7 +192,12 @@ def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
 
 def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
     """Read the folder, if its classes are the model's and some of its images are held out."""
-    if config.data is None or not source.described or not config.data.is_dir() or not config.labels:
+    if (
+        config.data is None
+        or not source.described
+        or not (config.data.is_dir() or is_table(config.data))
+        or not config.labels
+    ):
         return None
     try:
         channels, limit = source.card.input.in_chans, pixel_limit(source.card)

@@ -18,6 +18,17 @@ _Page = Annotated[
                         often=True)
 ]  # fmt: skip
 
+_ONE = r"comma|semicolon|tab|space|pipe|\\t|."
+_SEPARATOR = "comma, semicolon, tab, space, pipe, or one character"
+FieldSeparator = Annotated[
+    str | None,
+    Option("between the columns of a table of labels (default: found)", "data", pattern=_ONE, allowed=_SEPARATOR),
+]
+LabelSeparator = Annotated[
+    str | None,
+    Option("between the labels of an image in a table (default: found)", "data", pattern=_ONE, allowed=_SEPARATOR),
+]
+
 
 def range_texts(value: Any) -> Any:
     """Return the ends of ``--value-range`` as text, whatever numbers they were."""
@@ -36,6 +47,11 @@ class ImageOptions(Config):
     on_bad_image: Annotated[
         Literal["skip", "fail"], Option("unreadable files: skip and count them, or fail before training")
     ] = "skip"
+    on_leak: Annotated[
+        Literal["warn", "fail"],
+        Option("held-out images that are in the training part, too, byte for byte: warn, or fail before training"),
+    ] = "warn"
+    field_separator: FieldSeparator = None
     keep_empty_classes: Annotated[bool, Option("keep classes that have no images")] = False
     max_pixels: Annotated[
         int, Option("largest image, width × height; larger ones count as bad; kept in the pack", least=1)
@@ -64,6 +80,7 @@ class AuditConfig(ImageOptions):
 
     out: _Page = None
     multi_label: MultiLabel = False
+    label_separator: LabelSeparator = None
     val_split: ValSplit = 0.2
     seed: Seed = 0
     workers: Workers = None
@@ -76,6 +93,8 @@ class AuditConfig(ImageOptions):
         """Refuse options that contradict each other."""
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
+        if self.label_separator is not None and not self.multi_label:
+            raise UsageError("`--label-separator` is of several labels an image; give --multi-label, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

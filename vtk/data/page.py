@@ -8,8 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from vtk.data import page_files
 from vtk.data.decoding import preview
 from vtk.data.odd import Odd, OddImage
+from vtk.data.page_files import page_text as _text
 from vtk.data.rules import SRGB, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
@@ -87,13 +89,14 @@ def page(audit: DataAudit) -> str:
     parts = [f"<h1>{_text(title)}</h1><p class=dim>{_text(str(audit.root))}</p>", _facts(audit)]
     parts += [f'<p class="warning">{_text(warning)}</p>' for warning in audit.warnings]
     parts += [f"<p>{_text(note)}</p>" for note in audit.notes]
+    parts.append(page_files.copies(audit, lambda image: _figure(audit, image)))
     parts += [_kind(audit, odd) for odd in audit.odd]
     if not audit.odd:
         parts.append("<h2>Nothing odd</h2><p>Every file was read, and no image is unusual.</p>")
-    parts.append(_classes(audit))
+    parts += [page_files.files(audit), _classes(audit)]
     head = (
         f'<meta charset="utf-8">\n{_MARK}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style>"
+        f"<title>{_text(title)}</title><style>{_STYLE}{page_files.STYLE}</style>"
     )
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -103,7 +106,7 @@ def _facts(audit: DataAudit) -> str:
     s = audit.sizes
     facts = [
         (len(audit.classes), audit.noun[1]), (len(audit.train), "to train on"), (len(audit.val), "held out"),
-        (len(audit.bad), "unreadable"),
+        (len(audit.bad), "unreadable"), (audit.left.total, "not used"),
     ]  # fmt: skip
     cells = [f"<div><b>{value:,}</b>{escape(name)}</div>" for value, name in facts]
     if s:
@@ -162,9 +165,3 @@ def thumbnail(path: Path, max_pixels: int, decoding: Decoding = SRGB) -> str:
     except Exception:  # the audit has said why; the page shows a sign in its place
         return ""
     return base64.b64encode(out.getvalue()).decode("ascii")
-
-
-def _text(text: str) -> str:
-    """Escape, and show what cannot be written in UTF-8, and line ends, as escapes."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return escape(shown.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -88,7 +88,6 @@ class FinetuneConfig(
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
         self._metric_of(self.multi_label)
-        self._check_table(self.data)
         self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")

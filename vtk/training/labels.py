@@ -34,11 +34,18 @@ def read_data(
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
         "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
+        "on_leak": config.on_leak, "field_separator": config.field_separator,
         "spec": spec, "value_range": config.value_range, "decoding": decoding,
     }  # fmt: skip
     if config.multi_label:
-        return scan_multi(config.data, **arguments)
+        return scan_multi(config.data, label_separator=config.label_separator, **arguments)
     return scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
+
+
+def separators(config: RunConfig) -> dict[str, str]:
+    """Return what was given to read the run's table with, for its card: other commands read a table likewise."""
+    given = {"field_separator": config.field_separator, "label_separator": config.label_separator}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_objective(config: RunConfig, audit: DataAudit) -> Classification:

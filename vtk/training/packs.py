@@ -20,7 +20,7 @@ from vtk.tasks.pack import PackDtype, save_task, update_card
 from vtk.training import lora, outputs
 from vtk.training.callbacks import Kept
 from vtk.training.config import FinetuneConfig
-from vtk.training.labels import Scores, recall, remember
+from vtk.training.labels import Scores, recall, remember, separators
 from vtk.training.one_copy import keep_one_copy
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES
@@ -137,6 +137,7 @@ class Packs(Setup):
                 "seed": config.seed,
                 "root": self.audit.root.resolve().name,
                 "max_pixels": config.max_pixels,
+                **separators(config),
                 "images": self.images.to_dict(),
                 **config.trial,
             },

@@ -113,7 +113,6 @@ class TrainConfig(
             raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
                              "one of them")  # fmt: skip
         self._metric_of(self.multi_label)
-        self._check_table(self.data)
         self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
