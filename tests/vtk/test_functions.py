@@ -106,7 +106,7 @@ def test_audit_without_a_page_writes_nothing(photos: Path, tmp_path: Path, monke
     with pytest.raises(DataError, match=r"cannot be read.*x\.png"):
         vtk.audit(str(tmp_path / "bad"), vtk.AuditConfig(on_bad_image="fail"))
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
-    with pytest.raises(UsageError, match="is a table"):
+    with pytest.raises(DataError, match=r"cannot read labels\.csv as a table"):
         vtk.audit("labels.csv")
 
 

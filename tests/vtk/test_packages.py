@@ -26,6 +26,7 @@ SLIM = sorted((REPO / "requirements").glob("*.txt"))
 OURS = {"vtk", "vtk_export", "vtk_kernels"}
 OPTIONAL = {
     "nvidia-ml-py": "clocks and energy of NVIDIA GPUs, by the extra `nvml`; left out where it is absent",
+    "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
 }
 SERVED = {"triton_python_backend_utils", "vtk_images", "vtk_prepack", "vtk_rows"}

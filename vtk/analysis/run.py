@@ -1,5 +1,6 @@
 """Do diagnostics one after the other, keep each result as soon as it is there, and take up those of a stopped run."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,11 @@ from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json, write_json
+from vtk.marks import Recognise, any_of, at, json_with, png, says, within
+from vtk.marks import page as page_mark
 
 SCHEMA = 1
+RESULTS = "results"
 _COMMON = ("seed", "batch_size")
 
 
@@ -48,18 +52,20 @@ def analyse(
     context: Context,
     names: Sequence[str],
     out: Path,
+    work: Path,
     *,
     label: str,
     identity: Mapping[str, Any],
     facts: Mapping[str, Any],
     main: bool = True,
 ) -> Analysis:
-    """Run diagnostics and write ``out/results/NAME.json`` after each, ``out/analysis.json`` at the end.
+    """Run diagnostics and write ``work/NAME.json`` after each; `put` makes files of a report of them.
 
     Args:
         context: model and images.
         names: of diagnostics, in order.
-        out: folder, which is there. Results of an earlier run in it are taken where their ``identity`` is this one's.
+        out: of the report. Results of an earlier run in it are taken where their ``identity`` is this one's.
+        work: folder of what is measured, until the report is written; of a stopped run it has what was done.
         label: the model's name.
         identity: what results depend on beside the options, as JSON values: model, images, device.
         facts: for the report.
@@ -70,14 +76,16 @@ def analyse(
     """
     options: dict[str, Any] = {}
     found = Analysis(label, facts={**facts, "options": options})
-    (out / "results").mkdir(exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
     peak = 0
     for number, name in enumerate(names, start=1):
         one = diagnostic(name)
         options[name] = {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}
         of = {**identity, "options": options[name]}
-        file = out / "results" / f"{name}.json"
+        file = work / f"{name}.json"
         kept = _kept(file, of)
+        if "result" not in kept and work != out / RESULTS:
+            kept = _kept(out / RESULTS / file.name, of) or kept
         if "result" not in kept:
             if main:
                 console.say(f"{number}/{len(names)} {one.title}")
@@ -94,9 +102,41 @@ def analyse(
                 continue
         found.results[name], found.seconds[name] = kept["result"], kept["seconds"]
         peak = max(peak, kept["peak_memory_bytes"])
-    found = replace(found, peak_memory_bytes=peak)
-    if main:
-        write_json(out / "analysis.json", found.to_dict())
+    return replace(found, peak_memory_bytes=peak)
+
+
+def put(found: Analysis, folder: Path, places: Sequence[Path]) -> None:
+    """Write ``analysis.json`` and ``results/NAME.json`` into a folder that nobody reads yet.
+
+    Args:
+        found: by `analyse`.
+        folder: to write to; made if absent.
+        places: folders that have ``NAME.json``, the first that has one counts.
+    """
+    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
+    write_json(folder / "analysis.json", found.to_dict())
+    for name in found.results:
+        file = next(place / f"{name}.json" for place in places if (place / f"{name}.json").is_file())
+        shutil.copyfile(file, folder / RESULTS / file.name)
+
+
+def marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
+    """Return the files of a report in ``out`` and how they are recognised.
+
+    Args:
+        out: where an earlier report may be.
+        folders: in it, of the analyses of two models; of one there is none.
+    """
+    html, analysis = page_mark(), json_with("schema", "label", "results", "facts")
+    report = at(out / "report.html", html)
+    found: dict[str, Recognise] = {"report.html": html}
+    there = [p.name for p in out.glob("[12]-*") if (p / "analysis.json").is_file()] if out.is_dir() else []
+    for folder in ("", *(f"{name}/" for name in sorted({*folders, *there}))):
+        found[f"{folder}analysis.json"] = analysis
+        for name in NAMES:
+            found[f"{folder}{RESULTS}/{name}.json"] = json_with("identity")
+    found["figures/*.png"] = png(within=report, dpi=180)
+    found["figures/*.svg"] = any_of(says("<dc:title>vtk</dc:title>"), within(says("Matplotlib"), report))
     return found
 
 

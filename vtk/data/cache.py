@@ -8,57 +8,70 @@ from typing import Any
 
 import PIL
 
-from vtk import console, files, formats
+from vtk import console, files
 from vtk.data.listing import Found
 from vtk.data.probe import EMPTY, Probe
+from vtk.data.rules import Rules
 from vtk.errors import DataError
 
-_FORMAT = 4
+_FORMAT = 7
 _LIMIT = 1 << 30
+_TYPES = tuple(map(type, EMPTY))
 
 Known = dict[str, tuple[Found, Probe]]
 """File name below the root → the file as it was found, and what decoding told."""
 
 
-def cache_path(root: Path, in_chans: int = 3) -> Path:
+def cache_path(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Path:
     """Return the file that remembers ``root``: ``$VTK_HOME/scan/<hash of its real path>.json``.
 
-    A file that fills three channels need not fill six, so other numbers of channels are remembered apart.
+    A file that fills three channels need not fill six, so other numbers of channels are remembered apart, and so are
+    other rules of decoding.
     """
     name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return files.home() / "scan" / (f"{name}.json" if in_chans in (1, 3) else f"{name}-{in_chans}.json")
+    marks = [str(in_chans)] * (in_chans != 3) + [rules] * (rules != "srgb")
+    return files.home() / "scan" / f"{'-'.join([name, *marks])}.json"
 
 
-def load(root: Path, in_chans: int = 3) -> Known:
+def load(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Known:
     """Return what is known about ``root``; nothing if the file is absent, damaged or by another Pillow."""
-    path = cache_path(root, in_chans)
+    path = cache_path(root, in_chans, rules)
     if not path.is_file():
         return {}
     try:
-        value = formats.read_json(path, _LIMIT)
+        value = _read(path)
         if value["format"] != _FORMAT or value["pillow"] != PIL.__version__:
             return {}
         return {
             str(name): (Found(str(name), *map(int, found)), _probe(told))
             for name, (found, told) in value["files"].items()
         }
-    except (DataError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3) -> None:
+def save(
+    root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3, rules: Rules = "srgb"
+) -> None:
     """Remember the good files of ``root``; a bad one is looked at again, in case only its permissions were wrong."""
     entries = {file.name: [file[1:], probes[file.name]] for file in found if not probes[file.name].bad}
     value = {"format": _FORMAT, "pillow": PIL.__version__, "root": str(root.resolve()), "files": entries}
     try:
-        files.write_text(cache_path(root, in_chans), json.dumps(value, separators=(",", ":")))
+        files.write_text(cache_path(root, in_chans, rules), json.dumps(value, separators=(",", ":")))
     except DataError as error:
         console.warn(f"the scan is not remembered: {error}")
+
+
+def _read(path: Path) -> Any:
+    """Read JSON of our own, whose values are checked one by one: ``formats.parse_json`` looks at each of them twice."""
+    if path.stat().st_size > _LIMIT:
+        raise ValueError("it is too large")
+    return json.loads(path.read_bytes())
 
 
 def _probe(values: Sequence[Any]) -> Probe:
     """Return a probe that was written; a value of another type than the field's is damage."""
     probe = Probe(*values)
-    if [type(value) for value in probe] != [type(value) for value in EMPTY]:
+    if tuple(map(type, probe)) != _TYPES:
         raise ValueError(f"{values} is no probe")
     return probe

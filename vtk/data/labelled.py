@@ -1,24 +1,26 @@
-"""Which images a multi-label set has, and their labels: from a CSV file, or from the folders above each image.
+"""Which images a multi-label set has, and their labels: from a table, or from the folders above each image.
 
-The CSV file has a line ``path,label1;label2`` for each image and may have a third column, ``train`` or ``val``. Paths
-start at the file's folder; a first line that names the columns is left out. In folders an image may lie at any depth
+A table has a line ``path,label1;label2`` for each image, or a column of 0 and 1 for each label, and may say which part
+it is in (`vtk.data.columns`). Paths start at the file's folder. In folders an image may lie at any depth
 (``beach/dog/1.jpg`` is both), and a file of the same name and bytes in several folders is one image with all their
 labels; files directly in the folder have no label.
 """
 
-import csv
 import hashlib
 import os
-import posixpath
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vtk.data.columns import choose_parts, read_lines
 from vtk.data.images import one_line
+from vtk.data.joined import find_separator, split_labels
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, class_name, is_text
-from vtk.data.listing import folders, natural, walk
+from vtk.data.listing import folders, natural, note_rest, walk
+from vtk.data.rest import LeftOut, Rest, settle
+from vtk.data.table import is_table
 from vtk.errors import DataError
 
-_HEADS = ("path", "image", "file", "filename", "image_path", "file_name")
 _PARTS = {**dict.fromkeys(TRAIN_NAMES, "train"), **dict.fromkeys(VAL_NAMES, "val")}
 
 
@@ -32,6 +34,8 @@ class Listed:
         parts: ``train`` or ``val`` where the set itself says so; empty where it does not.
         notes: what the user should know, one sentence each.
         warnings: what is probably not meant.
+        left: files that are not used.
+        known: labels that the set names, whether or not an image has them.
     """
 
     root: Path
@@ -39,53 +43,60 @@ class Listed:
     parts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    left: LeftOut = field(default_factory=LeftOut)
+    known: tuple[str, ...] = ()
 
 
-def list_labelled(root: Path) -> Listed:
+def list_labelled(
+    root: Path,
+    *,
+    field_separator: str | None = None,
+    label_separator: str | None = None,
+    known: Collection[str] = (),
+) -> Listed:
     """Return the images of a table, of a folder that holds ``labels.csv``, or of folders named by labels.
+
+    Args:
+        root: table or folder.
+        field_separator: of a table's columns; None to find it.
+        label_separator: of an image's labels in a table; None to find it.
+        known: labels of a trained model.
 
     Raises:
         DataError: there are none, a line cannot be read, a label is no text, or a part is where a label should be.
     """
-    table = root if root.suffix.lower() == ".csv" else root / "labels.csv"
-    return _read_csv(table) if table.is_file() or table == root else _read_folders(root)
+    inner = root / "labels.csv"
+    if is_table(root) or inner.is_file():
+        return _read_table(root if is_table(root) else inner, field_separator, label_separator, known)
+    return _read_folders(root)
 
 
-def _read_csv(table: Path) -> Listed:
-    listed = Listed(table.parent)
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            lines = [(number, row) for number, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{table} is not UTF-8 text (byte {error.start}); save the table as UTF-8") from error
-    except (OSError, csv.Error) as error:
-        raise DataError(f"cannot read {table} as a table of labels: {error}") from error
-    if lines and lines[0][1][0].strip().lower() in _HEADS:
-        lines = lines[1:]
-    for number, row in lines:
-        name, labels, part = (*(cell.strip() for cell in row[:3]), "", "")[:3]
-        if not name or "\0" in name or len(row) not in (2, 3) or (part and part.lower() not in _PARTS):
-            raise DataError(
-                f"{table} line {number} is {','.join(row)[:60]!r}; write path,label1;label2 or path,label1;label2,val"
-            )
-        if "\\" in name and not (table.parent / name).exists():
-            name = name.replace("\\", "/")  # of a table that was made on Windows
-        name = posixpath.normpath(name)  # ./a.jpg and a.jpg are one image
-        listed.labels.setdefault(name, set()).update(map(class_name, filter(None, map(str.strip, labels.split(";")))))
-        if part and listed.parts.setdefault(name, _PARTS[part.lower()]) != _PARTS[part.lower()]:
-            raise DataError(f"{table} line {number} puts {one_line(name)} into {part}, an earlier line does not")
+def _read_table(
+    table: Path, field_separator: str | None, label_separator: str | None, known: Collection[str]
+) -> Listed:
+    lines = read_lines(table, field_separator, "path,label1;label2")
+    listed = Listed(table.parent, notes=list(lines.notes))
+    separator, told = label_separator or "", ""
+    if not separator:
+        separator, told = find_separator(table, [line.label for line in lines.lines], known)
+    parts, left, notes = choose_parts(lines)
+    for line in lines.lines:
+        if parts.get(line.name) != "test":
+            listed.labels.setdefault(line.name, set()).update(line.on or split_labels(line.label, separator))
+    listed.parts.update({name: part for name, part in parts.items() if part != "test"})
+    listed.known = lines.columns or ()
+    listed.notes += [*filter(None, [told]), *notes]
+    if twice := len(lines.lines) - len({line.name for line in lines.lines}):
+        left["lines of an image named before"] = twice
+        listed.notes.append(f"lines of {table.name} that name an image again, whose labels are added: {twice}")
+    listed.left = LeftOut(lines=left)
     if not listed.labels:
         raise DataError(f"{table} names no images; write lines path,label1;label2")
-    if listed.parts and "val" not in listed.parts.values():
-        listed.notes.append(f"{table.name} puts no image into val: a part is held out")
-        listed.parts.clear()
-    elif listed.parts and (rest := len(listed.labels) - len(listed.parts)):
-        listed.notes.append(f"images of {table.name} that are in no part count as train: {rest}")
     return listed
 
 
 def _read_folders(root: Path) -> Listed:
-    names = folders(root)
+    names, rest, merged = folders(root), Rest(), 0
     inside = {name.lower(): name for name in names}
     train, val = (next((inside[n] for n in known if n in inside), None) for known in (TRAIN_NAMES, VAL_NAMES))
     listed = Listed(root)
@@ -94,16 +105,17 @@ def _read_folders(root: Path) -> Listed:
             raise DataError(f"{root} has {val}/ but no train/; give a folder with both, or folders named by labels")
         if len(names) == 1 and any(name.lower() in TRAIN_NAMES for name in folders(root / names[0])):
             raise DataError(f"{root} holds {names[0]}/ only, and that train/; give {root / names[0]}")
-        _gather(root, "", None, listed)
+        merged = _gather(root, "", None, listed, rest)
     else:
         held = val is not None and any(True for _ in walk(root / val))
         if val is not None and not held:
             listed.warnings.append(f"{val}/ in {root} has no images: a part of {train}/ is held out in place of it")
         if unused := [name for name in names if name not in (train, val)]:
             listed.notes.append(f"not used: {', '.join(map(one_line, unused[:5]))} beside {train}")
-        _gather(root, f"{train}/", "train" if held else None, listed)
+        merged = _gather(root, f"{train}/", "train" if held else None, listed, rest)
         if held:
-            _gather(root, f"{val}/", "val", listed)
+            merged += _gather(root, f"{val}/", "val", listed, rest)
+        note_rest(root, "", [name for name in (train, val) if name is not None], rest)
     if not listed.labels:
         raise DataError(f"{root} has no images; give a table of labels (.csv), or folders named by labels")
     labels = {label for own in listed.labels.values() for label in own}
@@ -113,14 +125,20 @@ def _read_folders(root: Path) -> Listed:
         listed.warnings.append(
             f"folders named {', '.join(parts)} lie inside and are labels; a split is train/LABEL and val/LABEL"
         )
+    listed.left = settle(rest, root, merged)
     return listed
 
 
-def _gather(root: Path, prefix: str, part: str | None, listed: Listed) -> None:
-    """Add the images below a part; files of one name and size are one image if their bytes are the same."""
+def _gather(root: Path, prefix: str, part: str | None, listed: Listed, rest: Rest) -> int:
+    """Add the images below a part; files of one name and size are one image if their bytes are the same.
+
+    Returns:
+        How many files are copies whose labels were added to another one's.
+    """
     first: dict[tuple[str, int], list[tuple[str, str | None]]] = {}
-    for file in walk(root / prefix if prefix else root):
-        name, labels = prefix + file.name, set(map(class_name, file.name.split("/")[:-1]))
+    merged = 0
+    for file in walk(root / prefix if prefix else root, rest, prefix):
+        name, labels = file.name, set(map(class_name, file.name.removeprefix(prefix).split("/")[:-1]))
         like = first.setdefault((os.path.basename(name), file.bytes), [])
         same = None
         if like and file.bytes:
@@ -132,10 +150,12 @@ def _gather(root: Path, prefix: str, part: str | None, listed: Listed) -> None:
             like.append((name, None))
         if same is not None:
             listed.labels[same] |= labels
+            merged += 1
             continue
         listed.labels[name] = labels
         if part:
             listed.parts[name] = part
+    return merged
 
 
 def _digest(path: Path) -> str:

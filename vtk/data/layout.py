@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from vtk.data.images import one_line
-from vtk.data.listing import Found, folders, is_hidden, loose_images, natural, walk
+from vtk.data.listing import Found, folders, is_hidden, loose_images, natural, note_rest, walk
+from vtk.data.rest import Rest
 from vtk.errors import DataError, UsageError
 
 TRAIN_NAMES = ("train", "training")
@@ -103,7 +104,7 @@ def find_layout(root: Path, classes: Sequence[str] | None = None) -> Layout:
     return Layout("flat", root, None)
 
 
-def collect(root: Path, part: Path | None, *, keep_empty: bool = False) -> Part:
+def collect(root: Path, part: Path | None, *, keep_empty: bool = False, rest: Rest | None = None) -> Part:
     """Return the image files of every class folder of ``part``, which is ``root`` or below it; their names start there.
 
     Files at any depth belong to the class folder they are in. Images outside class folders are not used.
@@ -112,6 +113,7 @@ def collect(root: Path, part: Path | None, *, keep_empty: bool = False) -> Part:
         root: the folder given by the user.
         part: folder of class folders; None for one that is absent.
         keep_empty: make classes of folders without images, too.
+        rest: is told of everything else that lies in ``part``.
 
     Raises:
         DataError: a folder may not be read, or its name is no text and so cannot be stored as the name of a class.
@@ -124,9 +126,11 @@ def collect(root: Path, part: Path | None, *, keep_empty: bool = False) -> Part:
     for name in folders(part):
         if not is_text(class_name(name)):
             raise DataError(f"{part} has a folder whose name is not UTF-8 text ({name!a}); rename it")
-        files = [file._replace(name=f"{prefix}{name}/{file.name}") for file in walk(part / name)]
+        files = list(walk(part / name, rest, f"{prefix}{name}/"))
         spelled.setdefault(class_name(name), []).append(name)
         found.setdefault(class_name(name), []).extend(files)
+    if rest is not None:
+        note_rest(part, prefix, folders(part), rest)
     empty = tuple(name for name, files in found.items() if not files)
     warnings = []
     if twice := [name for name, folders_of in spelled.items() if len(folders_of) > 1]:

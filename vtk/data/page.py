@@ -8,11 +8,15 @@ from pathlib import Path
 
 from PIL import Image
 
-from vtk.data.images import open_image, orientation, to_rgb, upright
+from vtk.data import page_files
+from vtk.data.decoding import preview
 from vtk.data.odd import Odd, OddImage
+from vtk.data.page_files import page_text as _text
+from vtk.data.rules import SRGB, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
 from vtk.files import write_text
+from vtk.nodes import check_file
 
 _MARK = '<meta name="generator" content="vtk data audit">'
 _SIDE = 144  # px of a thumbnail's longer side; shown at half of it, so sharp on a dense screen
@@ -63,8 +67,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
     Raises:
         DataError: it is a folder, or another file and ``overwrite`` is not given.
     """
-    if path.is_dir():
-        raise DataError(f"`--out` {path} is a folder; give a file, such as {path / 'audit.html'}")
+    check_file(path, example="audit.html")
     if path.exists() and not overwrite:
         with path.open("rb") as file:
             if _MARK.encode() not in file.read(4096):
@@ -86,13 +89,14 @@ def page(audit: DataAudit) -> str:
     parts = [f"<h1>{_text(title)}</h1><p class=dim>{_text(str(audit.root))}</p>", _facts(audit)]
     parts += [f'<p class="warning">{_text(warning)}</p>' for warning in audit.warnings]
     parts += [f"<p>{_text(note)}</p>" for note in audit.notes]
+    parts.append(page_files.copies(audit, lambda image: _figure(audit, image)))
     parts += [_kind(audit, odd) for odd in audit.odd]
     if not audit.odd:
         parts.append("<h2>Nothing odd</h2><p>Every file was read, and no image is unusual.</p>")
-    parts.append(_classes(audit))
+    parts += [page_files.files(audit), _classes(audit)]
     head = (
         f'<meta charset="utf-8">\n{_MARK}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style>"
+        f"<title>{_text(title)}</title><style>{_STYLE}{page_files.STYLE}</style>"
     )
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -102,7 +106,7 @@ def _facts(audit: DataAudit) -> str:
     s = audit.sizes
     facts = [
         (len(audit.classes), audit.noun[1]), (len(audit.train), "to train on"), (len(audit.val), "held out"),
-        (len(audit.bad), "unreadable"),
+        (len(audit.bad), "unreadable"), (audit.left.total, "not used"),
     ]  # fmt: skip
     cells = [f"<div><b>{value:,}</b>{escape(name)}</div>" for value, name in facts]
     if s:
@@ -121,7 +125,7 @@ def _kind(audit: DataAudit, odd: Odd) -> str:
 
 
 def _figure(audit: DataAudit, example: OddImage) -> str:
-    data = thumbnail(audit.folder / example.name, audit.max_pixels)
+    data = thumbnail(audit.folder / example.name, audit.max_pixels, audit.decoding)
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
     caption = f'{_text(example.name)}<br><span class="{tone}">{_text(example.text)}</span>'
@@ -147,15 +151,12 @@ def _classes(audit: DataAudit) -> str:
     return f'<h2>{noun.capitalize()}</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
-def thumbnail(path: Path, max_pixels: int) -> str:
-    """Return a small upright JPEG as base64; empty if the file cannot be shown."""
+def thumbnail(path: Path, max_pixels: int, decoding: Decoding = SRGB) -> str:
+    """Return a small upright JPEG as base64, of many bands the first; empty if the file cannot be shown."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with open_image(path, max_pixels) as image:
-                if image.format == "JPEG":
-                    image.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # a large photograph is decoded at an eighth
-                small = upright(to_rgb(image), orientation(image))
+            small = preview(path, max_pixels, decoding, 2 * _SIDE)
         scale = min(_SIDE / max(small.size), 4)  # what is tiny is shown larger, but seen to be tiny
         size = [max(round(side * scale), 1) for side in small.size]
         resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
@@ -164,9 +165,3 @@ def thumbnail(path: Path, max_pixels: int) -> str:
     except Exception:  # the audit has said why; the page shows a sign in its place
         return ""
     return base64.b64encode(out.getvalue()).decode("ascii")
-
-
-def _text(text: str) -> str:
-    """Escape, and show what cannot be written in UTF-8, and line ends, as escapes."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return escape(shown.encode("utf-8", "backslashreplace").decode("utf-8"))

@@ -1,9 +1,10 @@
 """Many files decoded, by what earlier scans remember and what is new; and what their probes say together."""
 
+import functools
 import os
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +12,12 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.data import cache as memory
 from vtk.data.enlarged import NOMINAL, check_enlarged
+from vtk.data.fingerprint import fingerprints
 from vtk.data.images import TooLargeError, one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
 from vtk.data.probe import EMPTY, Probe, content_digest
+from vtk.data.rules import Rules
 from vtk.errors import DataError
 
 Look = Literal["decode", "read", "list"]
@@ -31,11 +34,12 @@ def probe_files(
     max_pixels: int,
     look: Look = "decode",
     spec: InputSpec = NOMINAL,
+    rules: Rules = "srgb",
 ) -> tuple[dict[str, Probe], int]:
     """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
     if look == "list":
         return {file.name: EMPTY for file in files}, 0
-    known = memory.load(root, in_chans) if cache else {}
+    known = memory.load(root, in_chans, rules) if cache else {}
     probes: dict[str, Probe] = {}
     new: list[Found] = []
     for file in files:
@@ -51,24 +55,32 @@ def probe_files(
     with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
         paths = [os.path.join(root, file.name) for file in new]
         results = probe_many(
-            paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, workers=workers,
-            on_done=bar.advance,
+            paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, rules=rules,
+            workers=workers, on_done=bar.advance,
         )  # fmt: skip
+    looks = fingerprints([probe.looks for probe in results])
+    results = [probe._replace(looks=look) for probe, look in zip(results, looks, strict=True)]
     probes.update(zip((file.name for file in new), results, strict=True))
     if cache and (new or len(known) > len(probes)):
-        memory.save(root, files, probes, in_chans)
+        memory.save(root, files, probes, in_chans, rules)
     # not remembered: whether it can be used is the input's affair
-    return {name: _enlarged(probe, spec) for name, probe in probes.items()}, len(files) - len(new)
+    faults: dict[tuple[int, int], str] = {}  # many images are of one size
+    return {name: _enlarged(probe, spec, faults) for name, probe in probes.items()}, len(files) - len(new)
 
 
-def _enlarged(probe: Probe, spec: InputSpec) -> Probe:
-    """Return a probe as bad where the image would become too large."""
+def _enlarged(probe: Probe, spec: InputSpec, faults: dict[tuple[int, int], str]) -> Probe:
+    """Return a probe as bad where the image would become too large; ``faults`` remembers why, by its size."""
     if probe.bad or not probe.mode:
         return probe
-    try:
-        check_enlarged(spec, probe.height, probe.width)
-    except TooLargeError as error:
-        return Probe(0, 0, "", 1, str(error), probe.digest)
+    size = probe.height, probe.width
+    if size not in faults:
+        faults[size] = ""
+        try:
+            check_enlarged(spec, *size)
+        except TooLargeError as error:
+            faults[size] = str(error)
+    if faults[size]:
+        return Probe(0, 0, "", 1, faults[size], probe.digest)
     return probe
 
 
@@ -85,9 +97,27 @@ def modes_of(probes: Sequence[Probe]) -> dict[str, int]:
     return dict(Counter(probe.mode for probe in probes if probe.mode).most_common())
 
 
-def digests_of(root: Path, probes: Mapping[str, Probe]) -> dict[Path, str]:
-    """Return the digest of each good file's bytes."""
-    return {root / name: probe.digest for name, probe in probes.items() if not probe.bad}
+class Digests(Mapping[Path, str]):
+    """The digest of each good file's bytes, by its path; made when first asked for, since not every command asks.
+
+    Paths as keys cost more than all else that is known from an earlier scan.
+    """
+
+    def __init__(self, root: Path, probes: Mapping[str, Probe]) -> None:
+        self.root, self.probes = root, probes
+
+    @functools.cached_property
+    def _found(self) -> dict[Path, str]:
+        return {self.root / name: probe.digest for name, probe in self.probes.items() if not probe.bad}
+
+    def __getitem__(self, path: Path) -> str:
+        return self._found[path]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtk import console
+from vtk.data.copies import Copies
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.odd import Odd
+from vtk.data.rest import LeftOut
+from vtk.data.rules import SRGB, Decoding
 
 _ROWS = 24
 _BAD_SHOWN = 10
@@ -50,7 +53,12 @@ class DataAudit:
         max_pixels: of the largest image that counted as good.
         seconds: wall time of the scan.
         cached: files known from an earlier scan.
+        copies: what is there more than once.
+        left: files that are not used, and why.
         digests: of the bytes of each good image, by its path (`vtk.data.probe.content_digest`).
+        decoding: how the images become 8-bit ones, with the value range of those that have more.
+        values: what images of more than 8 bits hold (`vtk.data.value_range`); empty where there are none.
+        colors: kind of embedded colour profile → number of images.
     """
 
     noun: ClassVar[tuple[str, str]] = ("class", "classes")
@@ -72,7 +80,12 @@ class DataAudit:
     max_pixels: int = MAX_PIXELS
     seconds: float = 0.0
     cached: int = 0
+    copies: Copies = field(default_factory=Copies)
+    left: LeftOut = field(default_factory=LeftOut)
     digests: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    decoding: Decoding = SRGB
+    values: Mapping[str, Any] = field(default_factory=dict)
+    colors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -83,6 +96,11 @@ class DataAudit:
     def samples(self) -> tuple[Sample, ...]:
         """All good images, those to train on first."""
         return self.train + self.val
+
+    @property
+    def seen(self) -> int:
+        """All files that the set holds: used, unreadable and left out."""
+        return len(self.train) + len(self.val) + len(self.bad) + self.left.total
 
     def counts(self, part: Literal["train", "val"]) -> list[int]:
         """Return the number of images per class, in index order."""
@@ -103,12 +121,29 @@ class DataAudit:
             "sizes": dict(self.sizes),
             "modes": dict(self.modes),
             "exif_rotated": self.exif_rotated,
+            "values": dict(self.values),
+            "colors": dict(self.colors),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "odd": [odd.to_dict() for odd in self.odd],
+            "files": {
+                "seen": self.seen,
+                "used": len(self.samples),
+                "bad": len(self.bad),
+                "left_out": self.left.to_dict(),
+            },
+            "copies": self.copies.to_dict(),
             "seconds": self.seconds,
             "cached": self.cached,
         }
+
+    def account(self) -> str:
+        """Return one line that adds up all files: used, unreadable, and left out by reason."""
+        again = sum(len(group) - 1 for group in self.copies.groups)
+        used = f"used ({again:,} of them copies of others)" if again else "used"
+        terms = {used: len(self.samples), "unreadable": len(self.bad), **self.left.reasons()}
+        told = " + ".join(f"{count:,} {what}" for what, count in terms.items() if count)
+        return f"files: {self.seen:,} = {told}"
 
     def print(self) -> None:
         """Print the audit for people."""
@@ -128,6 +163,8 @@ class DataAudit:
                 + ", ".join(f"{mode} {count}" for mode, count in self.modes.items())
                 + (f"; {self.exif_rotated} turned upright by EXIF" if self.exif_rotated else "")
             )
+        if self.seen > len(self.samples) or self.copies.groups:
+            console.say(self.account())
         for note in self.notes:
             console.say(note)
         for warning in self.warnings:

@@ -14,13 +14,12 @@ from vtk.data.listing import list_images
 from vtk.data.multi import scan_multi
 from vtk.data.probe import content_digest
 from vtk.data.probed import Look
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
+from vtk.data.table import is_table
 from vtk.errors import DataError
 from vtk.runtime.parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source
-
-TABLES = (".csv", ".tsv", ".parquet")
-"""Suffixes of tables of images."""
 
 
 def find_images(source: Source, data: Path, split: Split, whose: Card | None = None) -> tuple[DataAudit, Part]:
@@ -41,7 +40,8 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     whose = source.card if whose is None else whose
     options: dict[str, Any] = {
         "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card), "spec": source.card.input,
-        **recorded_division(whose)
+        "decoding": Decoding.of(source.card.input), **recorded_division(whose),
+        **_reading(whose, source.card.multi_label),
     }  # fmt: skip
     find = scan_multi if source.card.multi_label else scan
     audit = find(data, classes=source.card.classes if source.described else None, **options)
@@ -53,6 +53,14 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
         if "--val-split" not in note:  # a flag of finetune; how a flat folder is divided is said below
             console.say(note)
     return audit, choose_part(whose, audit, data, split, described=source.described or whose is not source.card)
+
+
+def _reading(card: Card, multi_label: bool) -> dict[str, Any]:
+    """Return how the training run read its images, as `vtk.data.scan` is told."""
+    # version 0.1, whose cards list no images, did not keep copies of one image together
+    told: dict[str, Any] = {"together": bool(card.data.get("images")) or not card.data}
+    names = ("field_separator", "label_separator") if multi_label else ("field_separator",)
+    return told | {name: value for name in names if isinstance(value := card.data.get(name), str)}
 
 
 class Chosen(NamedTuple):
@@ -81,12 +89,13 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
     Raises:
         DataError: there is no such image.
     """
-    if data.is_file() and data.suffix.lower() not in TABLES:
+    if data.is_file() and not is_table(data):
         return Chosen((data,), None, f"{data}")
     # contents are read only where they are compared with those of a run
     look: Look = "read" if card.data.get("images") else "list"
     options: dict[str, Any] = {
-        "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look, **recorded_division(card)
+        "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look,
+        **recorded_division(card), **_reading(card, card.multi_label),
     }  # fmt: skip
     find = scan_multi if card.multi_label else scan
     try:

@@ -19,6 +19,7 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.models.parts import head_names
 from vtk.training.distill_teacher import Tap, Teacher, Trained, check_widths, load_trained
+from vtk.training.midway import Drawing
 from vtk.training.objective import Batch, Objective
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
 
@@ -79,6 +80,15 @@ class Distillation:
         """Seed the mixing of images."""
         if self.inner is not None:
             self.inner.start_epoch(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the mixing of images stands."""
+        return self.inner.state_dict() if isinstance(self.inner, Drawing) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        if isinstance(self.inner, Drawing):
+            self.inner.load_state_dict(state)
 
     def prepare(self, batch: Batch) -> Taught:
         """Prepare the batch as the labels' objective does, and ask the teacher about the result."""

@@ -11,6 +11,7 @@ from vtk.data.balanced import BalancedSampler, balanced_weights
 from vtk.data.loader import EpochSampler
 from vtk.data.multi import scan_multi
 from vtk.data.repeated import RepeatSampler
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
@@ -22,17 +23,29 @@ from vtk.training.train_config import RunConfig, TrainConfig
 Scores = Metrics | MultiLabelMetrics
 
 
-def read_data(config: RunConfig, spec: InputSpec, *, show_progress: bool) -> DataAudit:
-    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise."""
+def read_data(
+    config: RunConfig, spec: InputSpec, *, show_progress: bool, decoding: Decoding | None = None
+) -> DataAudit:
+    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise.
+
+    ``decoding`` is that of a resumed run of version 0.1.
+    """
     assert config.data is not None
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
         "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
-        "spec": spec,
+        "on_leak": config.on_leak, "field_separator": config.field_separator,
+        "spec": spec, "value_range": config.value_range, "decoding": decoding,
     }  # fmt: skip
     if config.multi_label:
-        return scan_multi(config.data, **arguments)
+        return scan_multi(config.data, label_separator=config.label_separator, **arguments)
     return scan(config.data, keep_empty_classes=config.keep_empty_classes, **arguments)
+
+
+def separators(config: RunConfig) -> dict[str, str]:
+    """Return what was given to read the run's table with, for its card: other commands read a table likewise."""
+    given = {"field_separator": config.field_separator, "label_separator": config.label_separator}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_objective(config: RunConfig, audit: DataAudit) -> Classification:

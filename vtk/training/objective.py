@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
+
+from vtk.training.random_states import numpy_state, to_numpy
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,14 @@ class Classification:
         """Seed mixup."""
         self._random = np.random.RandomState(seed % 2**32).get_state()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the generator of mixup stands."""
+        return {"random": numpy_state(self._random)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._random = to_numpy(state["random"])
+
     def prepare(self, batch: Batch) -> Batch:
         """Mix pairs of images; in an odd batch the last one stays as it is."""
         if self._mix is None:
@@ -135,6 +145,15 @@ class JointObjective:
         """Seed every task alike: each draws what it would in a run of its own."""
         for part in self.parts:
             part.start_epoch(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where each task's generator stands."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        for part, own in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(own)
 
     def prepare(self, batch: Batch) -> Batch:
         """Prepare a batch as its task does."""

@@ -1,3 +1,4 @@
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def tree(tmp_path: Path, picture: Callable[..., Path]) -> Callable[..., Path]:
         for folder, count in counts.items():
             (root / folder).mkdir(parents=True, exist_ok=True)
             for i in range(count):
-                picture(root / folder / f"{i}.png", seed=i)
+                picture(root / folder / f"{i}.png", seed=zlib.crc32(f"{folder}/{i}".encode()))  # no two alike
         return root
 
     return make

@@ -97,7 +97,8 @@ def test_what_programs_leave_is_neither_class_nor_image(tree: Tree) -> None:
             (root / folder / name).write_bytes(b"\0\1")
     audit = quiet(root)
     assert audit.classes == ("a", "b") and audit.counts("train") == [2, 2] and audit.counts("val") == [1, 1]
-    assert not audit.bad and not audit.notes and not audit.warnings
+    assert not audit.bad and not audit.warnings
+    assert audit.notes == ("not called images, and not used: .txt 4, .csv 4",)
 
 
 @pytest.mark.parametrize(

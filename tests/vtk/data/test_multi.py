@@ -75,10 +75,9 @@ def test_folders_name_labels_at_any_depth_and_copies_are_one_image(tmp_path: Pat
 
 
 def test_every_label_is_divided_and_the_seed_says_how(tmp_path: Path) -> None:
-    picture(tmp_path / "x.png", 1)
     lines = []
     for i in range(60):
-        shutil.copy(tmp_path / "x.png", tmp_path / f"{i}.png")
+        picture(tmp_path / f"{i}.png", i)
         labels = ["all"] * (i < 50) + ["half"] * (i % 2) + ["rare"] * (i in (7, 8))
         lines.append(f"{i}.png,{';'.join(labels)}\n")
     (tmp_path / "labels.csv").write_text("".join(lines))

@@ -45,7 +45,7 @@ def test_the_command_shows_odd_images_with_their_labels(
 ) -> None:
     out = tmp_path / "page.html"
     argv = ["data", "audit", str(table), "--out", str(out), "--workers", "0", "--no-cache"]
-    assert main(argv) == 2 and "is a table; add --multi-label" in capsys.readouterr().err
+    assert main(argv) == 3 and "'dog;beach' seems to be several labels; give --multi-label" in capsys.readouterr().err
     argv.append("--multi-label")
     assert main([*argv, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

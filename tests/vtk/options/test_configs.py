@@ -100,7 +100,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     ("FinetuneConfig", {"multi_label": True, "sampler": "balanced"}),
     ("FinetuneConfig", {"metric": "mAP"}),
     ("FinetuneConfig", {"multi_label": True, "metric": "top1"}),
-    ("FinetuneConfig", {"data": "labels.csv"}),
+    ("FinetuneConfig", {"label_separator": "|"}),
     ("FinetuneConfig", {"cb_layers": ("upper", "3"), "cb": True}),
     ("FinetuneConfig", {"cb_on": "msa"}),
     ("FinetuneConfig", {"msa_window": 3}),

@@ -1,10 +1,9 @@
 """What labels are, and how much each class counts."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from vtk.data.config import MultiLabel
+from vtk.data.config import LabelSeparator, MultiLabel
 from vtk.errors import UsageError
 from vtk.options import Config, Option
 
@@ -16,6 +15,7 @@ class LabelOptions(Config):
     GROUP: ClassVar[str] = "data"
 
     multi_label: MultiLabel = False
+    label_separator: LabelSeparator = None
     class_weights: Annotated[
         Literal["none", "balanced"],
         Option("balanced: weigh each image by the inverse of its class's size"),
@@ -26,6 +26,8 @@ class LabelOptions(Config):
     ] = "shuffle"
 
     def _check_labels(self) -> None:
+        if self.label_separator is not None and not self.multi_label:
+            raise UsageError("`--label-separator` is of several labels an image; give --multi-label, or leave it out")
         if self.multi_label and self.sampler == "balanced":
             raise UsageError(
                 "`--sampler` balanced draws by the one label of an image; with --multi-label give --class-weights "
@@ -43,7 +45,3 @@ class LabelOptions(Config):
                 "`--class-weights` balanced weighs the loss of the labels, of which --distill-alpha 1 leaves nothing; "
                 "give an alpha below 1, or --sampler balanced"
             )
-
-    def _check_table(self, data: Path | None) -> None:
-        if data is not None and Path(data).suffix.lower() == ".csv" and not self.multi_label:
-            raise UsageError(f"{data} is a table; add --multi-label, or give a folder with one folder per class")

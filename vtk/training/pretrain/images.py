@@ -6,11 +6,16 @@ from pathlib import Path
 
 from vtk.card import InputSpec
 from vtk.data.audit import scan
-from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, split
-from vtk.data.listing import Found, folders, walk
+from vtk.data.copies import find_copies
+from vtk.data.divide import divide
+from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
+from vtk.data.listing import Found, folders, note_rest, walk
 from vtk.data.named import fetch, is_named
-from vtk.data.probed import digests_of, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.probed import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rest import Rest, settle
+from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -18,8 +23,10 @@ _LEAST = 4
 """Images without which there is nothing to learn from: one is held out, and the others should differ."""
 
 
-def read_images(config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool) -> DataAudit:
-    """Scan the images of a run.
+def read_images(
+    config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool, decoding: Decoding | None = None
+) -> DataAudit:
+    """Scan the images of a run; ``decoding`` is that of a resumed run of version 0.1.
 
     Raises:
         DataError: the folder is absent, or too few of its images can be read; of a labelled run, see `vtk.data.scan`.
@@ -29,74 +36,93 @@ def read_images(config: PretrainConfig, spec: InputSpec, *, labelled: bool, show
         audit = scan(
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
-            max_pixels=config.max_pixels, keep_empty_classes=config.keep_empty_classes, spec=spec,
+            max_pixels=config.max_pixels, on_leak=config.on_leak, field_separator=config.field_separator,
+            keep_empty_classes=config.keep_empty_classes, spec=spec, value_range=config.value_range,
+            decoding=decoding,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
         return audit
-    return _scan_all(config, config.data, spec, show_progress)
+    return _scan_all(config, config.data, spec, show_progress, decoding)
 
 
-def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool) -> DataAudit:
+def _scan_all(
+    config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool, decoding: Decoding | None
+) -> DataAudit:
+    parse_option(config.value_range)
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
     if root.is_file():
         raise DataError(f"{root} is a file; give a folder of images")
-    parts, notes = _parts(root)
+    rest = Rest()
+    parts, notes = _parts(root, rest)
     found = [file for part in parts for file in part]
     if not found:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
     probes, cached = probe_files(
-        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec
-    )
+        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
+        rules=decoding.rules if decoding else "srgb",
+    )  # fmt: skip
     if config.on_bad_image == "fail":
         refuse_bad(root, probes)
     good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
+    named = [[(name, 0) for name in part] for part in good]
     if len(parts) == 1:
-        train, val = split(good[0], good[0], config.val_split, config.seed)
+        train, val = divide(named[0], probes, "", config.val_split, config.seed)
         notes.append(
             f"{len(val)} of {len(good[0])} images are held out (--val-split {config.val_split:g}, seed {config.seed})"
         )
     else:
-        train, val = good
+        train, val = named
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
             f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
             f"all{bad}"
         )
+    copies = find_copies(root, {"train": [(n, "") for n, _ in train], "val": [(n, "") for n, _ in val]}, probes)
+    if config.on_leak == "fail":
+        copies.refuse_leaks(root)
+    left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
+    seen = judge(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",
         classes=(),
-        train=tuple(Sample(root / name, 0) for name in train),
-        val=tuple(Sample(root / name, 0) for name in val),
+        train=tuple(Sample(root / name, 0) for name, _ in train),
+        val=tuple(Sample(root / name, 0) for name, _ in val),
         bad=tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
         sizes=sizes_of(readable),
         modes=modes_of(readable),
         exif_rotated=sum(probe.orientation != 1 for probe in readable),
-        notes=tuple(notes),
+        notes=(*notes, *left.notes(), *seen.notes, *copies.notes()),
+        warnings=(*left.warnings(), *seen.warnings, *copies.warnings()),
         val_split=config.val_split,
         seed=config.seed,
         max_pixels=config.max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=digests_of(root, probes),
+        digests=Digests(root, probes),
+        copies=copies,
+        left=left,
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
     )
 
 
-def _parts(root: Path) -> tuple[list[list[Found]], list[str]]:
+def _parts(root: Path, rest: Rest) -> tuple[list[list[Found]], list[str]]:
     """Return all images below ``root``; where it has train/ and val/ with images, those of each, and a note."""
     names = folders(root)
     train, val = (_first(names, wanted) for wanted in (TRAIN_NAMES, VAL_NAMES))
-    if train and val:
-        both = [[file._replace(name=f"{part}/{file.name}") for file in walk(root / part)] for part in (train, val)]
-        if all(both):
-            note = f"images of {val}/ are held out and not trained on"
-            others = [name for name in names if name not in (train, val)]
-            return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
-    return [list(walk(root))], []
+    if train and val and all(any(True for _ in walk(root / part)) for part in (train, val)):
+        both = [list(walk(root / part, rest, f"{part}/")) for part in (train, val)]
+        note_rest(root, "", (train, val), rest)
+        note = f"images of {val}/ are held out and not trained on"
+        others = [name for name in names if name not in (train, val)]
+        return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
+    return [list(walk(root, rest))], []
 
 
 def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:

@@ -1,0 +1,61 @@
+"""Near duplicates: which of many fingerprints differ in few bits, without comparing each with each."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NEAR = 12
+"""Bits of 128 that two images may differ in.
+
+Of the 8 million pairs of 4,000 photographs (32 px, CIFAR-10) the five with up to 18 show the same photograph twice; the
+first that does not has 19. Of their JPEG copies of quality 60, 98 in 100 differ by up to 12, of copies of double size
+97, of 1.25 times the size 87.
+"""
+
+MOST = 1_000_000
+"""Pairs that are compared. Sets of many alike images, such as the frames of a video, have more than anyone reads."""
+
+_ORDER = np.random.default_rng(0).permutation(128)
+"""Neighbouring bits go with each other: words of them would take few values, and many images share one."""
+
+_BITS = np.array([bin(i).count("1") for i in range(1 << 16)], dtype=np.uint8)
+
+
+def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]:
+    """Return the pairs (i, j), i < j, of fingerprints that differ in at most `NEAR` bits, the most alike first.
+
+    Where more than ``most`` pairs would be compared, some of the alike ones are not found.
+
+    Only pairs that agree in one of eight words of 16 bits are compared: all that differ in up to seven bits are among
+    them, and of real copies that differ in eight to twelve 96 in 100.
+
+    Args:
+        prints: 32 hexadecimal digits each.
+        most: pairs to compare.
+    """
+    if len(prints) < 2:
+        return []
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex("".join(prints)), np.uint8).reshape(-1, 16), axis=1)
+    words = np.ascontiguousarray(np.packbits(bits[:, _ORDER], axis=1)).view(np.uint16)
+    found: list[np.ndarray] = []
+    for band in range(8):
+        order = np.argsort(words[:, band], kind="stable")
+        keys = words[order, band]
+        step = 1
+        same = np.flatnonzero(keys[1:] == keys[:-1])  # positions that have an equal key `step` places further
+        while len(same) and most > 0:
+            same = same[:most]
+            most -= len(same)
+            a, b = order[same], order[same + step]
+            apart = _BITS[words[a] ^ words[b]].sum(axis=1, dtype=np.int64)
+            close = apart <= NEAR
+            low, high = np.minimum(a[close], b[close]), np.maximum(a[close], b[close])
+            found.append(np.stack([apart[close], low, high]))
+            step += 1
+            same = same[same + step < len(keys)]
+            same = same[keys[same + step] == keys[same]]
+    if not found:
+        return []
+    apart, low, high = np.concatenate(found, axis=1)
+    keys = np.unique((apart * len(prints) + low) * len(prints) + high)  # a pair may agree in several words
+    return list(zip((keys // len(prints) % len(prints)).tolist(), (keys % len(prints)).tolist(), strict=True))
