@@ -12,7 +12,6 @@ from vtk.data.transforms import TrainTransform
 from vtk.errors import DataError
 from vtk.files import replace_file
 from vtk.formats import save_tensors
-from vtk.models.parts import head_names
 from vtk.tasks.load import card_metadata
 from vtk.training import outputs
 from vtk.training.binary import set_head_bias
@@ -50,8 +49,7 @@ class CheckpointRun(Run):
         config = self.config
         assert isinstance(config, TrainConfig)
         set_dropout(self.model, drop=config.drop, attn_drop=config.attn_drop)
-        trained_head = self.started and all(self.created.key_map[name] for name in head_names(self.model))
-        if config.head_bias is not None and not trained_head:
+        if config.head_bias is not None and self.new_classifier:
             set_head_bias(self.model, config.head_bias)
 
     @property

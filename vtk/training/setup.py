@@ -16,6 +16,7 @@ from vtk.data.rules import Decoding
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
+from vtk.models.class_names import match_rows
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import input_spec, patch_side
 from vtk.models.parts import head_names
@@ -205,6 +206,9 @@ class Setup:
         config, created, state = self.config, self.created, self.model.state_dict()
         new = head_names(self.model) & created.initial.keys()
         if config.weights is not None or config.pretrained:
+            known = created.base.classes
+            if known and match_rows(known, self.audit.classes) is not None:  # rows of theirs, maybe in another order
+                return False
             new = frozenset(name for name in new if created.key_map.get(name) is None)
         return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)
 

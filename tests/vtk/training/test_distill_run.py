@@ -87,7 +87,7 @@ def test_a_teacher_that_cannot_teach_leaves_the_run_before_alone(config, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["features", "tokens"])
-def test_features_alone_train_no_new_classifier(config, teacher, tmp_path, kind):
+def test_features_alone_train_no_new_classifier(config, photos, teacher, tmp_path, kind):
     """They are below it: a pack of it would guess. One that starts from trained weights or a pack is left as it is."""
     write_teacher(teacher)
     alone = {"distill_from": str(teacher), "distill_kind": kind, "distill_alpha": 1.0, "epochs": 1}
@@ -102,6 +102,10 @@ def test_features_alone_train_no_new_classifier(config, teacher, tmp_path, kind)
     trained = {"weights": teacher, "pretrained": True, "model_kwargs": small}
     run = finetune(config(out=tmp_path / "trained", **trained, **alone))
     state = load_file(run.task_last / "task.safetensors")
+    two = shutil.copytree(photos, tmp_path / "two")  # rows of two of the classes
+    shutil.rmtree(two / "train" / "green")
+    shutil.rmtree(two / "val" / "green")
+    finetune(config(out=tmp_path / "rows", **{"data": two, **trained, **alone}))
     assert torch.allclose(state["head.weight"], load_file(teacher)["head.weight"], atol=1e-3)
     pack = finetune(config(out=tmp_path / "pack", epochs=1)).task
     finetune(config(out=tmp_path / "on", init_from=(str(pack),), **alone))

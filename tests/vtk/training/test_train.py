@@ -231,6 +231,17 @@ def test_a_trained_classifier_keeps_its_biases(result, photos, tmp_path):
     assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"])
 
 
+def test_rows_of_a_trained_classifier_keep_their_biases(result, photos, tmp_path):
+    two = shutil.copytree(photos, tmp_path / "two")
+    for part in ("train", "val"):
+        shutil.rmtree(two / part / "green")
+    config = TrainConfig(data=two, weights=result.model, out=tmp_path / "on", head_bias=-4.0, **RUN)
+    run = CheckpointRun(config, tmp_path / "on", Ranks(torch.device("cpu")))
+    run.load()
+    run.build()
+    assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"][[0, 2]])
+
+
 def test_a_dry_run_writes_nothing_and_auto_finds_a_batch(scratch, tmp_path):
     report = train_memory(scratch(dry_run=True, batch_size="auto"))
     assert report.mode == "plain" and report.batch > 1 and not (tmp_path / "run").exists()
