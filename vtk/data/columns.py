@@ -94,12 +94,13 @@ def _find_columns(table: Path, row: Row, heads: Sequence[str], body: Sequence[Ro
     path = next(heads.index(name) for name in PATHS if name in heads)
     label, part = (next((heads.index(n) for n in known if n in heads), None) for known in (LABELS, PARTS))
     others = [i for i in range(len(heads)) if i not in (path, label, part)]
+    if part is None and (part := next((i for i in others if _are_words(body, i)), None)) is not None:
+        others.remove(part)
+        notes.append(f"the column {one_line(row.cells[part])} of {table.name} is taken for the parts")
     hot: dict[int, str] = {}
     if label is None:
         cells = [[row.cells[i].lower() for i in others] for row in body if len(row.cells) == len(heads)]
-        if len(others) == 2 and part is None and _are_words(body, others[1]):
-            label, part, others = others[0], others[1], []  # as version 0.1 read them, by their places
-        elif len(others) > 1 and cells and all(cell in _YES for of_row in cells for cell in of_row):
+        if len(others) > 1 and cells and all(cell in _YES for of_row in cells for cell in of_row):
             hot, others = {i: class_name(row.cells[i]) for i in others}, []
             if len(set(hot.values())) < len(hot):
                 raise DataError(
@@ -120,7 +121,9 @@ def _find_columns(table: Path, row: Row, heads: Sequence[str], body: Sequence[Ro
 
 
 def _are_words(body: Sequence[Row], at: int) -> bool:
-    return all(len(row.cells) <= at or row.cells[at].lower() in ("", *WORDS) for row in body)
+    """Tell whether a column names parts, and nothing else."""
+    cells = {row.cells[at].lower() for row in body if len(row.cells) > at} - {""}
+    return bool(cells) and cells <= WORDS.keys()
 
 
 def _read_line(table: Path, row: Row, columns: _Columns, form: str) -> Line:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vtk.data.layout import Layout, Part, collect, find_layout
 from vtk.data.listing import note_rest
+from vtk.data.named import MARK, is_fetched
 from vtk.data.rest import LeftOut, Rest, settle
 from vtk.data.table import TABLES, is_table
 from vtk.errors import DataError
@@ -60,4 +61,7 @@ def gather_folder(root: Path, classes: Sequence[str] | None, *, keep_empty: bool
     train, val = (collect(root, part, keep_empty=keep_empty, rest=rest) for part in (layout.train, layout.val))
     if root not in (layout.train, layout.val):
         note_rest(root, "", [part.name for part in (layout.train, layout.val) if part is not None], rest)
+    if is_fetched(root):  # with a file of our own beside train/
+        rest.others.remove(MARK)
+        rest.hidden += 1
     return Gathered(root, layout, (train, val), settle(rest, root))

@@ -30,7 +30,9 @@ from vtk.errors import DataError, UnavailableError, UsageError
 PREFIXES = {"torch": "torchvision", "hfds": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
 """Prefix → the package that reads such sets."""
 
-_MARK = "dataset.json"
+MARK = "dataset.json"
+"""File that `fetch` writes beside the images."""
+
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
 _UNSAFE = re.compile(r'[/\\:*?"<>|\x00-\x1f]')
 _VAL_SPLITS = ("validation", "valid", "val", "test")
@@ -39,6 +41,11 @@ _VAL_SPLITS = ("validation", "valid", "val", "test")
 def is_named(path: Path) -> bool:
     """Tell whether ``path`` is the name of a data set; a folder that is called so comes first."""
     return path.as_posix().partition("@")[0].partition("/")[0].lower() in PREFIXES and not path.exists()
+
+
+def is_fetched(folder: Path) -> bool:
+    """Tell whether a folder is one that `fetch` wrote."""
+    return (folder / MARK).is_file() and folder.resolve().is_relative_to((files.home() / "datasets").resolve())
 
 
 def fetch(name: Path) -> Path:
@@ -62,7 +69,7 @@ def fetch(name: Path) -> Path:
     key = hashlib.sha256(f"{kind}/{rest}@{where}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
     base = files.home() / "datasets"
     folder = base / key / (_UNSAFE.sub("_", rest.rpartition("/")[2]) or Path(where).name or kind)
-    if (folder / _MARK).is_file():
+    if (folder / MARK).is_file():
         return folder
     if importlib.util.find_spec(PREFIXES[kind]) is None:
         package = PREFIXES[kind].replace("_", "-")
@@ -72,7 +79,7 @@ def fetch(name: Path) -> Path:
     try:
         with _alone():
             counts = _write(part, kind, f"{kind}/{rest}", where or str(base / kind))
-        formats.write_json(part / _MARK, {"name": f"{kind}/{rest}", "root": where, "images": counts})
+        formats.write_json(part / MARK, {"name": f"{kind}/{rest}", "root": where, "images": counts})
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     except OSError as error:

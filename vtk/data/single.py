@@ -67,6 +67,10 @@ def gather_table(
             f"labels of {table.name} that are made of others, such as {one_line(joined[0])!r}: if these are several, "
             "give --multi-label"
         )
+    cases: dict[str, str] = {}
+    for label in natural({label for files in found.values() for label in files}):
+        if (other := cases.setdefault(label.casefold(), label)) != label:
+            notes.append(f"labels of {table.name} that differ in upper and lower case only: {one_line(other)}, {label}")
     held = bool(found["val"])
     layout = Layout("split" if held else "flat", table if found["train"] else None, table if held else None)
     sides = (Part(found["train"], empty), Part(found["val"]))

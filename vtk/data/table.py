@@ -1,6 +1,7 @@
 """Tables of labels as rows of text: CSV, TSV and parquet, whatever separates their columns."""
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ PATHS = (
 LIST = "\x1f"
 """Between the labels of a list, as parquet files have them."""
 
+_BEGINNING = 20_000  # characters that tell what separates columns
 _SEPARATORS = (",", ";", "\t")
 _NAMED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "space": " ", "pipe": "|"}
 
@@ -87,9 +89,14 @@ def read_rows(path: Path, separator: str | None = None) -> list[Row]:
     return rows
 
 
+def is_called_image(cell: str) -> bool:
+    """Tell whether a cell ends as the name of an image does."""
+    return os.path.splitext(cell)[1].lower() in SUFFIXES
+
+
 def is_image_of(root: Path, cell: str) -> bool:
     """Tell whether a cell is the path of an image: by its ending, or because there is such a file."""
-    if os.path.splitext(cell)[1].lower() in SUFFIXES:
+    if is_called_image(cell):
         return True
     try:
         return bool(cell) and (root / cell).is_file()
@@ -99,8 +106,7 @@ def is_image_of(root: Path, cell: str) -> bool:
 
 def _find_separator(path: Path, text: str) -> str:
     candidates = ("\t", ",", ";") if path.suffix.lower() == ".tsv" else _SEPARATORS
-    lines = text.splitlines()
-    some = "\n".join(lines[:200])
+    some = text[:_BEGINNING].rpartition("\n")[0] if len(text) > _BEGINNING else text
     best, found = 0.0, candidates[0]
     for separator in candidates:
         try:
@@ -117,7 +123,7 @@ def _find_separator(path: Path, text: str) -> str:
 
 def _split(path: Path, text: str, separator: str) -> list[Row]:
     rows: list[Row] = []
-    reader = csv.reader(text.splitlines(keepends=True), delimiter=separator)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     try:
         for cells in reader:
             if any(map(str.strip, cells)):
@@ -163,7 +169,7 @@ def head_of(rows: Sequence[Row], table: Path) -> list[str] | None:
         DataError: it is neither.
     """
     heads = [plain_head(cell) for cell in rows[0].cells]
-    if len(heads) > 1 and any(head in PATHS for head in heads) and not is_image_of(table.parent, rows[0].cells[0]):
+    if len(heads) > 1 and any(head in PATHS for head in heads) and not any(map(is_called_image, rows[0].cells)):
         return heads
     if is_image_of(table.parent, rows[0].cells[0]):
         return None

@@ -322,3 +322,30 @@ def test_the_audit_of_a_table(write: Write, tmp_path: Path, capsys: pytest.Captu
     assert "`--label-separator` is of several labels an image; give --multi-label" in capsys.readouterr().err
     with pytest.raises(UsageError, match="one character"):
         single(table, field_separator="ab")
+
+
+# ---- as version 0.1 read them
+
+
+@pytest.mark.parametrize("head", ["path,what,where", "image,tags,which", "file,label,x"])
+def test_columns_by_their_places_under_other_names(write: Write, head: str) -> None:
+    text = f"{head}\n0.png,b;a,train\n1.png,,train\n2.png, c ; a ,TRAIN\n3.png,b,val\n0.png,c,train\n"
+    audit = multi(write(text))
+    assert told(audit) == {
+        "0.png": ("train", "a+b+c"), "1.png": ("train", ""), "2.png": ("train", "a+c"), "3.png": ("val", "b"),
+    }  # fmt: skip
+
+
+def test_names_that_are_hard_for_tables(write: Write, tmp_path: Path) -> None:
+    write("")
+    for name in ("a,b.png", 'quo"te.png', "line\u2028sep.png", "sem;i.png", "path"):
+        (tmp_path / name).write_bytes((tmp_path / "0.png").read_bytes() + name.encode())
+    text = 'path,label\n"a,b.png",x\n"quo""te.png",y\nline\u2028sep.png,x\nsem;i.png,y\n'
+    audit = single(write(text), val_split=0)
+    assert {s.path.name for s in audit.train} == {"a,b.png", 'quo"te.png', "line\u2028sep.png", "sem;i.png"}
+    assert not audit.bad
+
+
+def test_labels_that_differ_in_case_only_are_mentioned(write: Write) -> None:
+    notes = single(write("0.png,Cat\n1.png,cat\n2.png,dog\n"), val_split=0).notes
+    assert any(note.endswith("that differ in upper and lower case only: Cat, cat") for note in notes)
