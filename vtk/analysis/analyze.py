@@ -221,4 +221,7 @@ def _analyse(
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": f"vtk {__version__}, torch {torch.__version__}",
     }
-    return analyse(context, config.chosen(), *places, label=label, identity=identity, facts=facts, main=ranks.main)
+    out, work = places
+    return analyse(
+        context, config.chosen(), out, label=label, identity=identity, facts=facts, main=ranks.main, work=work
+    )

@@ -52,39 +52,39 @@ def analyse(
     context: Context,
     names: Sequence[str],
     out: Path,
-    work: Path,
     *,
     label: str,
     identity: Mapping[str, Any],
     facts: Mapping[str, Any],
     main: bool = True,
+    work: Path | None = None,
 ) -> Analysis:
-    """Run diagnostics and write ``work/NAME.json`` after each; `put` makes files of a report of them.
+    """Run diagnostics and write ``out/results/NAME.json`` after each, ``out/analysis.json`` at the end.
 
     Args:
         context: model and images.
         names: of diagnostics, in order.
         out: of the report. Results of an earlier run in it are taken where their ``identity`` is this one's.
-        work: folder of what is measured, until the report is written; of a stopped run it has what was done.
         label: the model's name.
         identity: what results depend on beside the options, as JSON values: model, images, device.
         facts: for the report.
         main: whether this process writes; others measure with it.
+        work: folder that gets ``NAME.json`` in place of ``out``, where `put` makes files of a report of them later.
 
     Returns:
         What was found; what a model has not is in ``refused``, with the reason.
     """
     options: dict[str, Any] = {}
     found = Analysis(label, facts={**facts, "options": options})
-    work.mkdir(parents=True, exist_ok=True)
+    (folder := work or out / RESULTS).mkdir(parents=True, exist_ok=True)
     peak = 0
     for number, name in enumerate(names, start=1):
         one = diagnostic(name)
         options[name] = {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}
         of = {**identity, "options": options[name]}
-        file = work / f"{name}.json"
+        file = folder / f"{name}.json"
         kept = _kept(file, of)
-        if "result" not in kept and work != out / RESULTS:
+        if "result" not in kept and folder != out / RESULTS:
             kept = _kept(out / RESULTS / file.name, of) or kept
         if "result" not in kept:
             if main:
@@ -102,7 +102,10 @@ def analyse(
                 continue
         found.results[name], found.seconds[name] = kept["result"], kept["seconds"]
         peak = max(peak, kept["peak_memory_bytes"])
-    return replace(found, peak_memory_bytes=peak)
+    found = replace(found, peak_memory_bytes=peak)
+    if main and work is None:
+        write_json(out / "analysis.json", found.to_dict())
+    return found
 
 
 def put(found: Analysis, folder: Path, places: Sequence[Path]) -> None:
