@@ -15,7 +15,7 @@ import torch
 from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.page import page
-from vtk.analysis.run import RESULTS, Analysis, analyse, draw, marks, put, read_analysis
+from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
 from vtk.analysis.sources import (
     Images,
     choose_images,
@@ -129,11 +129,13 @@ class Parts:
 
     Attributes:
         measured: of each folder in ``out``, the number of the analysis that goes there.
+        identity: of each, what its results depend on beside their options.
     """
 
     def __init__(self, out: Path) -> None:
         self.out, self.fresh = out, not any((out / name).exists() for name in ("report.html", "analysis.json"))
         self.measured: dict[str, int] = {}
+        self.identity: dict[str, dict[str, Any]] = {}
 
     def work(self, name: str, number: int) -> Path:
         """Return where the analysis of this number, which goes to the folder ``name``, keeps its results."""
@@ -146,7 +148,12 @@ class Parts:
         Raises:
             DataError: the folder cannot be written.
         """
-        with replace_set(self.out, marks(self.out, [name for name in self.measured if name]), "vtk analyze") as staged:
+        files = marks(self.out, [name for name in self.measured if name])
+        kept = [
+            f"{name}/{file}".lstrip("/") for name, of in self.identity.items()
+            for file in kept_results(self.out / name, of)
+        ]  # fmt: skip
+        with replace_set(self.out, files, "vtk analyze", kept) as staged:
             for name, number in self.measured.items():
                 put(found[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
             write_text(staged / "report.html", page(found, draw(found, staged)))
@@ -158,7 +165,7 @@ def _one(
 ) -> Analysis:
     (opened,) = open_models([source], opening)
     images = choose_images(opened, config, trained_cards([opened]))
-    return _analyse(opened, images, config, command, ranks, (config.out, parts.work("", 0)), opened.name)
+    return _analyse(opened, images, config, command, ranks, parts, ("", 0), opened.name)
 
 
 def _pair(
@@ -178,8 +185,7 @@ def _pair(
         plain = re.sub(r"[^\w.-]", "_", label)
         name = f"{i + 1}-{plain}"
         console.say(f"{label}:")
-        places = config.out / name, parts.work(name, i)
-        found.append(_analyse(sources[i], images, config, command, ranks, places, label))
+        found.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
     return _told_apart(found, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
 
 
@@ -197,8 +203,8 @@ def _is_analysis(model: "Openable") -> bool:
 
 
 def _analyse(
-    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, places: tuple[Path, Path],
-    label: str,
+    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, parts: Parts,
+    place: tuple[str, int], label: str,
 ) -> Analysis:  # fmt: skip
     context = make_context(source, images, config, ranks)
     identity = {
@@ -221,7 +227,8 @@ def _analyse(
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": f"vtk {__version__}, torch {torch.__version__}",
     }
-    out, work = places
+    parts.identity[place[0]] = identity
     return analyse(
-        context, config.chosen(), out, label=label, identity=identity, facts=facts, main=ranks.main, work=work
-    )
+        context, config.chosen(), config.out / place[0], label=label, identity=identity, facts=facts, main=ranks.main,
+        work=parts.work(*place),
+    )  # fmt: skip

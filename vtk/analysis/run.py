@@ -123,6 +123,19 @@ def put(found: Analysis, folder: Path, places: Sequence[Path]) -> None:
         shutil.copyfile(file, folder / RESULTS / file.name)
 
 
+def kept_results(folder: Path, identity: Mapping[str, Any]) -> list[str]:
+    """Return the results in a folder that are of the same model, images and machine, whichever their options were."""
+    found = []
+    for file in sorted((folder / RESULTS).glob("*.json")):
+        try:
+            of = read_json(file).get("identity", {})
+        except (DataError, AttributeError):
+            continue
+        if isinstance(of, dict) and {k: v for k, v in of.items() if k != "options"} == dict(identity):
+            found.append(f"{RESULTS}/{file.name}")
+    return found
+
+
 def marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
     """Return the files of a report in ``out`` and how they are recognised.
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vtk import console
+from vtk.data.samples import DataAudit
 from vtk.training.callbacks import Callback, Callbacks, StepInfo
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import open_joint, open_run
@@ -55,7 +56,7 @@ class DryRun:
 
     Attributes:
         memory: in each mode.
-        images: ``train`` and ``val``, and the number of ``classes``, by task; of a single task its name is empty.
+        audits: of the images, by task; of a single task its name is empty.
         lines: what is done to the images and to classes of unequal size.
         epochs: planned.
         estimate: None where no step could be measured.
@@ -63,19 +64,26 @@ class DryRun:
     """
 
     memory: MemoryChoice
-    images: Mapping[str, Mapping[str, int]]
+    audits: Mapping[str, DataAudit]
     lines: tuple[str, ...]
     epochs: int
     estimate: Estimate | None
     why: str = ""
 
+    @property
+    def images(self) -> dict[str, dict[str, int]]:
+        """Numbers of images to train on, of held-out ones and of classes, by task."""
+        return {
+            name: {"train": len(audit.train), "val": len(audit.val), "classes": len(audit.classes)}
+            for name, audit in self.audits.items()
+        }
+
     def print(self) -> None:
         """Print all of it for people."""
-        for name, found in self.images.items():
-            console.say(
-                f"{f'{name}: ' * bool(name)}{found['train']} images to train on, {found['val']} held out, "
-                f"{found['classes']} classes"
-            )
+        for name, audit in self.audits.items():
+            if name:
+                console.say(f"{name}: {audit.root}", style="bold")
+            audit.print()
         for line in self.lines:
             console.say(line)
         self.memory.print()
@@ -93,10 +101,10 @@ class DryRun:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: those of the memory, and the others beside them."""
         estimate = None if self.estimate is None else {**vars(self.estimate), "estimate": True}
-        images: Any = {name: dict(found) for name, found in self.images.items()}
+        images: Any = self.images
         return {
-            **self.memory.to_dict(), "images": images.get("", images), "notes": list(self.lines), "epochs": self.epochs,
-            "time": estimate, **({"time_unknown": self.why} if self.why else {}),
+            **self.memory.to_dict(), "images": images.get("", images), "training": list(self.lines),
+            "epochs": self.epochs, "time": estimate, **({"time_unknown": self.why} if self.why else {}),
         }  # fmt: skip
 
 
@@ -145,10 +153,6 @@ def _of_tasks(joint: JointRun) -> DryRun:
 
 
 def _measure(runs: Mapping[str, Run], memory: MemoryChoice, epochs: int, make: Any, lines: tuple[str, ...]) -> DryRun:
-    images = {
-        name: {"train": len(run.audit.train), "val": len(run.audit.val), "classes": len(run.audit.classes)}
-        for name, run in runs.items()
-    }
     first, *_ = runs.values()
     found = next((f for f in memory.counted if f.mode == memory.mode), None)
     estimate, why = None, ""
@@ -163,7 +167,8 @@ def _measure(runs: Mapping[str, Run], memory: MemoryChoice, epochs: int, make: A
             why = "a step takes more memory than there is"
         except DivergedError as error:
             why = str(error)
-    return DryRun(memory, images, lines, epochs, estimate, why)
+    audits = {name: run.audit for name, run in runs.items()}
+    return DryRun(memory, audits, lines, epochs, estimate, why)
 
 
 def _estimate(runs: Mapping[str, Run], make: Any) -> Estimate:

@@ -82,7 +82,10 @@ def stopped(run, config, at, **more):
 
 @pytest.mark.parametrize(
     "changes",
-    [pytest.param(v, id=k, marks=pytest.mark.slow if i > 3 else ()) for i, (k, v) in enumerate(KINDS.items())],
+    [
+        pytest.param(v, id=k, marks=pytest.mark.slow if i not in (0, 2) else ())
+        for i, (k, v) in enumerate(KINDS.items())
+    ],
 )
 def test_a_run_that_dies_within_an_epoch_goes_on_there(config, tmp_path, changes):
     changes = {"epochs": 2, "batch_size": 8, **changes}
@@ -262,7 +265,9 @@ class Sends(Callback):
 
 @pytest.mark.usefixtures("caught_signals")
 @pytest.mark.parametrize(
-    ("number", "code", "told"), [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")], ids=["TERM", "INT"]
+    ("number", "code", "told"),
+    [(signal.SIGTERM, 143, "SIGTERM"), pytest.param(signal.SIGINT, 130, "Ctrl-C", marks=pytest.mark.slow)],
+    ids=["TERM", "INT"],
 )
 def test_a_signal_saves_and_says_how_to_go_on(config, tmp_path, number, code, told):
     changes = {"mixup": 0.5, "drop_path": 0.2, "workers": 1 if code == 143 else 0}
@@ -286,7 +291,9 @@ def test_a_signal_saves_and_says_how_to_go_on(config, tmp_path, number, code, to
 
 
 @pytest.mark.usefixtures("caught_signals")
-@pytest.mark.parametrize("several", [False, True], ids=["one task", "several tasks"])
+@pytest.mark.parametrize(
+    "several", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one task", "several tasks"]
+)
 def test_a_signal_ends_an_evaluation_after_the_steps_of_the_epoch_were_saved(config, photos, tmp_path, several):
     """Its numbers are measured anew. The model holds averages while it is evaluated, and others are what is saved."""
     run = finetune_tasks if several else finetune
