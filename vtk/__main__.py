@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vtk import __version__, console
 from vtk.commands import COMMANDS
-from vtk.errors import UsageError, VtkError
+from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
 
 
@@ -22,6 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(args)
         sys.stdout.flush()
         return code
+    except StoppedError as error:
+        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+            print(f"vtk {args[0]}: {error}", file=sys.stderr)
+            console.emit_json({"error": str(error), "exit_code": error.exit_code})
+        return error.exit_code
     except VtkError as error:
         return _report(error, error.exit_code, args)
     except ModuleNotFoundError as error:
@@ -97,7 +102,8 @@ def _help() -> str:
         "--config FILE.yaml.",
         "",
         "exit codes: 0 done, 2 usage, 3 data or base, 4 verification failed,",
-        "            5 a device, back-end or package asked for is missing, 1 the rest",
+        "            5 a device, back-end or package asked for is missing, 1 the rest;",
+        "            130 stopped by Ctrl-C, 143 by SIGTERM: training saves first",
     ]
     return "\n".join(lines)
 

@@ -27,6 +27,7 @@ MIN_CROP = 0.05
 MAX_PIXELS, MAX_CHANNELS, MAX_NUMBER, MAX_LAYERS = 1 << 26, 1024, 1 << 16, 256
 """Bounds of what a card may ask for, far above any model: building one costs memory before its tensors are compared."""
 
+VALUE_TYPES = ("int8", "uint16", "int16", "uint32", "int32", "float16", "float32", "float64")
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 # names come from folders: bytes that are no UTF-8 are escaped as Python does, and that is the only use of this range
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -58,6 +59,11 @@ class InputSpec:
         interpolation: ``bicubic``, ``bilinear`` or ``nearest``.
         crop_pct: the image is resized to ``size / crop_pct`` before the centre crop.
         resize_mode: ``crop`` keeps the aspect ratio and cuts, ``squash`` ignores it, ``pad`` keeps it and fills.
+        decoding: rules by which files become 8-bit images: ``v0.1``, or ``srgb`` of newer runs, with which embedded
+            profiles are converted, every band of a TIFF counts, and ``value_range`` applies (`vtk.data.decoding`).
+        value_range: (LOW, HIGH) that become 0 and 255, of images of more than 8 bits; one for all bands or one for
+            each; empty where the training images had 8 bits.
+        value_type: NumPy's name of the type of those images; raw images of an export are of it.
     """
 
     height: int
@@ -68,11 +74,22 @@ class InputSpec:
     interpolation: str = "bicubic"
     crop_pct: float = 1.0
     resize_mode: ResizeMode = "crop"
+    decoding: Literal["v0.1", "srgb"] = "v0.1"
+    value_range: tuple[tuple[float, float], ...] = ()
+    value_type: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; what version 0.1 does not know is left out where it says nothing."""
+        values = dataclasses.asdict(self)
+        return {name: value for name, value in values.items() if name not in _NEWER or value != _NEWER[name]}
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) in pixels."""
         return self.height, self.width
+
+
+_NEWER = {"decoding": "v0.1", "value_range": (), "value_type": ""}
 
 
 @dataclass(frozen=True)
@@ -146,7 +163,7 @@ class Card:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; what an older reader does not know is left out where it says nothing."""
-        values = dataclasses.asdict(self)
+        values = {**dataclasses.asdict(self), "input": self.input.to_dict()}
         if not self.multi_label:
             del values["multi_label"]
         return values
@@ -196,6 +213,13 @@ def _input_fault(spec: InputSpec) -> str | None:
         return "`input.mean` and `input.std` must be finite numbers, std above 0"
     if spec.interpolation not in INTERPOLATIONS:
         return f"`input.interpolation` is {_show(spec.interpolation)}; known: {', '.join(INTERPOLATIONS)}"
+    if len(spec.value_range) not in (0, 1, spec.in_chans):
+        return f"`input.value_range` has {len(spec.value_range)} pairs for {spec.in_chans} channels"
+    for pair in spec.value_range:
+        if len(pair) != 2 or not math.isfinite(pair[1] - pair[0]) or not pair[1] - pair[0] > 1e-300:
+            return f"`input.value_range` has {_show(pair)}, which is no LOW below a HIGH"
+    if bool(spec.value_range) != bool(spec.value_type) or spec.value_type not in ("", *VALUE_TYPES):
+        return f"`input.value_type` is {_show(spec.value_type)}; known: {', '.join(VALUE_TYPES)}"
     return None
 
 

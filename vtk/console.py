@@ -82,8 +82,11 @@ class Tracker(Protocol):
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int, *, unit: str = "images", enabled: bool = True) -> Iterator[Tracker]:
-    """Show a bar with rate and time left on a terminal, at most one plain line per ten seconds elsewhere."""
+def progress(title: str, total: int, *, unit: str = "images", enabled: bool = True, done: int = 0) -> Iterator[Tracker]:
+    """Show a bar with rate and time left on a terminal, at most one plain line per ten seconds elsewhere.
+
+    ``done`` units of the total were done before.
+    """
     if not enabled:
         yield _Silent()
     elif _is_terminal():
@@ -92,9 +95,9 @@ def progress(title: str, total: int, *, unit: str = "images", enabled: bool = Tr
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
         )  # fmt: skip
         with Progress(*columns, console=stream(), transient=True) as bar:
-            yield _Bar(bar, title, total, unit)
+            yield _Bar(bar, title, total, unit, done)
     else:
-        yield _Lines(title, total, unit)
+        yield _Lines(title, total, unit, done)
 
 
 class _Silent:
@@ -102,9 +105,9 @@ class _Silent:
 
 
 class _Bar:
-    def __init__(self, bar: Progress, title: str, total: int, unit: str) -> None:
+    def __init__(self, bar: Progress, title: str, total: int, unit: str, before: int = 0) -> None:
         self.bar, self.unit, self.done, self.start = bar, unit, 0, time.perf_counter()
-        self.task = bar.add_task(title, total=total, rate="", note="")
+        self.task = bar.add_task(title, total=total, completed=before, rate="", note="")
 
     def advance(self, n: int = 1, note: str = "") -> None:
         self.done += n
@@ -116,9 +119,9 @@ class _Bar:
 class _Lines:
     """Progress for logs: silent for the first ten seconds, so that short loops print nothing."""
 
-    def __init__(self, title: str, total: int, unit: str) -> None:
-        self.title, self.total, self.unit = title, total, unit
-        self.done, self.start = 0, time.perf_counter()
+    def __init__(self, title: str, total: int, unit: str, before: int = 0) -> None:
+        self.title, self.total, self.unit, self.before = title, total, unit, before
+        self.done, self.start = before, time.perf_counter()
         self.next = self.start + 10
 
     def advance(self, n: int = 1, note: str = "") -> None:
@@ -126,7 +129,7 @@ class _Lines:
         now = time.perf_counter()
         if now >= self.next:
             self.next = now + 10
-            rate = self.done / (now - self.start)
+            rate = (self.done - self.before) / (now - self.start)
             left = (self.total - self.done) / max(rate, 1e-9)
             say(
                 f"{self.title}: {self.done}/{self.total} {self.unit}, {rate:,.0f} {self.unit}/s, {left:.0f} s left "

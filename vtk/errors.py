@@ -32,6 +32,19 @@ class VerificationError(VtkError):
     exit_code = 4
 
 
+class StoppedError(VtkError):
+    """A signal ended a run, which saved what it had done.
+
+    Args:
+        line: what was done, and how to go on.
+        signal: its number; the exit code is 128 more, as a shell has it: 130 of Ctrl-C, 143 of SIGTERM.
+    """
+
+    def __init__(self, line: str, signal: int) -> None:
+        super().__init__(line)
+        self.exit_code = 128 + signal
+
+
 class UnavailableError(VtkError):
     """A device, back-end or optional package was asked for and is not here."""
 

@@ -8,15 +8,18 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from vtk.errors import DataError
+from vtk.nodes import HIDDEN, check_folder, resolve_output
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _WRITE_ERRORS = (OSError, SafetensorError, RuntimeError)
+_NUMBERS = count(1)
 
 
 def home() -> Path:
@@ -28,20 +31,21 @@ def home() -> Path:
 def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; on success it takes the place of ``path``, on error it is deleted.
 
+    A link to a file stays a link; the file it leads to is replaced.
+
     Raises:
-        DataError: the folder cannot be written or the disk is full.
+        DataError: the folder cannot be written, the disk is full, or ``path`` is a device or the like.
     """
-    tmp = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    path = resolve_output(path)
+    tmp = path.with_name(temporary(path.name))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield tmp
-        _fsync(tmp)
-        os.replace(tmp, path)
-        _fsync(path.parent)
-    except _WRITE_ERRORS as error:
-        if (reason := _write_failure(error)) is None:
-            raise
-        raise DataError(f"cannot write {path}: {reason}") from error
+        with as_data_error(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield tmp
+            _fsync(tmp)
+            resolve_output(path)  # once more: hours may lie between
+            os.replace(tmp, path)
+            _fsync(path.parent)
     finally:
         with contextlib.suppress(OSError):
             tmp.unlink(missing_ok=True)
@@ -52,47 +56,95 @@ def replace_dir(path: Path, *, beside: Path | None = None) -> Iterator[Path]:
     """Yield an empty temporary folder beside ``path``; on success it takes the place of ``path`` as a whole.
 
     Where the system can exchange two names at once (Linux), ``path`` names either the old or the new folder at every
-    moment. Elsewhere the old one is first moved to ``path.old``, which `existing_dir` falls back to.
+    moment. Elsewhere the old one is first moved to a hidden name beside it, which `existing_dir` falls back to.
 
     Args:
-        path: the folder.
+        path: the folder, or a link to it.
         beside: folder of the temporary names, on the same file system, where nothing else may stand beside ``path``.
 
     Raises:
-        DataError: the folder cannot be written or the disk is full.
+        DataError: the folder cannot be written, the disk is full, or ``path`` is a device or the like.
     """
-    tmp = (beside or path.parent) / f"{path.name}.tmp-{os.getpid()}"
-    old = (beside or path.parent) / f"{path.name}.old"
+    path = resolve_output(path)
+    tmp = (beside or path.parent) / temporary(path.name)
+    old = (beside or path.parent) / _old_name(path.name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if tmp.exists():
-            shutil.rmtree(tmp)
-        tmp.mkdir()
-        yield tmp
-        for file in sorted(tmp.rglob("*"), reverse=True):
-            _fsync(file)
-        _fsync(tmp)
-        if not path.exists():
-            os.replace(tmp, path)
+        with as_data_error(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tmp.mkdir()
+            yield tmp
+            flush(tmp)
+            resolve_output(path)
+            if not path.exists():
+                os.replace(tmp, path)
+            elif not exchange(tmp, path):
+                shutil.rmtree(old, ignore_errors=True)
+                os.replace(path, old)
+                os.replace(tmp, path)
             shutil.rmtree(old, ignore_errors=True)
-        elif not _exchange(tmp, path):
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(path, old)
-            os.replace(tmp, path)
-            shutil.rmtree(old, ignore_errors=True)
-        _fsync(path.parent)
+            _fsync(path.parent)
+    finally:
+        remove_tree(tmp)
+
+
+@contextlib.contextmanager
+def as_data_error(path: Path) -> Iterator[None]:
+    """Say of a write that fails inside the context what it was of, why, and what to do.
+
+    Raises:
+        DataError: ``path`` cannot be written, or the disk is full.
+    """
+    try:
+        yield
     except _WRITE_ERRORS as error:
         if (reason := _write_failure(error)) is None:
             raise
         raise DataError(f"cannot write {path}: {reason}") from error
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder of ours, if it is there; one operation of a shaky disk may fail."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def temporary(name: str) -> str:
+    """Return a temporary name that no other writer has, in this process or in another one of this machine."""
+    return f"{name}.tmp-{os.getpid()}-{next(_NUMBERS)}"
+
+
+def flush(folder: Path) -> None:
+    """Flush a folder and everything in it to the disk."""
+    for file in sorted(folder.rglob("*"), reverse=True):
+        _fsync(file)
+    _fsync(folder)
+
+
+def flush_names(*folders: Path) -> None:
+    """Flush which names folders have to the disk, after files were moved."""
+    for folder in folders:
+        _fsync(folder)
+
+
+def _old_name(name: str) -> str:
+    """Return the name of a folder that is being replaced: none that a person would give a copy of their own."""
+    return f".{name}.vtk-old"
 
 
 def existing_dir(path: Path) -> Path:
-    """Return ``path``, or ``path.old`` when a writer was stopped between its two renames."""
-    old = path.with_name(f"{path.name}.old")
-    return old if not path.exists() and old.is_dir() else path
+    """Return ``path``, or where its contents are when a writer was stopped between its two renames.
+
+    Version 0.1 moved them to ``path.old``.
+    """
+    if path.exists():
+        return path
+    return next((old for old in old_places(path) if old.is_dir()), path)
+
+
+def old_places(path: Path) -> tuple[Path, Path]:
+    """Return where a replaced folder may have been left: by this version, and by 0.1."""
+    return path.with_name(_old_name(path.name)), path.with_name(f"{path.name}.old")
 
 
 def sweep(folder: Path, own: Callable[[str], bool], *, age: float = 0.0) -> None:
@@ -108,6 +160,7 @@ def sweep(folder: Path, own: Callable[[str], bool], *, age: float = 0.0) -> None
 
     for left in folder.glob("*.tmp-*"):
         name, _, pid = left.name.rpartition(".tmp-")
+        pid = pid.partition("-")[0]
         if not own(name) or not pid.isdecimal() or psutil.pid_exists(int(pid)):
             continue
         with contextlib.suppress(OSError):  # another process sweeps, too
@@ -125,16 +178,24 @@ def write_text(path: Path, text: str) -> None:
         tmp.write_text(text, encoding="utf-8", errors="surrogateescape", newline="\n")
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data``, whole or not at all."""
+    with replace_file(path) as tmp:
+        tmp.write_bytes(data)
+
+
 def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
     """Make sure that results can go to ``path`` without mixing with something else.
 
+    `vtk.filesets.open_folder` does so and more: it keeps other writers away.
+
     Raises:
-        DataError: ``path`` is a file, a folder that is not empty and neither flag was given, or cannot be written.
+        DataError: ``path`` is a file or a device, a folder that is not empty and neither flag was given, or cannot be
+            written.
     """
-    if path.exists() and not path.is_dir():
-        raise DataError(f"`--out` {path} is a file; give a folder")
+    check_folder(path)
     try:
-        if path.is_dir() and any(path.iterdir()) and not (overwrite or resume):
+        if path.is_dir() and any(not n.startswith(HIDDEN) for n in os.listdir(path)) and not (overwrite or resume):
             raise DataError(f"`--out` {path} is not empty; give another folder, or --overwrite")
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -198,7 +259,7 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _exchange(a: Path, b: Path) -> bool:
+def exchange(a: Path, b: Path) -> bool:
     """Swap two names in one step; False where the system or the file system cannot."""
     if not sys.platform.startswith("linux"):
         return False

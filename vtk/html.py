@@ -31,7 +31,8 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; fo
 def document(title: str, body: str, *, style: str = "") -> str:
     """Return a whole page around ``body``, which is HTML; ``title`` is text, ``style`` rules after the common ones."""
     head = (
-        '<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta charset="utf-8">\n<meta name="generator" content="vtk">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{text(title)}</title><style>{_STYLE}{style}</style>"
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

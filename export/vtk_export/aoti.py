@@ -23,7 +23,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError, VerificationError, VtkError
-from vtk.files import check_writable, replace_file
+from vtk.files import as_data_error
 from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
@@ -38,12 +38,15 @@ from vtk_export.convert import silence
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
-from vtk_export.place import LATENCY
+from vtk_export.place import CARD, LATENCY, move, workspace
 from vtk_export.verify import BATCHES, GateRow, check_rows
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
 
+_COMMAND = "vtk export aoti"
+MARKS = {"model.pt2": aoti_backend.is_ours, "model.json": CARD, **LATENCY}
+"""Files of an export, and how they are recognised."""
 FILES = ("model.pt2", "model.json")
 """Everything an export leaves in its folder."""
 
@@ -106,33 +109,25 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
-    _check_folder(config.out, overwrite=config.overwrite)
-    if config.out.is_dir():  # compiling takes a minute
-        check_writable(config.out)
     start = time.perf_counter()
-    card = dataclasses.replace(source.card, base=None, pack={})
-    given = give_images(source.card, config.data, config.split, described=source.described)
-    images, what = gate_images(
-        card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
-    )  # fmt: skip
-    model, fused = _form(source.model(), dtype, config.fuse)
-    with replace_file(config.out / "model.pt2") as tmp:
-        # the packager insists on the suffix
-        made = tmp.with_name(f"{tmp.name}.pt2")
-        try:
+    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder:
+        card = dataclasses.replace(source.card, base=None, pack={})
+        given = give_images(source.card, config.data, config.split, described=source.described)
+        images, what = gate_images(
+            card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+        )  # fmt: skip
+        model, fused = _form(source.model(), dtype, config.fuse)
+        made = folder / "model.pt2"
+        with as_data_error(config.out):
             compile_package(model.to(device), images[:2].to(device, dtype), card, config.dtype, made)
-            del model
-            rows = verify_aoti(made, source, images, device, config.dtype, config.threads)
-            if show or not all(row.passed for row in rows):
-                _print(rows, what)
-            check_rows(rows)
-            made.rename(tmp)
-        finally:
-            made.unlink(missing_ok=True)
-        size = tmp.stat().st_size
-        for name in LATENCY:
-            (config.out / name).unlink(missing_ok=True)
-        write_json(config.out / "model.json", json.loads(card.to_json()))
+        del model
+        rows = verify_aoti(made, source, images, device, config.dtype, config.threads)
+        if show or not all(row.passed for row in rows):
+            _print(rows, what)
+        check_rows(rows)
+        size = made.stat().st_size
+        write_json(folder / "model.json", json.loads(card.to_json()))
+        move(folder, config.out, command=_COMMAND, marks=MARKS)
     seconds = time.perf_counter() - start
     path = config.out / "model.pt2"
     return AotiResult(path, config.dtype, str(device), size, tuple(rows), what, seconds, fused)
@@ -239,15 +234,6 @@ def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn
                 raise
             console.say(f"compiled as it is: {str(error).partition(';')[0]}")
     return model.to(dtype), False
-
-
-def _check_folder(out: Path, *, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise DataError(f"`--out` {out} is a file; give a folder")
-    own = (*FILES, *LATENCY)
-    others = sorted(p.name for p in out.iterdir() if p.name not in own) if out.is_dir() else []
-    if others and not overwrite:
-        raise DataError(f"`--out` {out} holds files that no export wrote ({others[0]}); give another, or --overwrite")
 
 
 def _print(rows: list[GateRow], images: str) -> None:

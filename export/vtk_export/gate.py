@@ -17,6 +17,7 @@ from vtk_export.judge import Photographs, check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
 from vtk_export.place import restamp
 from vtk_export.precision import ONNX_NAMES
+from vtk_export.preproc import RAW_TYPES
 from vtk_export.raw import Drift, check_drift, measure_drift
 from vtk_export.sizes import other_sizes
 from vtk_export.verify import GateRow, check_rows, print_rows, verify_structure, verify_values
@@ -94,7 +95,7 @@ def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None
     number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
     verify_structure(
         file.path, card, opset=config.opset, static_batch=config.static_batch, ir_version=config.ir,
-        inputs={"images": ("UINT8", ("height", "width", 3))},
+        inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
     )  # fmt: skip
     if not file.facts.verified:

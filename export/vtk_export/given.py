@@ -68,7 +68,7 @@ def judging(given: Given | None) -> Chosen | None:
 def _every_second(chosen: Chosen, first: int) -> Chosen:
     paths = chosen.paths[first::2] or chosen.paths  # of one image, both halves are that one
     labels = None if chosen.labels is None else (chosen.labels[first::2] or chosen.labels)
-    return Chosen(paths, labels, f"every second of the {chosen.what}")
+    return Chosen(paths, labels, f"{chosen.what}, every second one")
 
 
 def folders_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, Path | None]:

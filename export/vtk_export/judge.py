@@ -78,15 +78,16 @@ class Photographs:
             DataError: no image can be read.
         """
         from vtk.data.bands import read_image
+        from vtk.data.rules import Decoding
         from vtk.data.transforms import eval_transform
 
-        transform = eval_transform(spec)
+        transform, decoding = eval_transform(spec), Decoding.of(spec)
         images: list[Tensor] = []
         places: list[int] = []
         read = 0
         for i, path in enumerate(self.paths):
             try:
-                images.append(transform(read_image(path, spec.in_chans, self.max_pixels)))
+                images.append(transform(read_image(path, spec.in_chans, self.max_pixels, decoding)))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
                 continue

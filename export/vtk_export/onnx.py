@@ -118,7 +118,7 @@ def export_onnx(
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()
-    with _workspace(config.out, overwrite=config.overwrite) as folder:
+    with _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
@@ -134,7 +134,7 @@ def export_onnx(
             file = add_preproc(file, card, folder)
             drift = gate_preproc(file, card, config, given)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
-        _move(folder, config.out)
+        _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
         path=config.out / "model.onnx",
         opset=config.opset,

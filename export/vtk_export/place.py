@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,66 +11,85 @@ import psutil
 
 from vtk.card import Card
 from vtk.errors import DataError
-from vtk.files import replace_file
+from vtk.files import as_data_error, remove_tree, temporary
+from vtk.filesets import publish, recover
 from vtk.formats import write_json
+from vtk.locks import hold_folder
+from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, tail_says
+from vtk.nodes import HIDDEN
 from vtk.runtime.facts import PLAIN, Facts
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights above which they go to ``model.onnx.data``: protobuf cannot hold 2 GiB in one message."""
 
-LATENCY = ("latency.json", "latency.png")
+CARD = json_with("model", "input", "classes", "schema")
+"""How ``model.json``, a card, is recognised."""
+
+_MEASURED = json_with("source", "kind", "backends", "input_shape")
+LATENCY = {"latency.json": _MEASURED, "latency.png": png(("latency.json", _MEASURED))}
 """What ``--profile`` leaves beside a model: of that file, so a new one takes them away."""
 
-FILES = ("model.onnx", "model.onnx.data", "model.json", *LATENCY)
-"""Everything an export can leave in its folder."""
+# the last fields of the graph's file: the entry of its metadata that has a card, or those of many tasks
+GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")))
+"""How an ONNX file is recognised."""
 
+MARKS = {
+    "model.onnx": GRAPH, "model.onnx.data": beside("model.onnx", GRAPH), "model.json": CARD, **LATENCY,
+}  # fmt: skip
+"""Everything an export can leave in its folder, and how it is recognised."""
+
+FILES = tuple(MARKS)
 _TMP = ".export-tmp-"
+"""Temporary folders of version 0.1."""
 
 
 @contextlib.contextmanager
-def workspace(out: Path, *, overwrite: bool, known: Collection[str] = FILES) -> Iterator[Path]:
-    """Yield a temporary folder inside ``out``, so that its files reach their place by renaming.
+def workspace(
+    out: Path, *, overwrite: bool, command: str, marks: Marks = MARKS, left: Collection[str] = ()
+) -> Iterator[Path]:
+    """Yield a temporary folder inside ``out``, so that its files reach their place by renaming; others are kept away.
 
     Args:
         out: the export's folder.
         overwrite: let it hold other files too.
-        known: names that an earlier export may have left there.
+        command: that writes there.
+        marks: names that an earlier export may have left there, and how its files are recognised.
+        left: further names that may be there.
 
     Raises:
-        DataError: ``out`` is a file, holds other files, or cannot be written.
+        DataError: ``out`` is a file or a device, holds other files, is being written, or cannot be written.
     """
-    if out.exists() and not out.is_dir():
-        raise DataError(f"`--out` {out} is a file; give a folder")
-    existed = out.is_dir()
-    others = [p.name for p in out.iterdir() if p.name not in known and not p.name.startswith(_TMP)] if existed else []
-    if others and not overwrite:
-        raise DataError(f"`--out` {out} holds files that no export wrote ({min(others)}); give another, or --overwrite")
-    folder = out / f"{_TMP}{os.getpid()}"
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not existed:
-            with contextlib.suppress(OSError):
-                out.rmdir()  # only if nothing was put there
+    with hold_folder(out, command):
+        recover(out)
+        sweep(out)
+        check_names(out, marks, overwrite=overwrite, command=command, left=left)
+        folder = out / temporary(f"{HIDDEN}set")
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise DataError(f"cannot write {out}: {error.strerror or error}; choose another folder") from error
+        try:
+            yield folder
+        finally:
+            remove_tree(folder)
 
 
-def move(folder: Path, out: Path) -> None:
-    """Put the new files in place of those of an earlier export; ``model.onnx`` comes last, so it is never half new."""
-    if (folder / "model.onnx.data").exists() or (out / "model.onnx.data").exists():
-        (out / "model.onnx").unlink(missing_ok=True)
-        (out / "model.onnx.data").unlink(missing_ok=True)
-    for name in LATENCY:
-        (out / name).unlink(missing_ok=True)
-    for name in ("model.onnx.data", "model.json", "model.onnx"):
-        if (folder / name).exists():
-            with replace_file(out / name) as tmp:
-                os.replace(folder / name, tmp)
-    sweep(out)
+def check_names(out: Path, marks: Marks, *, overwrite: bool, command: str, left: Collection[str] = ()) -> None:
+    """Refuse a folder with files that no export wrote.
+
+    Raises:
+        DataError: says which; with ``overwrite`` only if it has the name of one that would be replaced.
+    """
+    more = [name for name in others(out, marks) if name not in left]
+    if more and not overwrite:
+        raise DataError(f"`--out` {out} holds files that no export wrote ({more[0]}); give another, or --overwrite")
+    find_own(out, marks, command)
+
+
+def move(folder: Path, out: Path, *, command: str, marks: Marks = MARKS, kept: Collection[str] = ()) -> None:
+    """Put the new files in place of those of an earlier export, all of them or none."""
+    with as_data_error(out):
+        publish(folder, out, marks, command, kept)
 
 
 def sweep(out: Path) -> None:

@@ -20,6 +20,12 @@ from vtk.errors import UsageError
 
 _FILTERS = {"bicubic": "cubic", "bilinear": "linear"}  # of nearest, Pillow and ONNX choose other pixels
 
+RAW_TYPES = {
+    "": "UINT8", "int8": "INT8", "uint16": "UINT16", "int16": "INT16", "uint32": "UINT32", "int32": "INT32",
+    "float16": "FLOAT16", "float32": "FLOAT", "float64": "DOUBLE",
+}  # fmt: skip
+"""ONNX's name of the type of raw images, by the ``value_type`` of a card: bytes where training images had 8 bits."""
+
 CHOOSES_ORDER = int(PIL.__version__.partition(".")[0]) >= 13
 """Whether this Pillow may filter rows before columns, which rounds differently (its pull request 9549)."""
 
@@ -45,7 +51,8 @@ def check_preproc(spec: InputSpec) -> None:
 def prepend(proto: onnx.ModelProto, spec: InputSpec) -> None:
     """Put resizing, cropping and normalising before ``pixel_values``, in place.
 
-    The graph's input becomes ``images``, uint8 (batch, height, width, 3) of any size, RGB.
+    The graph's input becomes ``images``, (batch, height, width, 3) of any size, RGB: uint8, or of the type of a model
+    with a value range, whose LOW and HIGH become 0 and 255 first.
     """
     graph = proto.graph
     (old,) = [value for value in graph.input if value.name == "pixel_values"]
@@ -54,7 +61,8 @@ def prepend(proto: onnx.ModelProto, spec: InputSpec) -> None:
     made = _Nodes(old.type.tensor_type.elem_type)
     made.build(spec)
     graph.input.remove(old)
-    graph.input.append(helper.make_tensor_value_info("images", TensorProto.UINT8, [axis, "height", "width", 3]))
+    kind = getattr(TensorProto, RAW_TYPES[spec.value_type])
+    graph.input.append(helper.make_tensor_value_info("images", kind, [axis, "height", "width", 3]))
     nodes = [*made.nodes, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
@@ -70,7 +78,7 @@ class _Nodes:
         self.out_type = out_type
 
     def build(self, spec: InputSpec) -> None:
-        pixels = self.add("Transpose", "images", perm=[0, 3, 1, 2])
+        pixels = self.add("Transpose", self.levels(spec), perm=[0, 3, 1, 2])
         shape = self.add("Shape", pixels)
         height, width = self.at(shape, 2), self.at(shape, 3)
         out = spec.size
@@ -91,6 +99,18 @@ class _Nodes:
         values = self.add("Div", values, self.floats(scale), name=last)
         if last is None:
             self.add("Cast", values, to=self.out_type, name="pixel_values")
+
+    def levels(self, spec: InputSpec) -> str:
+        """Return the images in 8 bits: what `vtk.data.pixels.scaled` computes, in double precision as there."""
+        if not spec.value_range:
+            return "images"
+        low, high = (np.array([pair[i] for pair in spec.value_range], np.float64).reshape(1, 1, 1, -1) for i in (0, 1))
+        values = self.add("Cast", "images", to=TensorProto.DOUBLE)
+        if spec.value_type.startswith("float"):
+            values = self.add("Where", self.add("IsNaN", values), self.constant(low), values)
+        values = self.add("Mul", self.add("Sub", values, self.constant(low)), self.constant(255.0 / (high - low)))
+        ends = self.constant(np.array(0.0)), self.constant(np.array(255.0))
+        return self.add("Cast", self.add("Clip", self.add("Round", values), *ends), to=TensorProto.UINT8)
 
     def sizes(self, spec: InputSpec, height: str, width: str) -> tuple[str, str]:
         """Return the size to resize to, as one number each."""

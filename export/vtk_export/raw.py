@@ -70,13 +70,15 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | Non
         VerificationError: the file does not run.
         DataError: no image of ``--data`` can be read.
     """
+    from vtk.data.memory_images import take_image
+    from vtk.data.rules import Decoding
     from vtk.data.transforms import eval_transform
 
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
     with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
         for image in _images(card, config, given):
-            inputs = transform(image)[None]
+            inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
             expected.append(reference_outputs(file.model, inputs, file.names)[file.names[0]])
             got.append(_run(session, image, file.names[0]))
             count += 1
@@ -115,25 +117,29 @@ def check_drift(drift: Drift, limits: Limits) -> None:
         )
 
 
-def _run(session: Backend, image: Image.Image, name: str) -> Tensor:
+def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
     pixels = torch.from_numpy(np.array(image))[None]
     batch = pixels.expand(session.batch or 1, -1, -1, -1)
     try:
         return session.run({"images": batch})[name][:1].float().cpu()
     except Exception as error:  # onnxruntime has no common base class for its errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise VerificationError(f"an image of {image.height}×{image.width} pixels does not run: {reason}") from error
+        raise VerificationError(
+            f"an image of {image.shape[0]}×{image.shape[1]} pixels does not run: {reason}"
+        ) from error
 
 
-def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[Image.Image]:
+def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[np.ndarray]:
+    """Yield raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.bands import pixel_limit
-    from vtk.data.images import load_image
+    from vtk.data.decoding import read_raw
+    from vtk.data.raw import spread
 
     spec = card.input
     if given is not None:
         for path in Photographs(given.judging, _COUNT).paths:
             try:
-                yield load_image(path, max_pixels=pixel_limit(card))
+                yield read_raw(path, spec, pixel_limit(card))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
         return
@@ -142,4 +148,4 @@ def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[Ima
         # coarse noise made smooth, as `vtk_export.images` draws its
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
-        yield coarse.resize(size, Image.Resampling.BICUBIC)
+        yield spread(np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)), spec.value_range, spec.value_type)

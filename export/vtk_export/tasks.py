@@ -15,10 +15,10 @@ from vtk.options import expect
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
-from vtk_export.many.index import known_files, publish
+from vtk_export.many.index import COMMAND, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
-from vtk_export.place import sweep, workspace
+from vtk_export.place import workspace
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def export_tasks(
         were = "pack was" if len(named) == 1 else "packs were"
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
-    with workspace(config.out, overwrite=config.overwrite, known=known_files(config.out)) as folder:
+    with workspace(
+        config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
+    ) as folder:
         built = Build(config, members, None if base is None else Path(base))
         built.convert()
         built.write(folder)
@@ -119,7 +121,6 @@ def export_tasks(
             console.say(f"verified with {built.loader.what}")
         check_task_rows(rows)
         publish(folder, config.out, built.index(folder))
-        sweep(config.out)
     out = config.out
     return TasksExportResult(
         path=out, form=config.form, tasks=tuple(named),

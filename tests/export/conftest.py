@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from tests._plots import not_drawn
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model
@@ -51,7 +52,7 @@ def _exporters_functions_once() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _cheap_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture and the collections of garbage take longer than what is measured; tests of profiles have both."""
-    monkeypatch.setattr("vtk.profiling.plot.latency_png", lambda *_, **__: b"not drawn")
+    monkeypatch.setattr("vtk.profiling.plot.latency_png", lambda *_, **__: not_drawn())
     monkeypatch.setattr("vtk.profiling.memory.gc", SimpleNamespace(collect=lambda: 0))
 
 

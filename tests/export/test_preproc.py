@@ -174,7 +174,7 @@ def test_images_that_cannot_be_read_are_no_measurement(
     calm: Any, fake_calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_calm()
-    monkeypatch.setattr("vtk_export.raw._images", lambda spec, config: iter(()))
+    monkeypatch.setattr("vtk_export.raw._images", lambda *_: iter(()))
     assert export(calm, tmp_path / "out", "--with-preproc", "--data", calm.photos) == 3
     assert "no image could be read" in capsys.readouterr().err
 

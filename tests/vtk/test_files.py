@@ -47,7 +47,7 @@ def test_files_are_as_readable_as_the_umask_says(tmp_path: Path) -> None:
 
 
 def test_without_exchange_the_two_renames_still_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(files, "exchange", lambda a, b: False)
     target = tmp_path / "pack"
     for name in ("a", "b"):
         with files.replace_dir(target) as tmp:

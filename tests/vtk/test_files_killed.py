@@ -51,7 +51,7 @@ def write(request: pytest.FixtureRequest) -> Write:
 @pytest.fixture
 def two_renames(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that cannot swap two names in one step."""
-    monkeypatch.setattr(files, "_exchange", lambda a, b: False)
+    monkeypatch.setattr(files, "exchange", lambda a, b: False)
 
 
 def versions(write: Write, tmp_path: Path, count: int) -> list[dict[str, bytes]]:

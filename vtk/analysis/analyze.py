@@ -1,8 +1,10 @@
 """``analyze``: why a model behaves as it does, as numbers, plots and one report; or two models side by side."""
 
+import contextlib
 import dataclasses
 import datetime
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.page import page
-from vtk.analysis.run import Analysis, analyse, draw, read_analysis
+from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
 from vtk.analysis.sources import (
     Images,
     choose_images,
@@ -24,7 +26,9 @@ from vtk.analysis.sources import (
     trained_cards,
 )
 from vtk.analysis.tables import print_analyses
-from vtk.files import prepare_output, write_text
+from vtk.files import write_text
+from vtk.filesets import open_folder, replace_set
+from vtk.nodes import HIDDEN
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.source import Opening, Source
@@ -32,6 +36,9 @@ from vtk.training.parallel import Ranks, open_ranks
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
+
+
+_WAITING = f"{HIDDEN}waiting"
 
 
 @dataclass(frozen=True)
@@ -83,36 +90,86 @@ def analyze(
     expect(config, AnalyzeConfig, "analyze")
     opening.setdefault("seed", config.seed)
     ranks = open_ranks(config.device)
-    if ranks.main:
-        prepare_output(config.out, overwrite=config.overwrite, resume=config.resume)
-    ranks.wait()
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads or before)
-    try:
-        if against is None:
-            found = [_one(source, config, command, ranks, opening)]
-        else:
-            found = _pair((source, against), config, command, ranks, opening)
-    finally:
-        torch.set_num_threads(before)
-    report = config.out / "report.html"
-    if ranks.main:
-        pictures = draw(found, config.out)
-        write_text(report, page(found, pictures))
-        print_analyses(found)
-        console.say(f"wrote {report}; plots are in {config.out / 'figures'}")
+    with contextlib.ExitStack() as stack:
+        if ranks.main:
+            stack.enter_context(
+                open_folder(
+                    config.out, marks(config.out, ()), command or "vtk analyze", overwrite=config.overwrite,
+                    resume=config.resume,
+                )
+            )  # fmt: skip
+        ranks.wait()
+        parts = Parts(config.out)
+        before = torch.get_num_threads()
+        torch.set_num_threads(config.threads or before)
+        try:
+            if against is None:
+                found = [_one(source, config, command, ranks, opening, parts)]
+            else:
+                found = _pair((source, against), config, command, ranks, opening, parts)
+        finally:
+            torch.set_num_threads(before)
+        report = config.out / "report.html"
+        if ranks.main:
+            parts.publish(found)
+            print_analyses(found)
+            console.say(f"wrote {report}; plots are in {config.out / 'figures'}")
+        ranks.wait()
     missing = {name for one in found for name in one.refused} & config.named
     return AnalyzeResult(tuple(found), report, tuple(sorted(missing)))
 
 
-def _one(source: "Openable", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening) -> Analysis:
+class Parts:
+    """Where what is measured lies until there is a report of it.
+
+    Beside an earlier report, results of another one would contradict it: they wait in a hidden folder.
+
+    Args:
+        out: of the report.
+
+    Attributes:
+        measured: of each folder in ``out``, the number of the analysis that goes there.
+        identity: of each, what its results depend on beside their options.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.fresh = out, not any((out / name).exists() for name in ("report.html", "analysis.json"))
+        self.measured: dict[str, int] = {}
+        self.identity: dict[str, dict[str, Any]] = {}
+
+    def work(self, name: str, number: int) -> Path:
+        """Return where the analysis of this number, which goes to the folder ``name``, keeps its results."""
+        self.measured[name] = number
+        return self.out / name / RESULTS if self.fresh else self.out / _WAITING / name
+
+    def publish(self, found: Sequence[Analysis]) -> None:
+        """Write the report, all of its files or none.
+
+        Raises:
+            DataError: the folder cannot be written.
+        """
+        files = marks(self.out, [name for name in self.measured if name])
+        kept = [
+            f"{name}/{file}".lstrip("/") for name, of in self.identity.items()
+            for file in kept_results(self.out / name, of)
+        ]  # fmt: skip
+        with replace_set(self.out, files, "vtk analyze", kept) as staged:
+            for name, number in self.measured.items():
+                put(found[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
+            write_text(staged / "report.html", page(found, draw(found, staged)))
+        shutil.rmtree(self.out / _WAITING, ignore_errors=True)
+
+
+def _one(
+    source: "Openable", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening, parts: Parts
+) -> Analysis:
     (opened,) = open_models([source], opening)
     images = choose_images(opened, config, trained_cards([opened]))
-    return _analyse(opened, images, config, command, ranks, config.out, opened.name)
+    return _analyse(opened, images, config, command, ranks, parts, ("", 0), opened.name)
 
 
 def _pair(
-    models: "Sequence[Openable]", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening
+    models: "Sequence[Openable]", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening, parts: Parts
 ) -> list[Analysis]:
     fresh = [i for i, model in enumerate(models) if not _is_analysis(model)]
     sources = dict(zip(fresh, open_models([models[i] for i in fresh], opening), strict=True))
@@ -126,10 +183,9 @@ def _pair(
             continue
         images = choose_images(sources[i], config, trained)
         plain = re.sub(r"[^\w.-]", "_", label)
-        folder = config.out / f"{i + 1}-{plain}"
-        folder.mkdir(exist_ok=True)
+        name = f"{i + 1}-{plain}"
         console.say(f"{label}:")
-        found.append(_analyse(sources[i], images, config, command, ranks, folder, label))
+        found.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
     return _told_apart(found, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
 
 
@@ -147,8 +203,9 @@ def _is_analysis(model: "Openable") -> bool:
 
 
 def _analyse(
-    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, out: Path, label: str
-) -> Analysis:
+    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, parts: Parts,
+    place: tuple[str, int], label: str,
+) -> Analysis:  # fmt: skip
     context = make_context(source, images, config, ranks)
     identity = {
         "model": model_digest(context.model),
@@ -170,4 +227,8 @@ def _analyse(
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": f"vtk {__version__}, torch {torch.__version__}",
     }
-    return analyse(context, config.chosen(), out, label=label, identity=identity, facts=facts, main=ranks.main)
+    parts.identity[place[0]] = identity
+    return analyse(
+        context, config.chosen(), config.out / place[0], label=label, identity=identity, facts=facts, main=ranks.main,
+        work=parts.work(*place),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from vtk.data.images import one_line
 from vtk.files import replace_file
+from vtk.marks import SOFTWARE
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: safe for colour blindness. The first model has the first, the second the second."""
@@ -107,7 +108,7 @@ def png(figure: Any) -> bytes:
     """Return a figure as PNG."""
     buffer = io.BytesIO()
     with _settled(figure):
-        figure.savefig(buffer, format="png")
+        figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()
 
 
@@ -123,7 +124,7 @@ def save(figure: Any, path: Path) -> bytes:
     with replace_file(path.with_name(f"{path.name}.png")) as tmp:
         tmp.write_bytes(pixels)
     with replace_file(path.with_name(f"{path.name}.svg")) as tmp, _settled(figure):
-        figure.savefig(tmp, format="svg", metadata={"Date": None})
+        figure.savefig(tmp, format="svg", metadata={"Date": None, "Creator": "vtk"})
     return pixels
 
 

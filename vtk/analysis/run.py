@@ -1,5 +1,6 @@
 """Do diagnostics one after the other, keep each result as soon as it is there, and take up those of a stopped run."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,11 @@ from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json, write_json
+from vtk.marks import Recognise, any_of, at, json_with, png, says, within
+from vtk.marks import page as page_mark
 
 SCHEMA = 1
+RESULTS = "results"
 _COMMON = ("seed", "batch_size")
 
 
@@ -53,31 +57,35 @@ def analyse(
     identity: Mapping[str, Any],
     facts: Mapping[str, Any],
     main: bool = True,
+    work: Path | None = None,
 ) -> Analysis:
     """Run diagnostics and write ``out/results/NAME.json`` after each, ``out/analysis.json`` at the end.
 
     Args:
         context: model and images.
         names: of diagnostics, in order.
-        out: folder, which is there. Results of an earlier run in it are taken where their ``identity`` is this one's.
+        out: of the report. Results of an earlier run in it are taken where their ``identity`` is this one's.
         label: the model's name.
         identity: what results depend on beside the options, as JSON values: model, images, device.
         facts: for the report.
         main: whether this process writes; others measure with it.
+        work: folder that gets ``NAME.json`` in place of ``out``, where `put` makes files of a report of them later.
 
     Returns:
         What was found; what a model has not is in ``refused``, with the reason.
     """
     options: dict[str, Any] = {}
     found = Analysis(label, facts={**facts, "options": options})
-    (out / "results").mkdir(exist_ok=True)
+    (folder := work or out / RESULTS).mkdir(parents=True, exist_ok=True)
     peak = 0
     for number, name in enumerate(names, start=1):
         one = diagnostic(name)
         options[name] = {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}
         of = {**identity, "options": options[name]}
-        file = out / "results" / f"{name}.json"
+        file = folder / f"{name}.json"
         kept = _kept(file, of)
+        if "result" not in kept and folder != out / RESULTS:
+            kept = _kept(out / RESULTS / file.name, of) or kept
         if "result" not in kept:
             if main:
                 console.say(f"{number}/{len(names)} {one.title}")
@@ -95,8 +103,56 @@ def analyse(
         found.results[name], found.seconds[name] = kept["result"], kept["seconds"]
         peak = max(peak, kept["peak_memory_bytes"])
     found = replace(found, peak_memory_bytes=peak)
-    if main:
+    if main and work is None:
         write_json(out / "analysis.json", found.to_dict())
+    return found
+
+
+def put(found: Analysis, folder: Path, places: Sequence[Path]) -> None:
+    """Write ``analysis.json`` and ``results/NAME.json`` into a folder that nobody reads yet.
+
+    Args:
+        found: by `analyse`.
+        folder: to write to; made if absent.
+        places: folders that have ``NAME.json``, the first that has one counts.
+    """
+    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
+    write_json(folder / "analysis.json", found.to_dict())
+    for name in found.results:
+        file = next(place / f"{name}.json" for place in places if (place / f"{name}.json").is_file())
+        shutil.copyfile(file, folder / RESULTS / file.name)
+
+
+def kept_results(folder: Path, identity: Mapping[str, Any]) -> list[str]:
+    """Return the results in a folder that are of the same model, images and machine, whichever their options were."""
+    found = []
+    for file in sorted((folder / RESULTS).glob("*.json")):
+        try:
+            of = read_json(file).get("identity", {})
+        except (DataError, AttributeError):
+            continue
+        if isinstance(of, dict) and {k: v for k, v in of.items() if k != "options"} == dict(identity):
+            found.append(f"{RESULTS}/{file.name}")
+    return found
+
+
+def marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
+    """Return the files of a report in ``out`` and how they are recognised.
+
+    Args:
+        out: where an earlier report may be.
+        folders: in it, of the analyses of two models; of one there is none.
+    """
+    html, analysis = page_mark(), json_with("schema", "label", "results", "facts")
+    report = at(out / "report.html", html)
+    found: dict[str, Recognise] = {"report.html": html}
+    there = [p.name for p in out.glob("[12]-*") if (p / "analysis.json").is_file()] if out.is_dir() else []
+    for folder in ("", *(f"{name}/" for name in sorted({*folders, *there}))):
+        found[f"{folder}analysis.json"] = analysis
+        for name in NAMES:
+            found[f"{folder}{RESULTS}/{name}.json"] = json_with("identity")
+    found["figures/*.png"] = png(within=report, dpi=180)
+    found["figures/*.svg"] = any_of(says("<dc:title>vtk</dc:title>"), within(says("Matplotlib"), report))
     return found
 
 

@@ -1,6 +1,5 @@
 """What `vtk.analyze` looks at: a model on its device, and the same images for every model it is compared with."""
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -214,5 +213,5 @@ def model_digest(model: nn.Module) -> str:
 
 def describe_input(source: Source) -> dict[str, Any]:
     """Return the preprocessing as JSON values."""
-    found = dataclasses.asdict(source.card.input)
+    found = source.card.input.to_dict()
     return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}

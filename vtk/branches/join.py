@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.branches.tune import (
+    DRIFT,
     LOAD,
+    MARKS,
     MODEL,
+    WRITER,
     distill_images,
     held_out,
     likeness,
@@ -27,11 +30,12 @@ from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
 from vtk.data.record import read_record, sort_images
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.table import is_table
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
-from vtk.files import prepare_output
+from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
@@ -45,13 +49,11 @@ from vtk.runtime.parts import choose_part
 from vtk.runtime.source import Opening, Source
 from vtk.tasks.plain import plain_call
 from vtk.training.distill import Trained
-from vtk.training.outputs import no_empty_folder, versions
+from vtk.training.outputs import versions
 from vtk_export.images import gate_images
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
-
-DRIFT = "drift.json"
 
 _ROUNDING = 1e-5  # of the largest logit: one model, built in two ways
 
@@ -109,14 +111,14 @@ def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeRe
         raise UsageError(f"`--finetune` trains on images of 3 channels; this model takes {source.card.input.in_chans}")
     spec, join = source.card.model, Transform("parallelize", {"branches": config.branches})
     check_transforms(spec.name, (*source.card.transforms, join), spec.kwargs)
-    prepare_output(config.out, overwrite=config.overwrite)
-    with no_empty_folder(config.out):
+    command = f"vtk parallelize {name} --branches {config.branches}"
+    with open_folder(config.out, MARKS, command, overwrite=config.overwrite):
         sequential = source.model()
         blocks: Any = sequential.blocks
         depth = len(blocks)
         joined = copy.deepcopy(sequential)
         join_blocks(joined, branches=config.branches)
-        card = _card(source.card, depth, join, f"vtk parallelize {name} --branches {config.branches}")
+        card = _card(source.card, depth, join, command)
         chosen = None
         if config.data is not None:
             chosen = choose_images(source.card, config.data, "val", described=source.described)
@@ -137,9 +139,9 @@ def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeRe
             "images": what, **_plain(drift), **before,
         }  # fmt: skip
         _write(config, card, joined, result)
-    if config.finetune:
-        result |= _train(config, source, card, models, loose or audit, before, device, name)
-        write_json(config.out / DRIFT, result)
+        if config.finetune:
+            result |= _train(config, source, card, models, loose or audit, before, device, name)
+            write_json(config.out / DRIFT, result)
     return ParallelizeResult(config.out, config.out / MODEL, card, drift, result)
 
 
@@ -174,8 +176,9 @@ def _verify(card: Card, model: nn.Module, images: Tensor, name: str) -> None:
 
 
 def _write(config: ParallelizeConfig, card: Card, model: nn.Module, result: dict[str, Any]) -> None:
-    write_model(config.out, card, model)
-    write_json(config.out / DRIFT, result)
+    with replace_set(config.out, MARKS, WRITER) as staged:
+        write_model(staged, card, model)
+        write_json(staged / DRIFT, result)
     code = plain_call(card).code(repr(MODEL))
     console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with\n{code}")
 
@@ -199,7 +202,8 @@ def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
     try:
         channels, limit = source.card.input.in_chans, pixel_limit(source.card)
         division = _split(source.card, config)
-        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False)
+        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False,
+                     decoding=Decoding.of(source.card.input))  # fmt: skip
     except DataError:
         if config.finetune:
             raise

@@ -20,6 +20,8 @@ from vtk.data.loader import make_loader
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.files import replace_file, write_text
+from vtk.filesets import replace_set
+from vtk.marks import begins, json_with, safetensors_with
 from vtk.tasks.load import card_metadata, load_task
 from vtk.tasks.plain import plain_call
 from vtk.training import policy
@@ -34,7 +36,12 @@ from vtk.training.pretrain.images import read_images
 from vtk.training.scoring import default_workers
 from vtk.training.streams import ImageStream
 
-MODEL, LOAD, RUN, DISTILLED = "model.safetensors", "load.py", "finetune", "distilled"
+MODEL, LOAD, RUN, DISTILLED, DRIFT = "model.safetensors", "load.py", "finetune", "distilled", "drift.json"
+WRITER = "vtk parallelize"
+_MODEL = {MODEL: safetensors_with("vtk"), LOAD: begins(f'"""Loads {MODEL} with plain timm."""')}
+_DISTILLED = {f"{DISTILLED}/{name}": mark for name, mark in _MODEL.items()}
+MARKS = {**_MODEL, DRIFT: json_with("branches", "depth", "model", "transforms"), **_DISTILLED}
+"""Files of the command beside the run, and how they are recognised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,8 +185,9 @@ def distill_images(
     masters = precision.master_state_dict(student)
     joined.load_state_dict({k: masters[k] for k in trained | policy.live_buffers(student)}, strict=False)
     folder = config.out / DISTILLED
-    folder.mkdir(exist_ok=True)
-    write_model(folder, card, joined)
+    with replace_set(config.out, _DISTILLED, WRITER) as staged:
+        (staged / DISTILLED).mkdir()
+        write_model(staged / DISTILLED, card, joined)
     after = likeness(sequential, joined, loader, device)
     console.say(f"after {len(result.rows)} epochs: {after}; model {folder / MODEL}")
     numbers = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}

@@ -1,13 +1,13 @@
 """The steps of the demo; each uses the same functions as the commands it stands for."""
 
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from vtk import console, files, formats
+from vtk import console, filesets, formats
 from vtk.data.demo import write_digits
 from vtk.errors import VerificationError
+from vtk.marks import json_with
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
@@ -27,6 +27,7 @@ FLOORS = {"base": 0.85, "digits": 0.85, "parity": 0.90}
 """Lowest held-out accuracy that counts as working; docs/tutorial.md has what was measured."""
 
 _MARK = "demo.json"
+_IS_DEMO = json_with("finished")
 
 
 def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
@@ -37,10 +38,16 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
         VerificationError: an accuracy is below its floor, packs do not share the FFN, or the ONNX file is wrong.
     """
     start = time.perf_counter()
-    earlier = (out / _MARK).is_file()
-    files.prepare_output(out, overwrite=overwrite or earlier)
-    if earlier:
-        shutil.rmtree(out)
+    with filesets.open_folder(out, {_MARK: _IS_DEMO}, "vtk demo", overwrite=overwrite or _is_demo(out)):
+        return _run(out, seed, start)
+
+
+def _is_demo(out: Path) -> bool:
+    """Whether an earlier demo went there: what it made, and nothing else, is made again."""
+    return (out / _MARK).is_file() and _IS_DEMO(out / _MARK)
+
+
+def _run(out: Path, seed: int, start: float) -> int:
     formats.write_json(out / _MARK, {"finished": False})
 
     _heading("1/5  a base: a small ViT trained on handwritten digits, all weights")
@@ -60,11 +67,13 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     diff = _shared(first, second)
 
     _heading("4/5  ONNX, verified against torch")
-    exported = export_onnx(open_source(str(second.task)), OnnxConfig(out=out / "onnx", data=parity / "val"))
+    config = OnnxConfig(out=out / "onnx", data=parity / "val", overwrite=True)
+    exported = export_onnx(open_source(str(second.task)), config)
 
     _heading("5/5  latency per batch size")
     result = profile(
-        second.task, ProfileConfig(backends=("eager", "ort-cpu"), duration=0.5, out=out / "profile", seed=seed)
+        second.task,
+        ProfileConfig(backends=("eager", "ort-cpu"), duration=0.5, out=out / "profile", seed=seed, overwrite=True),
     )
     print_result(result)
 
@@ -84,7 +93,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
 def _config(data: Path, out: Path, seed: int, **options: Any) -> FinetuneConfig:
     """A run of the demo, on images whose border shows part of the digit."""
     return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, crop_scale=(0.8, 1.0), workers=0,
-                          device="cpu", **options)  # fmt: skip
+                          device="cpu", overwrite=True, **options)  # fmt: skip
 
 
 def _shared(first: FinetuneResult, second: FinetuneResult) -> Diff:

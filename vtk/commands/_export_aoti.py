@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         description=_TEXT,
         positional=("source",),
         examples=(
-            "vtk export aoti runs/pets/task --out exports/pets-aoti --data data/pets/val",
+            "vtk export aoti runs/pets/task --out exports/pets-aoti --data data/pets",
             "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
         ),
     )

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         description=_TEXT,
         positional=("source",),
         examples=(
-            "vtk export tensorrt runs/pets/task --dtype fp16 --data data/pets/val --out exports/pets-trt",
+            "vtk export tensorrt runs/pets/task --dtype fp16 --data data/pets --out exports/pets-trt",
             "vtk export tensorrt vit_small_patch16_224 --trt 11.x --opt 32 --max 64 --out exports/vits-trt",
             "vtk export tensorrt vit_small_patch16_224 --static-batch 8 --out exports/vits8-trt --profile 8",
             "vtk export tensorrt other/model.onnx --lint --trt 10.3",

@@ -5,13 +5,13 @@ from vtk.commands import _cli
 from vtk.data.config import AuditCommand
 from vtk.errors import UsageError
 
-_HELP = {"audit": "decode every image once; classes, split, bad files, and a page of what is odd"}
+_HELP = {"audit": "decode every image once; classes, split, bad files, what is odd"}
 
 _TEXT = """Decode every image below a folder once, and say what `vtk finetune` would make of it.
 
-Classes and split, unreadable files with the reason, sizes and modes. Writes one self-contained HTML page with small
-pictures of what is unusual and what is done about it. What was decoded is remembered: finetune and eval do not decode
-it again for their own audit."""
+Classes and split, unreadable files with the reason, sizes and modes. --out FILE writes one self-contained HTML page
+with small pictures of what is unusual and what is done about it. What was decoded is remembered: finetune and eval do
+not decode it again for their own audit."""
 
 
 def main(argv: list[str]) -> int:
@@ -30,12 +30,14 @@ def run_audit(argv: list[str]) -> int:
     config = _cli.parse(
         AuditCommand, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
         examples=(
-            "vtk data audit data/pets", "vtk data audit data/pets --out pets.html --on-bad-image fail",
+            "vtk data audit data/pets --out audit.html", "vtk data audit data/pets --out pets.html --on-bad-image fail",
             "vtk data audit data/scenes/labels.csv --multi-label",
         ),
     )  # fmt: skip
     from vtk.data.report import audit
 
     found = audit(config.data, config)
-    console.emit_json({**found.to_dict(), "page": str(config.out)})
+    if config.out is None and (found.odd or found.bad):
+        console.say("--out audit.html writes a page with pictures of what is unusual")
+    console.emit_json({**found.to_dict(), "page": None if config.out is None else str(config.out)})
     return 0

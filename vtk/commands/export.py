@@ -74,10 +74,10 @@ def _onnx(argv: list[str]) -> int:
         description=_ONNX,
         positional=("source",),
         examples=(
-            "vtk export onnx runs/pets/task --out exports/pets --data data/pets/val",
+            "vtk export onnx runs/pets/task --out exports/pets --data data/pets",
             "vtk export onnx vit_small_patch16_224 --out exports/vits --static-batch 8",
-            "vtk export onnx runs/pets/task --out exports/pets-fp16 --dtype fp16 --data data/pets/val",
-            "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets/val",
+            "vtk export onnx runs/pets/task --out exports/pets-fp16 --dtype fp16 --data data/pets",
+            "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets",
         ),
     )
     from vtk.profiling.exported import onnx_backends, profile_onnx
@@ -109,7 +109,7 @@ def _tasks(argv: list[str]) -> int:
         description=_TASKS,
         positional=("packs",),
         examples=(
-            "vtk export tasks runs/pets runs/cars --out exports/all --data data/pets/val",
+            "vtk export tasks runs/pets runs/cars --out exports/all --data data/pets",
             "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
         ),
     )

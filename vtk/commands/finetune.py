@@ -20,12 +20,14 @@ def main(argv: list[str]) -> int:
     config = _cli.parse(
         FinetuneConfig, argv, prog="vtk finetune", description=_TEXT, positional=("data",), examples=_EXAMPLES
     )
-    from vtk.training.finetune import finetune, finetune_tasks, memory_report
-
     if config.dry_run:
-        report = memory_report(config)
+        from vtk.training.ahead import dry_run
+
+        report = dry_run(config)
         report.print()
         console.emit_json(report.to_dict())
     else:
+        from vtk.training.finetune import finetune, finetune_tasks
+
         console.emit_json((finetune_tasks if config.tasks else finetune)(config).to_dict())
     return 0

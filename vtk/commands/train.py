@@ -20,12 +20,14 @@ def main(argv: list[str]) -> int:
         TrainConfig, argv, prog="vtk train", description=f"{__doc__ or ''} Recipes: {', '.join(names())}.",
         positional=("data",), examples=_EXAMPLES, preset=("recipe", read_recipe),
     )  # fmt: skip
-    from vtk.training.train import train, train_memory
-
     if config.dry_run:
-        report = train_memory(config)
+        from vtk.training.ahead import dry_run
+
+        report = dry_run(config)
         report.print()
         console.emit_json(report.to_dict())
     else:
+        from vtk.training.train import train
+
         console.emit_json(train(config).to_dict())
     return 0

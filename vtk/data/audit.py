@@ -16,8 +16,10 @@ from vtk.data.named import fetch, is_named
 from vtk.data.odd import find_odd
 from vtk.data.probe import Probe
 from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.data.table import separator_of
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
@@ -41,6 +43,8 @@ def scan(
     together: bool = True,
     field_separator: str | None = None,
     spec: InputSpec = NOMINAL,
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
 ) -> DataAudit:
     """Decode every image below ``root`` once and say what is there.
 
@@ -64,12 +68,16 @@ def scan(
         together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
         field_separator: of a table's columns, by name (comma, semicolon, tab) or as it is; None to find it.
         spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
+        value_range: LOW and HIGH of images of more than 8 bits, as ``--value-range`` takes them; by default settled
+            here (`vtk.data.value_range`).
+        decoding: of a trained model, which settles nothing anew; None for a new one.
 
     Raises:
         DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
             a known class, bad files with ``on_bad_image="fail"``, or leaks with ``on_leak="fail"``.
         UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
+    parse_option(value_range)
     start = time.perf_counter()
     if not 0 <= val_split < 1:
         raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")
@@ -91,8 +99,9 @@ def scan(
         warnings.append(_empty_note(gathered, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
-        base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec
-    )
+        base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec,
+        decoding.rules if decoding else "srgb",
+    )  # fmt: skip
     if on_bad_image == "fail":
         refuse_bad(root, probes)
 
@@ -116,6 +125,7 @@ def scan(
     if on_leak == "fail":
         copies.refuse_leaks(root)
     good = [probe for probe in probes.values() if not probe.bad]
+    found = judge(probes, decoding, value_range, in_chans)
     return DataAudit(
         root=root,
         layout=layout.kind,
@@ -126,8 +136,8 @@ def scan(
         sizes=sizes_of(good),
         modes=modes_of(good),
         exif_rotated=sum(probe.orientation != 1 for probe in good),
-        notes=(*notes, *copies.notes()),
-        warnings=(*warnings, *copies.warnings()),
+        notes=(*notes, *found.notes, *copies.notes()),
+        warnings=(*warnings, *found.warnings, *copies.warnings()),
         odd=find_odd(
             (f.name, of, probes[f.name]) for part in (train, val) for of, files in part.items() for f in files
         ),
@@ -139,6 +149,9 @@ def scan(
         digests=Digests(base, probes),
         copies=copies,
         left=gathered.left,
+        decoding=found.decoding,
+        values=found.facts,
+        colors=found.colors,
     )
 
 

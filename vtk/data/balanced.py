@@ -26,7 +26,7 @@ class BalancedSampler(EpochSampler):
         every = np.asarray(labels)
         self.images = [np.flatnonzero(every == label) for label in np.unique(every)]
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def order(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, image); the number of an image's repetition is in the upper bits of its epoch."""
         random = np.random.default_rng(mix(self.seed, self.epoch, self.length, 1))
         share, over = divmod(self.length, len(self.images))

@@ -29,6 +29,7 @@ from vtk.data.images import (
     unreadable,
     upright,
 )
+from vtk.data.rules import V0_1, Decoding
 
 Bands = tuple[Image.Image, ...]
 """One 8-bit grey image for each channel, all of one size."""
@@ -36,12 +37,24 @@ Bands = tuple[Image.Image, ...]
 _WITH_OPACITY = {2: "LA", 4: "RGBA"}
 
 
-def read_image(path: str | os.PathLike[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> Image.Image | Bands:
+def read_image(
+    path: str | os.PathLike[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS, decoding: Decoding = V0_1
+) -> Image.Image | Bands:
     """Decode ``path`` for a model of ``in_chans`` channels: an upright RGB image for 1 and 3, `Bands` for others.
+
+    Args:
+        path: the file.
+        in_chans: channels of the model.
+        max_pixels: a larger image is refused by its header.
+        decoding: what is done with profiles, bands of a TIFF, and more than 8 bits; by default as in version 0.1.
 
     Raises:
         DataError: the file cannot be read, or has not the channels.
     """
+    if decoding.rules != "v0.1":
+        from vtk.data.decoding import decode_file  # that module builds on this one
+
+        return decode_file(path, in_chans, max_pixels, decoding)
     if in_chans in (1, 3):
         return load_image(path, max_pixels=max_pixels)
     try:
@@ -79,13 +92,28 @@ def to_bands(image: Image.Image, in_chans: int, max_pixels: int = MAX_PIXELS) ->
             many = f"more than {in_chans}" if len(found) > in_chans else str(len(found))
             raise ValueError(f"its {pages} pages have {many} channels; --in-chans is {in_chans}")
         image.seek(0)
-    elif in_chans not in _WITH_OPACITY:
+    return of_one_page(image, in_chans)
+
+
+def of_one_page(image: Image.Image, in_chans: int, turn: int | None = None) -> Bands:
+    """Return the channels of an image of grey or colours and, for 2 and 4, of its opacity, upright.
+
+    Args:
+        image: opened, or already decoded.
+        in_chans: of the model.
+        turn: EXIF orientation, of an image that was decoded; by default its own.
+
+    Raises:
+        ValueError: it does not have so many.
+    """
+    if in_chans not in _WITH_OPACITY:
         count = len(image.getbands())
         raise ValueError(
             f"it has {count} channel{'s' * (count > 1)}; --in-chans {in_chans} wants a TIFF file whose pages have "
             f"{in_chans} together"
         )
-    return tuple(_upright(_with_opacity(image, _WITH_OPACITY[in_chans]), image))
+    bands = _with_opacity(image, _WITH_OPACITY[in_chans])
+    return tuple(_upright(bands, image) if turn is None else [upright(band, turn) for band in bands])
 
 
 def _with_opacity(image: Image.Image, mode: str) -> list[Image.Image]:

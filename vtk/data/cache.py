@@ -11,9 +11,10 @@ import PIL
 from vtk import console, files
 from vtk.data.listing import Found
 from vtk.data.probe import EMPTY, Probe
+from vtk.data.rules import Rules
 from vtk.errors import DataError
 
-_FORMAT = 5
+_FORMAT = 7
 _LIMIT = 1 << 30
 _TYPES = tuple(map(type, EMPTY))
 
@@ -21,18 +22,20 @@ Known = dict[str, tuple[Found, Probe]]
 """File name below the root → the file as it was found, and what decoding told."""
 
 
-def cache_path(root: Path, in_chans: int = 3) -> Path:
+def cache_path(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Path:
     """Return the file that remembers ``root``: ``$VTK_HOME/scan/<hash of its real path>.json``.
 
-    A file that fills three channels need not fill six, so other numbers of channels are remembered apart.
+    A file that fills three channels need not fill six, so other numbers of channels are remembered apart, and so are
+    other rules of decoding.
     """
     name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return files.home() / "scan" / (f"{name}.json" if in_chans in (1, 3) else f"{name}-{in_chans}.json")
+    marks = [str(in_chans)] * (in_chans != 3) + [rules] * (rules != "srgb")
+    return files.home() / "scan" / f"{'-'.join([name, *marks])}.json"
 
 
-def load(root: Path, in_chans: int = 3) -> Known:
+def load(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Known:
     """Return what is known about ``root``; nothing if the file is absent, damaged or by another Pillow."""
-    path = cache_path(root, in_chans)
+    path = cache_path(root, in_chans, rules)
     if not path.is_file():
         return {}
     try:
@@ -47,12 +50,14 @@ def load(root: Path, in_chans: int = 3) -> Known:
         return {}
 
 
-def save(root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3) -> None:
+def save(
+    root: Path, found: Sequence[Found], probes: Mapping[str, Probe], in_chans: int = 3, rules: Rules = "srgb"
+) -> None:
     """Remember the good files of ``root``; a bad one is looked at again, in case only its permissions were wrong."""
     entries = {file.name: [file[1:], probes[file.name]] for file in found if not probes[file.name].bad}
     value = {"format": _FORMAT, "pillow": PIL.__version__, "root": str(root.resolve()), "files": entries}
     try:
-        files.write_text(cache_path(root, in_chans), json.dumps(value, separators=(",", ":")))
+        files.write_text(cache_path(root, in_chans, rules), json.dumps(value, separators=(",", ":")))
     except DataError as error:
         console.warn(f"the scan is not remembered: {error}")
 

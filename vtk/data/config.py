@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
@@ -12,6 +12,11 @@ MultiLabel = Annotated[
     bool,
     Option("several labels an image; DATA is a table or label folders", "data", often=True),
 ]
+
+_Page = Annotated[
+    Path | None, Option("page to write, such as audit.html; an earlier audit is replaced (default: none)", "output",
+                        often=True)
+]  # fmt: skip
 
 _ONE = r"comma|semicolon|tab|space|pipe|\\t|."
 _SEPARATOR = "comma, semicolon, tab, space, pipe, or one character"
@@ -24,9 +29,13 @@ LabelSeparator = Annotated[
     Option("between the labels of an image in a table (default: found)", "data", pattern=_ONE, allowed=_SEPARATOR),
 ]
 
-_PAGE = Option("page to write; an earlier audit is replaced", "output", often=True)
-_Page = Annotated[Path, _PAGE]
-_MaybePage = Annotated[Path | None, _PAGE]
+
+def range_texts(value: Any) -> Any:
+    """Return the ends of ``--value-range`` as text, whatever numbers they were."""
+    if isinstance(value, (list, tuple)):
+        return tuple(item if isinstance(item, str) else f"{item:.17g}" if isinstance(item, float) else str(item)
+                     for item in value)  # fmt: skip
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,14 @@ class ImageOptions(Config):
     max_pixels: Annotated[
         int, Option("largest image, width × height; larger ones count as bad; kept in the pack", least=1)
     ] = 178_956_970
+    value_range: Annotated[
+        tuple[str, ...],
+        Option(
+            "values that become 0 and 255 in images of more than 8 bits: two numbers, or percentiles (p1 p99)",
+            metavar="LOW HIGH",
+            convert=range_texts,
+        ),
+    ] = ()
     in_chans: Annotated[
         int,
         Option("input channels; TIFF pages and samples are stacked; other than 3 adapts the stem", least=1, most=1024),
@@ -61,7 +78,7 @@ class AuditConfig(ImageOptions):
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    out: _MaybePage = None
+    out: _Page = None
     multi_label: MultiLabel = False
     label_separator: LabelSeparator = None
     val_split: ValSplit = 0.2
@@ -85,4 +102,3 @@ class AuditCommand(AuditConfig):
     """``vtk data audit``: what to look at, and how."""
 
     data: Folder
-    out: _Page = Path("audit.html")

@@ -1,8 +1,13 @@
 """Batches of images that depend on the seed, the epoch and nothing else: not on the number of worker processes."""
 
+import itertools
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from multiprocessing import parent_process
 from typing import Any
 
 import numpy as np
@@ -13,10 +18,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vtk.data.bands import read_image
 from vtk.data.images import MAX_PIXELS, unreadable
+from vtk.data.rules import Decoding
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 
 _MASK = (1 << 64) - 1
+_PATIENCE = 5.0  # seconds between two looks of a worker for its main process
 Transform = Callable[[Any], Tensor]
 """From an RGB `PIL.Image.Image` or, for other than one or three channels, `vtk.data.bands.Bands` to a tensor."""
 
@@ -29,8 +36,8 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
 
     Args:
         samples: files and labels.
-        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read, by default
-            three.
+        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read and how
+            files are decoded, by default three and as in version 0.1.
         seed: of the augmentation.
         max_pixels: a larger image is an error.
     """
@@ -44,6 +51,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     ) -> None:
         self.samples, self.transform, self.seed, self.max_pixels = list(samples), transform, seed, max_pixels
         self.in_chans = int(getattr(getattr(transform, "spec", None), "in_chans", 3))
+        self.decoding = Decoding.of(getattr(transform, "spec", None))
         self.random = bool(getattr(transform, "random", True))
 
     def __len__(self) -> int:
@@ -65,7 +73,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
     def _item(self, epoch: int, i: int) -> tuple[Tensor, int]:
         path, label = self.samples[i]
         try:
-            image = read_image(path, self.in_chans, self.max_pixels)
+            image = read_image(path, self.in_chans, self.max_pixels, self.decoding)
         except DataError as error:
             raise ImageReadError(str(error)) from error
         if self.random:
@@ -87,19 +95,26 @@ class ImageReadError(DataError):
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only."""
+    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only.
+
+    A subclass gives another `order`.
+    """
 
     def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
-        self.length, self.shuffle, self.seed, self.epoch = length, shuffle, seed, 0
+        self.length, self.shuffle, self.seed, self.epoch, self.first = length, shuffle, seed, 0, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch (from 0) of the next pass."""
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Choose the epoch (from 0) of the next pass, and the image of it (from 0) that the pass begins with."""
+        self.epoch, self.first = epoch, first
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        return itertools.islice(self.order(), self.first, None)
+
+    def order(self) -> Iterator[tuple[int, int]]:
+        """Yield the whole epoch."""
         epoch = self.epoch
         if not self.shuffle:
             return ((epoch, i) for i in range(self.length))
@@ -150,8 +165,14 @@ def make_loader(
     )
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
+def set_epoch(loader: Any, epoch: int, first: int = 0) -> None:
     """Choose the epoch (from 0) of the loader's next pass; loaders wrapped by Accelerate are seen through.
+
+    Args:
+        loader: from `make_loader`.
+        epoch: from 0.
+        first: image of the epoch's order (from 0, of all processes together) that the pass begins with; those before it
+            are not read.
 
     Raises:
         UsageError: the loader was not made by `make_loader`.
@@ -162,7 +183,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     while batches is not None:
         sampler = getattr(batches, "sampler", None)
         if isinstance(sampler, EpochSampler):
-            sampler.set_epoch(epoch)
+            sampler.set_epoch(epoch, first)
             return
         batches = getattr(batches, "batch_sampler", None)
     raise UsageError("this loader has no epochs to set; make it with vtk.data.make_loader")
@@ -199,7 +220,27 @@ def _seed_all(seed: int) -> None:
 
 
 def _quiet_worker(worker: int) -> None:
-    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker."""
+    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker.
+
+    A signal that is sent to a whole group of processes (Ctrl-C, a scheduler's SIGTERM) is the main process's to answer:
+    it may need some batches more until it has saved, and then ends its workers.
+    """
     import warnings
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigtimedwait"):  # macOS cannot tell who sent a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+
+
+def _end_with(parent: Any) -> None:
+    """End this worker when its main process sends SIGTERM, or is gone; SIGTERM from elsewhere is left to that process.
+
+    torch looks for the parent of the worker, which is another process where workers are started by a fork server.
+    """
+    while parent.is_alive():
+        found = signal.sigtimedwait({signal.SIGTERM}, _PATIENCE)
+        if found is not None and found.si_pid == parent.pid:
+            break
+    os._exit(0)

@@ -98,7 +98,7 @@ def _are_grey(audit: DataAudit, in_chans: int) -> bool:
     seen = grey = 0
     for i in range(count):
         try:
-            image = read_image(samples[i * len(samples) // count].path, 3, audit.max_pixels)
+            image = read_image(samples[i * len(samples) // count].path, 3, audit.max_pixels, audit.decoding)
         except DataError:  # gone since the scan: it is said where it is used
             continue
         assert isinstance(image, Image.Image)

@@ -18,8 +18,10 @@ from vtk.data.listing import natural, stat_file
 from vtk.data.named import is_named
 from vtk.data.odd import find_odd
 from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.rules import Decoding, Rules
 from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.data.table import separator_of
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 
 
@@ -53,6 +55,8 @@ def scan_multi(
     field_separator: str | None = None,
     label_separator: str | None = None,
     spec: InputSpec = NOMINAL,
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
 ) -> MultiAudit:
     """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
 
@@ -74,11 +78,14 @@ def scan_multi(
         field_separator: of a table's columns, by name or as it is; None to find it.
         label_separator: of an image's labels in a table, likewise.
         spec: of the input.
+        value_range: LOW and HIGH of images of more than 8 bits.
+        decoding: of a trained model.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
         UsageError: a data set by name, or a value out of range.
     """
+    parse_option(value_range)
     start, root = time.perf_counter(), Path(root)
     if is_named(root):
         raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
@@ -93,7 +100,10 @@ def scan_multi(
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [stat_file(listed.root, name) for name in listed.labels]
-    probes, cached = probe_files(listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec)
+    rules: Rules = decoding.rules if decoding else "srgb"
+    probes, cached = probe_files(
+        listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec, rules
+    )
     if on_bad_image == "fail":
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
@@ -119,6 +129,7 @@ def scan_multi(
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
+    seen = judge(probes, decoding, value_range, in_chans)
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
     for name in good:
@@ -136,8 +147,8 @@ def scan_multi(
         sizes=sizes_of([probes[name] for name in good]),
         modes=modes_of([probes[name] for name in good]),
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, *listed.notes, *listed.left.notes(), *copies.notes()),
-        warnings=(*warnings, *listed.left.warnings(), *copies.warnings()),
+        notes=(*notes, *listed.notes, *listed.left.notes(), *seen.notes, *copies.notes()),
+        warnings=(*warnings, *listed.left.warnings(), *seen.warnings, *copies.warnings()),
         odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
@@ -147,6 +158,9 @@ def scan_multi(
         digests=Digests(listed.root, probes),
         copies=copies,
         left=listed.left,
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from vtk.data.images import BACKGROUND, is_wide
 from vtk.data.probe import TRANSPARENT, Probe
+from vtk.data.profiles import SRGB
 
 SHOWN = 12
 """Examples kept of each kind."""
@@ -57,8 +58,12 @@ _KINDS = {
     ),
     "wide": (
         "More than 8 bits",
-        "Scaled to 8 bits, not clipped: 16-bit values are divided by 257, others by the smallest usual range that "
-        "holds them.",
+        "The value range of the data set becomes 0 to 255, one range for all images (--value-range sets another).",
+    ),
+    "bands": ("Several channels", "Every one of them is a channel of the input."),
+    "profile": (
+        "Colour profiles other than sRGB",
+        "Converted to sRGB (relative colorimetric); one that is damaged or of other colours is ignored.",
     ),
     "ink": ("Inks or Lab in place of RGB", "Converted to RGB."),
     "grey": ("Grey among colour", "The one channel is repeated; fewer than half of the images are grey."),
@@ -106,6 +111,10 @@ def _odd(probe: Probe) -> Iterable[tuple[str, str, float]]:
         yield "transparent", mode, 0
     if is_wide(mode):
         yield "wide", {"F": "F, 32-bit float", "I": "I, 32-bit integer"}.get(mode, f"{mode}, 16-bit"), 0
+    elif "×" in mode:
+        yield ("bands" if mode.endswith("×uint8") else "wide"), mode, 0
+    if probe.colors and probe.colors != SRGB:
+        yield "profile", probe.colors, 0
     if mode in ("CMYK", "YCbCr", "LAB", "HSV"):
         yield "ink", mode, 0
     if mode in ("L", "1", "LA", "La") or is_wide(mode):

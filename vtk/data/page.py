@@ -9,12 +9,14 @@ from pathlib import Path
 from PIL import Image
 
 from vtk.data import page_files
-from vtk.data.images import open_image, orientation, to_rgb, upright
+from vtk.data.decoding import preview
 from vtk.data.odd import Odd, OddImage
 from vtk.data.page_files import page_text as _text
+from vtk.data.rules import SRGB, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
 from vtk.files import write_text
+from vtk.nodes import check_file
 
 _MARK = '<meta name="generator" content="vtk data audit">'
 _SIDE = 144  # px of a thumbnail's longer side; shown at half of it, so sharp on a dense screen
@@ -65,8 +67,7 @@ def check_page(path: Path, *, overwrite: bool) -> None:
     Raises:
         DataError: it is a folder, or another file and ``overwrite`` is not given.
     """
-    if path.is_dir():
-        raise DataError(f"`--out` {path} is a folder; give a file, such as {path / 'audit.html'}")
+    check_file(path, example="audit.html")
     if path.exists() and not overwrite:
         with path.open("rb") as file:
             if _MARK.encode() not in file.read(4096):
@@ -124,7 +125,7 @@ def _kind(audit: DataAudit, odd: Odd) -> str:
 
 
 def _figure(audit: DataAudit, example: OddImage) -> str:
-    data = thumbnail(audit.folder / example.name, audit.max_pixels)
+    data = thumbnail(audit.folder / example.name, audit.max_pixels, audit.decoding)
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
     caption = f'{_text(example.name)}<br><span class="{tone}">{_text(example.text)}</span>'
@@ -150,15 +151,12 @@ def _classes(audit: DataAudit) -> str:
     return f'<h2>{noun.capitalize()}</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
-def thumbnail(path: Path, max_pixels: int) -> str:
-    """Return a small upright JPEG as base64; empty if the file cannot be shown."""
+def thumbnail(path: Path, max_pixels: int, decoding: Decoding = SRGB) -> str:
+    """Return a small upright JPEG as base64, of many bands the first; empty if the file cannot be shown."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with open_image(path, max_pixels) as image:
-                if image.format == "JPEG":
-                    image.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # a large photograph is decoded at an eighth
-                small = upright(to_rgb(image), orientation(image))
+            small = preview(path, max_pixels, decoding, 2 * _SIDE)
         scale = min(_SIDE / max(small.size), 4)  # what is tiny is shown larger, but seen to be tiny
         size = [max(round(side * scale), 1) for side in small.size]
         resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS

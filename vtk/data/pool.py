@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from vtk.data.images import MAX_PIXELS
 from vtk.data.probe import Probe, probe_all
+from vtk.data.rules import Rules
 
 _CHUNK = 32
 _FEW_BYTES = 4_000_000
@@ -37,6 +38,7 @@ def probe_many(
     *,
     in_chans: int = 3,
     max_pixels: int = MAX_PIXELS,
+    rules: Rules = "srgb",
     workers: int | None = None,
     on_done: Callable[[int], None] = lambda n: None,
 ) -> list[Probe]:
@@ -47,6 +49,7 @@ def probe_many(
         n_bytes: their size in all, which decides whether worker processes pay.
         in_chans: channels that a file must fill.
         max_pixels: of the largest image that is read.
+        rules: of decoding (`vtk.data.decoding`).
         workers: processes; None for one per usable CPU, 0 for this process only.
         on_done: told how many more files are done, from the calling thread.
     """
@@ -55,11 +58,11 @@ def probe_many(
     if count == 0 or not sys.executable or (workers is None and (n_bytes < _FEW_BYTES or count == 1)):
         results = []
         for chunk in chunks:
-            results += probe_all(chunk, in_chans, max_pixels)
+            results += probe_all(chunk, in_chans, max_pixels, rules)
             on_done(len(chunk))
         return results
     pool: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    crew = [_Worker(in_chans, max_pixels) for _ in range(count)]
+    crew = [_Worker(in_chans, max_pixels, rules) for _ in range(count)]
     for worker in crew:
         pool.put(worker)
 
@@ -89,8 +92,8 @@ def probe_many(
 class _Worker:
     """One process that answers lists of paths; started on first use, and again if a file brought it down."""
 
-    def __init__(self, in_chans: int = 3, max_pixels: int = MAX_PIXELS) -> None:
-        self.options = in_chans, max_pixels
+    def __init__(self, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> None:
+        self.options = in_chans, max_pixels, rules
         self.process: subprocess.Popen[str] | None = None
         self.stopped = False
 

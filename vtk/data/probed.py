@@ -17,6 +17,7 @@ from vtk.data.images import TooLargeError, one_line, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
 from vtk.data.probe import EMPTY, Probe, content_digest
+from vtk.data.rules import Rules
 from vtk.errors import DataError
 
 Look = Literal["decode", "read", "list"]
@@ -33,11 +34,12 @@ def probe_files(
     max_pixels: int,
     look: Look = "decode",
     spec: InputSpec = NOMINAL,
+    rules: Rules = "srgb",
 ) -> tuple[dict[str, Probe], int]:
     """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
     if look == "list":
         return {file.name: EMPTY for file in files}, 0
-    known = memory.load(root, in_chans) if cache else {}
+    known = memory.load(root, in_chans, rules) if cache else {}
     probes: dict[str, Probe] = {}
     new: list[Found] = []
     for file in files:
@@ -53,14 +55,14 @@ def probe_files(
     with console.progress("scan", len(new), unit="files", enabled=show_progress) as bar:
         paths = [os.path.join(root, file.name) for file in new]
         results = probe_many(
-            paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, workers=workers,
-            on_done=bar.advance,
+            paths, sum(file.bytes for file in new), in_chans=in_chans, max_pixels=max_pixels, rules=rules,
+            workers=workers, on_done=bar.advance,
         )  # fmt: skip
     looks = fingerprints([probe.looks for probe in results])
     results = [probe._replace(looks=look) for probe, look in zip(results, looks, strict=True)]
     probes.update(zip((file.name for file in new), results, strict=True))
     if cache and (new or len(known) > len(probes)):
-        memory.save(root, files, probes, in_chans)
+        memory.save(root, files, probes, in_chans, rules)
     # not remembered: whether it can be used is the input's affair
     faults: dict[tuple[int, int], str] = {}  # many images are of one size
     return {name: _enlarged(probe, spec, faults) for name, probe in probes.items()}, len(files) - len(new)

@@ -27,11 +27,11 @@ class RepeatSampler(EpochSampler):
         super().__init__(length, shuffle=True, seed=seed)
         self.repeats = repeats
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def order(self) -> Iterator[tuple[int, int]]:
         """Yield (epoch, image); the number of an image's repetition is in the upper bits of its epoch."""
         copies = (
             (epoch + repetition * PASSES, image)
-            for epoch, image in super().__iter__()
+            for epoch, image in super().order()
             for repetition in range(self.repeats)
         )
         return itertools.islice(copies, self.length)

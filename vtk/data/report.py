@@ -37,6 +37,7 @@ def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "in_chans": config.in_chans,
         "max_pixels": config.max_pixels, "workers": config.workers, "cache": config.cache,
+        "value_range": config.value_range,
         "field_separator": config.field_separator,
     }  # fmt: skip
     if config.multi_label:

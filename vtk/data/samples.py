@@ -11,6 +11,7 @@ from vtk.data.copies import Copies
 from vtk.data.images import MAX_PIXELS, one_line
 from vtk.data.odd import Odd
 from vtk.data.rest import LeftOut
+from vtk.data.rules import SRGB, Decoding
 
 _ROWS = 24
 _BAD_SHOWN = 10
@@ -55,6 +56,9 @@ class DataAudit:
         copies: what is there more than once.
         left: files that are not used, and why.
         digests: of the bytes of each good image, by its path (`vtk.data.probe.content_digest`).
+        decoding: how the images become 8-bit ones, with the value range of those that have more.
+        values: what images of more than 8 bits hold (`vtk.data.value_range`); empty where there are none.
+        colors: kind of embedded colour profile → number of images.
     """
 
     noun: ClassVar[tuple[str, str]] = ("class", "classes")
@@ -79,6 +83,9 @@ class DataAudit:
     copies: Copies = field(default_factory=Copies)
     left: LeftOut = field(default_factory=LeftOut)
     digests: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    decoding: Decoding = SRGB
+    values: Mapping[str, Any] = field(default_factory=dict)
+    colors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -114,6 +121,8 @@ class DataAudit:
             "sizes": dict(self.sizes),
             "modes": dict(self.modes),
             "exif_rotated": self.exif_rotated,
+            "values": dict(self.values),
+            "colors": dict(self.colors),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "odd": [odd.to_dict() for odd in self.odd],

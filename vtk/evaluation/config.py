@@ -21,9 +21,9 @@ from vtk.options.shared import (
     Workers,
 )
 
-_TABLE = Option("CSV file of paths, labels and scores", "output", often=True)
-_Table = Annotated[Path, _TABLE]
-_MaybeTable = Annotated[Path | None, _TABLE]
+_Table = Annotated[
+    Path | None, Option("CSV file of paths, labels and scores (default: they are printed)", "output", often=True)
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class PredictConfig(RunOptions):
         Option("several labels: give those of at least this probability (default: 0.5)", "output", often=True, least=0,
                most=1),
     ] = None  # fmt: skip
-    out: _MaybeTable = None
+    out: _Table = None
     overwrite: Overwrite = False
 
 
@@ -86,6 +86,5 @@ class EvalCommand(EvalConfig):
 class PredictCommand(PredictConfig):
     """``vtk predict``: what to open, and what to label with it."""
 
-    out: _Table = Path("predictions.csv")
     source: NamedSource
     base: Base = None

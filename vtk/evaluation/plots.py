@@ -9,6 +9,7 @@ import numpy as np
 from vtk import files
 from vtk.errors import UsageError
 from vtk.evaluation.metrics import Metrics
+from vtk.marks import SOFTWARE
 
 _NUMBERS_UP_TO = 20
 _NAMES_UP_TO = 50
@@ -102,7 +103,7 @@ def _figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, path: Path) -> None:
     with files.replace_file(path) as tmp:
-        figure.savefig(tmp, format="png")
+        figure.savefig(tmp, format="png", metadata=SOFTWARE)
 
 
 def _short(name: str, limit: int = 18) -> str:

@@ -147,26 +147,33 @@ def profile_export(
     Returns:
         `vtk profile`'s exit code, and what is in ``latency.json``.
     """
-    from vtk.files import replace_file
+    from vtk.files import write_bytes
+    from vtk.filesets import recover, replace_set
     from vtk.formats import write_json
+    from vtk.locks import hold_folder
+    from vtk.marks import png
     from vtk.profiling.config import ProfileConfig
     from vtk.profiling.plot import latency_png
     from vtk.profiling.profile import run
-    from vtk.profiling.report import print_result
+    from vtk.profiling.report import MARKS, print_result
     from vtk.runtime.backend import load_backend
     from vtk.runtime.source import open_source
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)
-    source = open_source(path, many=True)
     told = f"--profile of {path.name}"
-    result = run(config, source, load_backend, name=str(path), reference=reference, command=told)
-    print_result(result)
-    found = result.to_dict()
-    if shown is not None:
-        found["source"] = str(shown)
-    write_json(path.parent / f"{stem}.json", found)
-    with replace_file(path.parent / f"{stem}.png") as tmp:
-        tmp.write_bytes(latency_png(result))
+    card = MARKS["profile.json"]
+    marks = {f"{stem}.json": card, f"{stem}.png": png((f"{stem}.json", card))}
+    with hold_folder(path.parent, f"vtk export {told}"):
+        recover(path.parent)
+        source = open_source(path, many=True)
+        result = run(config, source, load_backend, name=str(path), reference=reference, command=told)
+        print_result(result)
+        found = result.to_dict()
+        if shown is not None:
+            found["source"] = str(shown)
+        with replace_set(path.parent, marks, "vtk export --profile") as staged:
+            write_json(staged / f"{stem}.json", found)
+            write_bytes(staged / f"{stem}.png", latency_png(result))
     console.say(f"wrote {(shown or path).parent / f'{stem}.json'} and {stem}.png")
     return result.exit_code, found

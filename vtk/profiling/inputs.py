@@ -21,7 +21,8 @@ class Inputs:
     """Distinct rows of every input, on the CPU.
 
     Attributes:
-        images: (n, C, H, W) fp32, normalised; of a file with preprocessing (n, height, width, 3) uint8, RGB.
+        images: (n, C, H, W) fp32, normalised; of a file with preprocessing (n, height, width, 3), RGB,
+            uint8 or of the type of the card's value range.
         what: they are, in words.
         name: of the input that takes them.
         more: other inputs (n, …), for instance ``task``, int32.
@@ -36,10 +37,12 @@ class Inputs:
         """Return the images (n, C, H, W) as the model takes them; bytes are prepared by Pillow, as in evaluations."""
         if self.name == "pixel_values":
             return self.images
+        from vtk.data.memory_images import take_image
+        from vtk.data.rules import Decoding
         from vtk.data.transforms import eval_transform
 
-        transform = eval_transform(spec)
-        return torch.stack([transform(Image.fromarray(image.numpy())) for image in self.images])
+        transform, decoding = eval_transform(spec), Decoding.of(spec)
+        return torch.stack([transform(take_image(image.numpy(), 3, decoding)) for image in self.images])
 
 
 def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inputs:
@@ -51,6 +54,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         seed: of the random images.
         tasks: of a file of many tasks; they take turns.
     """
+    from vtk.data.raw import spread
+
     spec = source.card.input
     if not source.facts.preprocessing:
         images, what = gate_images(spec, count, chosen=None, seed=seed)
@@ -62,6 +67,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
     rng = np.random.default_rng(seed)
     # coarse noise made smooth: a filter sees edges and areas, as in a photograph
     coarse = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(count)]
-    pixels = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in coarse]
-    what = f"{count} smoothed random images of {height}×{width} pixels, uint8 (seed {seed}), prepared in the graph"
+    small = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in coarse]
+    pixels = [spread(image, spec.value_range, spec.value_type) for image in small]
+    kind = spec.value_type or "uint8"
+    what = f"{count} smoothed random images of {height}×{width} pixels, {kind} (seed {seed}), prepared in the graph"
     return Inputs(torch.from_numpy(np.stack(pixels)), what, name="images")

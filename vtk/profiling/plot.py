@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+from vtk.marks import SOFTWARE
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -42,7 +43,7 @@ def latency_png(result: ProfileResult, *, stacked: bool = False) -> bytes:
     between = "\n" if stacked else ", "
     figure.suptitle(f"{result.model}, {chans}×{high}×{wide}, {result.precision}{between}{where}", fontsize=10)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()
 
 

@@ -1,5 +1,6 @@
 """``profile``: every back-end at every batch size, compared with a reference before it is timed."""
 
+import contextlib
 import datetime
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.files import prepare_output
+from vtk.filesets import open_folder
 from vtk.models.devices import resolve_device
 from vtk.options import expect
 from vtk.packages import require
@@ -77,19 +78,20 @@ def profile(
     expect(config, ProfileConfig, "profile")
     if config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
-    if config.out is not None:
-        require("matplotlib")
-        prepare_output(config.out, overwrite=config.overwrite)
-    opened = open_and_tell(source, many=True, **opening)
-    reference = None if config.reference is None else open_source(config.reference)
-    name = str(source) if isinstance(source, (str, Path)) else opened.name
-    result = run(
-        config, opened, load_backend, name=name, reference=reference, command=command, show_progress=show_progress
-    )
-    if config.out is not None:
-        from vtk.profiling.report import write_reports
+    with contextlib.ExitStack() as stack:
+        if config.out is not None:
+            from vtk.profiling.report import MARKS, write_reports
 
-        write_reports(result, config.out)
+            require("matplotlib")
+            stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
+        opened = open_and_tell(source, many=True, **opening)
+        reference = None if config.reference is None else open_source(config.reference)
+        name = str(source) if isinstance(source, (str, Path)) else opened.name
+        result = run(
+            config, opened, load_backend, name=name, reference=reference, command=command, show_progress=show_progress
+        )
+        if config.out is not None:
+            write_reports(result, config.out)
     return result
 
 

@@ -7,13 +7,24 @@ import textwrap
 from pathlib import Path
 
 from vtk import console
-from vtk.files import replace_file, write_text
+from vtk.files import write_bytes, write_text
+from vtk.filesets import replace_set
 from vtk.formats import write_json
+from vtk.marks import begins, json_with, png
+from vtk.marks import page as page_mark
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.stats import BEYOND, runs_needed
 
 WIDTH = 80
-FILES = ("report.html", "latency.png", "profile.json", "profile.csv")
+_JSON = json_with("source", "kind", "backends", "input_shape", "reference")
+MARKS = {
+    "report.html": page_mark(),
+    "latency.png": png(("profile.json", _JSON), ("report.html", page_mark())),
+    "profile.json": _JSON,
+    "profile.csv": begins("source,backend,provider,device,precision,threads,batch,status,"),
+}
+"""Files of a report, and how they are recognised."""
+FILES = tuple(MARKS)
 DASH = "–"
 UNSTABLE = "~"
 
@@ -51,21 +62,26 @@ def print_result(result: ProfileResult) -> None:
 
 
 def write_reports(result: ProfileResult, folder: Path) -> tuple[Path, ...]:
-    """Write `FILES` into ``folder``, each of them whole or not at all, and return their paths.
+    """Write `FILES` into ``folder``, all of them or none, and return their paths.
 
     Raises:
         DataError: the folder cannot be written.
     """
+    with replace_set(folder, MARKS, "vtk profile") as staged:
+        put_reports(result, staged)
+    return tuple(folder / name for name in FILES)
+
+
+def put_reports(result: ProfileResult, staged: Path) -> None:
+    """Write `FILES` into a folder that nobody reads yet."""
     from vtk.profiling.html import page
     from vtk.profiling.plot import latency_png
 
-    png = latency_png(result)
-    write_json(folder / "profile.json", result.to_dict())
-    write_text(folder / "profile.csv", to_csv(result))
-    with replace_file(folder / "latency.png") as tmp:
-        tmp.write_bytes(png)
-    write_text(folder / "report.html", page(result, png, latency_png(result, stacked=True)))
-    return tuple(folder / name for name in FILES)
+    plot = latency_png(result)
+    write_json(staged / "profile.json", result.to_dict())
+    write_text(staged / "profile.csv", to_csv(result))
+    write_bytes(staged / "latency.png", plot)
+    write_text(staged / "report.html", page(result, plot, latency_png(result, stacked=True)))
 
 
 def to_csv(result: ProfileResult) -> str:

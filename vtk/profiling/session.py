@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk.card import Card
 from vtk.errors import UsageError, VerificationError, VtkError
 from vtk.profiling.compare import torch_reference
 from vtk.profiling.config import ProfileConfig
@@ -105,7 +104,7 @@ class Session:
         if source is not self.source and source.facts.preprocessing and not raw:
             raise UsageError(f"`--reference` {source.name} takes raw images, {self.source.name} normalised ones; give "
                              "the pack it was made from")  # fmt: skip
-        if source is not self.source and (told := _differ(source.card, self.source.card)):
+        if source is not self.source and (told := _differ(source, self.source)):
             raise UsageError(f"`--reference` {source.name} is not what {self.source.name} was made from: {told}; give "
                              "its own pack")  # fmt: skip
         # bytes are prepared by Pillow for all but the file that prepares them itself
@@ -206,10 +205,14 @@ def _model_of(engine: Source) -> Source | None:
     return None if path is None or engine.facts.precision == "bf16" else open_onnx(path)
 
 
-def _differ(a: Card, b: Card) -> str:
+def _differ(one: Source, other: Source) -> str:
     """Say in which way outputs of two sources cannot be the same; empty where they may."""
+    a, b = one.card, other.card
     if len(a.classes) != len(b.classes):
         return f"{len(a.classes)} and {len(b.classes)} classes"
+    if one.described and other.described and a.classes != b.classes:
+        first, second = next(pair for pair in zip(a.classes, b.classes, strict=True) if pair[0] != pair[1])
+        return f"output {a.classes.index(first)} is {first} in one and {second} in the other"
     shapes = [(card.input.in_chans, *card.input.size) for card in (a, b)]
     return "" if shapes[0] == shapes[1] else "images of {} and {}".format(*("×".join(map(str, s)) for s in shapes))
 

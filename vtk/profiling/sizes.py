@@ -10,15 +10,18 @@ from typing import Unpack
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.files import prepare_output, write_text
+from vtk.files import write_text
+from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.html import document, table
+from vtk.marks import SOFTWARE, Recognise, json_with
+from vtk.marks import page as page_mark
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.plot import COLOURS, MARKERS
 from vtk.profiling.profile import profile
-from vtk.profiling.report import DASH, ms, rate
+from vtk.profiling.report import DASH, MARKS, ms, put_reports, rate
 from vtk.profiling.result import ProfileResult
 from vtk.runtime.source import Opening
 
@@ -50,15 +53,37 @@ def profile_sizes(
     expect(config, ProfileConfig, "profile_sizes")
     if not config.img_sizes:
         raise UsageError("`img_sizes` is empty; give sizes in pixels, or use `profile`")
-    if config.out is not None:
-        require("matplotlib")
-        prepare_output(config.out, overwrite=config.overwrite)
+    if config.out is None:
+        return _measure(source, config, command, show_progress, opening)
+    require("matplotlib")
+    marks = _marks(config.out, config.img_sizes)
+    with open_folder(config.out, marks, command or "vtk profile", overwrite=config.overwrite):
+        results = _measure(source, config, command, show_progress, opening)
+        with replace_set(config.out, marks, "vtk profile") as staged:
+            for result in results:
+                (folder := staged / f"img-{result.input_shape[1]}").mkdir()
+                put_reports(result, folder)
+            write_json(staged / "sizes.json", {"results": [r.to_dict() for r in results]})
+            write_text(staged / "sizes.html", sizes_page(results))
+    return results
+
+
+def _marks(out: Path, sizes: Sequence[int]) -> dict[str, Recognise]:
+    """Return the files of a report over these sizes and, in ``out``, of an earlier one over others."""
+    there = [path.name for path in out.glob("img-*") if path.name[4:].isdecimal()] if out.is_dir() else []
+    folders = sorted({*(f"img-{size}" for size in sizes), *there})
+    marks = {f"{folder}/{name}": mark for folder in folders for name, mark in MARKS.items()}
+    return {**marks, "sizes.json": json_with("results"), "sizes.html": page_mark()}
+
+
+def _measure(
+    source: str | Path, config: ProfileConfig, command: str, show_progress: bool, opening: Opening
+) -> list[ProfileResult]:
     results: list[ProfileResult] = []
     for size in sorted(config.img_sizes):
         console.say(f"image size {size}")
-        out = None if config.out is None else config.out / f"img-{size}"
         # ceilings are the device's: once is enough
-        one = replace(config, img_sizes=(), out=out, ceilings=config.ceilings and not results)
+        one = replace(config, img_sizes=(), out=None, ceilings=config.ceilings and not results)
         try:
             opening["img_size"] = size
             found = profile(source, one, command=command, show_progress=show_progress, **opening)
@@ -69,9 +94,6 @@ def profile_sizes(
             results[-1] = replace(results[-1], stopped=True)
         if results[-1].stopped:
             break
-    if config.out is not None:
-        write_json(config.out / "sizes.json", {"results": [r.to_dict() for r in results]})
-        write_text(config.out / "sizes.html", sizes_page(results))
     return results
 
 
@@ -113,7 +135,7 @@ def sizes_png(results: Sequence[ProfileResult]) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()
 
 

@@ -59,6 +59,14 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()}
 
 
+def is_ours(path: Path) -> bool:
+    """Return whether a file is a ``.pt2`` that this toolkit wrote."""
+    try:
+        return CARD in read_metadata(path)
+    except DataError:
+        return False
+
+
 def open_aoti(path: Path) -> Source:
     """Read the card of a ``.pt2``.
 

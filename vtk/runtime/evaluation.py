@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vtk import console
@@ -14,9 +15,11 @@ from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
-from vtk.evaluation.rows import per_class_csv
-from vtk.files import prepare_output, write_text
+from vtk.evaluation.rows import PER_CLASS, per_class_csv
+from vtk.files import write_text
+from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
+from vtk.marks import begins, json_with, png
 from vtk.models.devices import dtype_name
 from vtk.packages import require
 from vtk.runtime.agreement import Agreement
@@ -28,6 +31,13 @@ from vtk.runtime.source import Source
 
 _FEW = 200
 _LEAST_AGREEMENT = 0.999
+_JSON = json_with("split", "backend", "provider", "precision", "same_conditions")
+MARKS = {
+    "metrics.json": _JSON,
+    "per_class.csv": begins(PER_CLASS),
+    "confusion.png": png(("metrics.json", _JSON), ("per_class.csv", begins(PER_CLASS))),
+}
+"""Files of an evaluation, and how they are recognised."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,8 @@ class EvalResult:
                  "same_conditions", "left_out")  # fmt: skip
         result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
         result[f"training_{choice.default(self.multi_label)}"] = self.training
+        if outside := self.audit.values.get("outside"):
+            result["outside_value_range"] = list(outside)
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
         return result
 
@@ -90,9 +102,16 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         UnavailableError: a back-end or device asked for is not here.
     """
     source.require_description("eval")
-    if config.out is not None:
-        require("matplotlib")
-        prepare_output(config.out, overwrite=config.overwrite)
+    if config.out is None:
+        return _evaluate(source, config, reference)
+    require("matplotlib")
+    with open_folder(config.out, MARKS, f"vtk eval {source.name}", overwrite=config.overwrite):
+        result = _evaluate(source, config, reference)
+        _write(result, config.out)
+    return result
+
+
+def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> EvalResult:
     conditions = choose_conditions(
         source,
         backend=config.backend,
@@ -142,8 +161,6 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
         left_out=dict(part.left_out),
     )
     _print(result, exact=source.facts == PLAIN)
-    if config.out is not None:
-        _write(result, config)
     return result
 
 
@@ -175,13 +192,13 @@ def _print(result: EvalResult, *, exact: bool) -> None:
         console.warn(f"the training run's {told} was {then}, this is {now}: other images, or another torch or machine")
 
 
-def _write(result: EvalResult, config: EvalConfig) -> None:
+def _write(result: EvalResult, out: Path) -> None:
     from vtk.evaluation.plots import confusion_png
 
-    assert config.out is not None
-    write_json(config.out / "metrics.json", result.to_dict())
-    write_text(config.out / "per_class.csv", per_class_csv(result.metrics))
-    if isinstance(result.metrics, Metrics):
-        confusion_png(result.metrics, config.out / "confusion.png")
+    with replace_set(out, MARKS, "vtk eval") as staged:
+        write_json(staged / "metrics.json", result.to_dict())
+        write_text(staged / "per_class.csv", per_class_csv(result.metrics))
+        if isinstance(result.metrics, Metrics):
+            confusion_png(result.metrics, staged / "confusion.png")
     drawn = "" if result.multi_label else ", confusion.png"
-    console.say(f"written: {config.out}/metrics.json, per_class.csv{drawn}")
+    console.say(f"written: {out}/metrics.json, per_class.csv{drawn}")

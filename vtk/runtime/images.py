@@ -14,6 +14,7 @@ from vtk.data.listing import list_images
 from vtk.data.multi import scan_multi
 from vtk.data.probe import content_digest
 from vtk.data.probed import Look
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.table import is_table
 from vtk.errors import DataError
@@ -39,7 +40,8 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
     whose = source.card if whose is None else whose
     options: dict[str, Any] = {
         "in_chans": source.card.input.in_chans, "max_pixels": pixel_limit(source.card), "spec": source.card.input,
-        **recorded_division(whose), **_reading(whose, source.card.multi_label),
+        "decoding": Decoding.of(source.card.input), **recorded_division(whose),
+        **_reading(whose, source.card.multi_label),
     }  # fmt: skip
     find = scan_multi if source.card.multi_label else scan
     audit = find(data, classes=source.card.classes if source.described else None, **options)

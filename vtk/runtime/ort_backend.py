@@ -22,9 +22,17 @@ _TYPES = {
     "tensor(bfloat16)": torch.bfloat16,
     "tensor(uint8)": torch.uint8,
     "tensor(int32)": torch.int32,
+    "tensor(int8)": torch.int8,
+    "tensor(uint16)": torch.uint16,
+    "tensor(int16)": torch.int16,
+    "tensor(uint32)": torch.uint32,
+    "tensor(double)": torch.float64,
 }
 # of TensorProto.DataType
-_ONNX_NUMBERS = {torch.float32: 1, torch.uint8: 2, torch.int32: 6, torch.float16: 10, torch.bfloat16: 16}
+_ONNX_NUMBERS = {
+    torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.float16: 10,
+    torch.float64: 11, torch.uint32: 12, torch.bfloat16: 16,
+}  # fmt: skip
 _LOGITS = {"logits", "probabilities"}
 _PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -66,7 +74,8 @@ class OrtCpuBackend:
         if inputs[0].type not in _TYPES:
             raise DataError(f"{path}: `{self.input}` is {inputs[0].type}; float, float16 and bfloat16 can be run")
         self.input_dtype = _TYPES[inputs[0].type]
-        self.dtype = torch.float32 if self.input_dtype == torch.uint8 else self.input_dtype
+        # of raw images the type says nothing of the precision
+        self.dtype = torch.float32 if self.input == "images" else self.input_dtype
         self.batch: int | None = inputs[0].shape[0] if isinstance(inputs[0].shape[0], int) else None
 
     @classmethod
@@ -123,9 +132,9 @@ class OrtCpuBackend:
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map the file's input, any floating type and device, to its outputs.
 
-        ``pixel_values`` is (B, 3, H, W), ``images`` uint8 (B, height, width, 3). ``logits`` are (B, classes); a file
-        that gives ``probabilities`` has their logarithms as logits, whose softmax they are. A file of many tasks also
-        takes ``task``, whole numbers (B,), and gives ``num_classes``.
+        ``pixel_values`` is (B, 3, H, W), ``images`` (B, height, width, 3) of the file's type. ``logits`` are (B,
+        classes); a file that gives ``probabilities`` has their logarithms as logits, whose softmax they are. A file of
+        many tasks also takes ``task``, whole numbers (B,), and gives ``num_classes``.
         """
         feeds = self._feeds(inputs)
         if torch.bfloat16 in (self.input_dtype, *self._output_types().values()):  # numpy has no such type

@@ -1,6 +1,7 @@
 """Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
 
 import csv
+import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -14,18 +15,24 @@ from torch import Tensor
 from vtk import console
 from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
+from vtk.data.decoding import outside_of
 from vtk.data.images import one_line, reason
 from vtk.data.listing import list_images
+from vtk.data.rules import Decoding
 from vtk.data.transforms import EvalTransform, eval_transform
+from vtk.data.value_range import show_range
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_threshold, predictions
 from vtk.files import replace_file
+from vtk.nodes import check_file
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 
 _SHOWN = 20
+_HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
+"""How a table of predictions begins."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class PredictResult:
         out: the CSV file; None where none was asked for.
         provider: what really ran.
         multi_label: whether an image may have several labels.
+        outside: images with values outside of the model's value range, which are cut off.
     """
 
     predictions: tuple[Prediction, ...]
@@ -45,6 +53,7 @@ class PredictResult:
     out: Path | None
     provider: str
     multi_label: bool = False
+    outside: tuple[Path, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -57,6 +66,7 @@ class PredictResult:
                 {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
             ],
             "skipped": [{"path": str(path), "reason": why} for path, why in self.skipped],
+            **({"outside_value_range": [str(path) for path in self.outside]} if self.outside else {}),
         }
 
 
@@ -91,11 +101,12 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     transform = eval_transform(source.card.input)
     found: list[Prediction] = []
     skipped: list[tuple[Path, str]] = []
+    cut: list[Path] = []
     try:
         predict = predictor(backend)
         with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
-            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card))
+            load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card), cut=cut)
             for batch in batches_ahead(paths, load, conditions.batch_size):
                 good = [(path, image) for path, image in batch if isinstance(image, Tensor)]
                 for path, problem in batch:
@@ -114,17 +125,28 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     if not found:
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many)
+    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many, tuple(sorted(cut)))
     if config.out is not None:
         _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
+    if cut:
+        low_high = "; ".join(map(show_range, source.card.input.value_range[:1]))
+        console.warn(
+            f"{len(cut)} image{'s have' if len(cut) > 1 else ' has'} values outside of the model's value range "
+            f"({low_high}), which are cut off: {', '.join(map(one_line, sorted(cut)[:3]))}"
+            + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
+        )
     return result
 
 
-def _load(path: Path, transform: EvalTransform, max_pixels: int) -> tuple[Path, Tensor | str]:
-    """Decode an image; one that cannot be read gives the reason instead."""
+def _load(path: Path, transform: EvalTransform, max_pixels: int, cut: list[Path]) -> tuple[Path, Tensor | str]:
+    """Decode an image; one that cannot be read gives the reason instead. ``cut`` gets one beyond the value range."""
+    spec = transform.spec
     try:
-        return path, transform(read_image(path, transform.spec.in_chans, max_pixels))
+        image = read_image(path, spec.in_chans, max_pixels, Decoding.of(spec))
+        if outside_of(image):
+            cut.append(path)
+        return path, transform(image)
     except DataError as error:
         return path, reason(error.__cause__ or error, path)
 
@@ -137,11 +159,10 @@ def _check_out(config: PredictConfig) -> None:
     """Refuse to replace something that an earlier prediction did not write."""
     if config.out is None:
         return
-    if config.out.is_dir():
-        raise DataError(f"`--out` {config.out} is a folder; give a file, for instance {config.out / 'predictions.csv'}")
+    check_file(config.out, example="predictions.csv")
     if config.out.is_file() and not config.overwrite:
         with config.out.open("rb") as file:
-            if file.read(12) not in (b"path,label1,", b"path,labels,"):
+            if not _HEADER.match(file.read(1 << 16)):
                 raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
 
 
@@ -161,11 +182,12 @@ def _write(result: PredictResult, out: Path, k: int) -> None:
 
 
 def _print(result: PredictResult) -> None:
+    shown = result.predictions if result.out is None else result.predictions[:_SHOWN]
     if result.multi_label:
         columns, left = ["image", "labels"], (0, 1)
         rows = [
             [p.path, ", ".join(f"{label} {score:.3f}" for label, score in zip(p.labels, p.scores, strict=True)) or "–"]
-            for p in result.predictions[:_SHOWN]
+            for p in shown
         ]
     else:
         k = len(result.predictions[0].labels)
@@ -173,11 +195,11 @@ def _print(result: PredictResult) -> None:
         left = (0, *range(1, 2 * k, 2))
         rows = [
             [p.path, *(cell for pair in zip(p.labels, p.scores, strict=True) for cell in (pair[0], f"{pair[1]:.3f}"))]
-            for p in result.predictions[:_SHOWN]
+            for p in shown
         ]
     console.table("Predictions", columns, rows, left=left)
-    if len(result.predictions) > _SHOWN:
-        console.say(f"… and {len(result.predictions) - _SHOWN} more{f' in {result.out}' if result.out else ''}")
+    if len(shown) < len(result.predictions):
+        console.say(f"… and {len(result.predictions) - len(shown)} more in {result.out}")
     skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
     written = f"; written: {result.out}" if result.out else ""
     console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")

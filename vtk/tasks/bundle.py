@@ -4,21 +4,28 @@ A bundle is a folder, not an archive: a pack with one more file, `base.safetenso
 bundles, and nothing needs unpacking before weights can be mapped into memory.
 """
 
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import get_args
 
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.files import replace_dir
+from vtk.files import replace_dir, sweep
 from vtk.formats import save_tensors
+from vtk.locks import hold_name
+from vtk.marks import Marks, beside, find_own, json_with
+from vtk.nodes import resolve_output
 from vtk.tasks.base import BUNDLED, base_keys, base_start
 from vtk.tasks.load import Task, load_task, needed_names
 from vtk.tasks.pack import CARD, HASHES, TENSORS, PackDtype, read_hashes, store, write_pack
 
-PACK_FILES = frozenset({CARD, HASHES, TENSORS, BUNDLED})
+_CARD = json_with("model", "input", "classes", "schema")
+PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD))}
+"""Files of a pack or bundle, and how they are recognised."""
+PACK_FILES = frozenset(PACK_MARKS)
 
 
 def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: bool = False) -> Task:
@@ -38,13 +45,13 @@ def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: b
         DataError: the pack is damaged, or ``out`` cannot be written.
         BaseError: no base fits.
     """
-    check_out(out, PACK_FILES, overwrite)
-    task = load_task(path, base=base)
-    with replace_dir(out) as tmp:
-        for name in (CARD, HASHES, TENSORS):
-            shutil.copyfile(task.path / name, tmp / name)
-        _write_base(tmp, task, task.needed)
-    return task
+    with claim_out(out, PACK_MARKS, overwrite=overwrite):
+        task = load_task(path, base=base)
+        with replace_dir(out) as tmp:
+            for name in (CARD, HASHES, TENSORS):
+                shutil.copyfile(task.path / name, tmp / name)
+            _write_base(tmp, task, task.needed)
+        return task
 
 
 def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None = None, overwrite: bool = False) -> Card:
@@ -68,47 +75,53 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
     """
     if dtype not in get_args(PackDtype):
         raise UsageError(f"`--pack-dtype` {dtype!r} is unknown; choose one of {', '.join(get_args(PackDtype))}")
-    check_out(out, PACK_FILES, overwrite)
-    task = load_task(path, base=base)
-    assert task.base is not None
-    state, trained = task.model.state_dict(), task.card.pack.get("trained", ())
-    tensors = {name: state[name].clone() for name in sorted(task.carried)}
-    keys, hashes = base_keys(task.card, path), read_hashes(task.path)
-    absent = hashes.keys() - task.base.tensors.keys()
-    if task.bundled and dtype == "int8" and any(v.ndim == 2 and keys(k) in absent for k, v in tensors.items()):
-        raise UsageError(
-            f"{path} is a bundle, which lacks the base's values of what its pack carries; int8 stores the difference "
-            "from these: give --base FILE"
-        )
-    stored, told = store(
-        tensors, dtype, trained=trained, start=base_start(task.base, keys), model=lambda: task.model,
-        spec=task.card.input,
-    )  # fmt: skip
-    before = task.card.pack
-    told["converted_from"] = before.get("converted_from") or before.get("dtype", "fp32")
-    card = dataclasses.replace(task.card, pack=told)
-    with replace_dir(out) as tmp:
-        write_pack(tmp, stored, hashes, card)
-        if (task.path / BUNDLED).is_file():
-            _write_base(tmp, task, needed_names(stored, hashes, keys))
-    return card
+    with claim_out(out, PACK_MARKS, overwrite=overwrite):
+        task = load_task(path, base=base)
+        assert task.base is not None
+        state, trained = task.model.state_dict(), task.card.pack.get("trained", ())
+        tensors = {name: state[name].clone() for name in sorted(task.carried)}
+        keys, hashes = base_keys(task.card, path), read_hashes(task.path)
+        absent = hashes.keys() - task.base.tensors.keys()
+        if task.bundled and dtype == "int8" and any(v.ndim == 2 and keys(k) in absent for k, v in tensors.items()):
+            raise UsageError(
+                f"{path} is a bundle, which lacks the base's values of what its pack carries; int8 stores the "
+                "difference from these: give --base FILE"
+            )
+        stored, told = store(
+            tensors, dtype, trained=trained, start=base_start(task.base, keys), model=lambda: task.model,
+            spec=task.card.input,
+        )  # fmt: skip
+        before = task.card.pack
+        told["converted_from"] = before.get("converted_from") or before.get("dtype", "fp32")
+        card = dataclasses.replace(task.card, pack=told)
+        with replace_dir(out) as tmp:
+            write_pack(tmp, stored, hashes, card)
+            if (task.path / BUNDLED).is_file():
+                _write_base(tmp, task, needed_names(stored, hashes, keys))
+        return card
 
 
-def check_out(out: Path, own: Collection[str], overwrite: bool) -> None:
+@contextlib.contextmanager
+def claim_out(out: Path, marks: Marks, *, overwrite: bool, command: str = "vtk tasks") -> Iterator[None]:
     """Refuse a folder to write that exists; with ``overwrite``, one whose files are not all of the kind it gets.
 
-    The whole folder is replaced, so a stranger's file in it would be lost.
+    The whole folder is replaced, so a stranger's file in it would be lost. Others are kept away meanwhile.
 
     Raises:
         UsageError: says which, and what to do.
+        DataError: ``out`` is a device or the like, is being written, or has a file that only its name makes ours.
     """
-    if out.exists() and not out.is_dir():
+    if resolve_output(out, f"`--out` {out}").is_file():
         raise UsageError(f"`--out` {out} is a file; give a folder")
-    found = {file.name for file in out.iterdir()} if out.is_dir() else set()
-    if found and not overwrite:
-        raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
-    if foreign := sorted(found - set(own)):
-        raise UsageError(f"`--out` {out} holds `{foreign[0]}`, which would be lost; choose another name")
+    with hold_name(out, command):
+        sweep(out.absolute().parent, lambda name: name == out.name)
+        found = {file.name for file in out.iterdir()} if out.is_dir() else set()
+        if found and not overwrite:
+            raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
+        if foreign := sorted(found - set(marks)):
+            raise UsageError(f"`--out` {out} holds `{foreign[0]}`, which would be lost; choose another name")
+        find_own(out, marks, command)
+        yield
 
 
 def _write_base(folder: Path, task: Task, names: Collection[str]) -> None:

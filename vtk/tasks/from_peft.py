@@ -22,7 +22,7 @@ from vtk.models.parts import head_names, position_names
 from vtk.models.weights import read_base
 from vtk.tasks.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.base import base_keys, store_base
-from vtk.tasks.bundle import PACK_FILES, check_out
+from vtk.tasks.bundle import PACK_MARKS, claim_out
 from vtk.tasks.load import read_card
 from vtk.tasks.pack import carried, save_task
 
@@ -70,29 +70,29 @@ def from_peft(
         VerificationError: the merged model computes something else than the model with the adapter.
     """
     peft = import_peft()
-    check_out(out, PACK_FILES, overwrite)
-    kind = _check_kind(peft, adapter)
-    tensors, metadata = read_safetensors(adapter / WEIGHTS)
-    card = _card(adapter, metadata, described or Described())
-    timm_call(card)
-    if base is None and not (adapter / BASE).is_file():
-        raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
-    created = build_model(
-        card.model.name,
-        num_classes=len(card.classes),
-        img_size=card.input.size,
-        in_chans=card.input.in_chans,
-        transforms=card.transforms,
-        kwargs=card.model.kwargs,
-        base=_read_base(base or adapter / BASE, card),
-        input=card.input,
-    )
-    state = _merge(peft, created, adapter, tensors, kind, card.input)
-    _check_complete(created, state, adapter, len(card.classes))
-    changed = carried(state, created, ())[1]
-    store_base(created.base)
-    card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
-    return save_task(out, state=state, created=created, card=card, trained=changed)
+    with claim_out(out, PACK_MARKS, overwrite=overwrite):
+        kind = _check_kind(peft, adapter)
+        tensors, metadata = read_safetensors(adapter / WEIGHTS)
+        card = _card(adapter, metadata, described or Described())
+        timm_call(card)
+        if base is None and not (adapter / BASE).is_file():
+            raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
+        created = build_model(
+            card.model.name,
+            num_classes=len(card.classes),
+            img_size=card.input.size,
+            in_chans=card.input.in_chans,
+            transforms=card.transforms,
+            kwargs=card.model.kwargs,
+            base=_read_base(base or adapter / BASE, card),
+            input=card.input,
+        )
+        state = _merge(peft, created, adapter, tensors, kind, card.input)
+        _check_complete(created, state, adapter, len(card.classes))
+        changed = carried(state, created, ())[1]
+        store_base(created.base)
+        card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
+        return save_task(out, state=state, created=created, card=card, trained=changed)
 
 
 def _check_kind(peft: Any, adapter: Path) -> str:

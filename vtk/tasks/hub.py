@@ -13,7 +13,7 @@ from vtk.files import replace_dir
 from vtk.models.base import base_id
 from vtk.models.files import read_safetensors
 from vtk.tasks.base import BUNDLED, base_keys, bundled_base
-from vtk.tasks.bundle import PACK_FILES, bundle_task, check_out
+from vtk.tasks.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
 from vtk.tasks.hub_card import LIBRARY, public_card, readme
 from vtk.tasks.hub_errors import check_online, check_repo_id, client, explained
 from vtk.tasks.load import find_pack, needed_names, read_card
@@ -120,24 +120,24 @@ def pull_task(
     """
     check_repo_id(repo_id)
     out = Path("tasks") / repo_id.rpartition("/")[2] if out is None else out
-    check_out(out, PACK_FILES, overwrite)
-    check_online()
-    with replace_dir(out) as tmp:
-        arrived = tmp / "download"
-        with explained(repo_id, revision):
-            client().snapshot_download(
-                repo_id, revision=revision, local_dir=arrived, allow_patterns=sorted(PACK_FILES), token=token,
-                library_name=LIBRARY, library_version=__version__,
-            )  # fmt: skip
-        try:
-            card = check_pack(arrived)
-        except DataError as error:
-            raise type(error)(f"{repo_id} is not used: {str(error).replace(str(arrived), repo_id)}") from error
-        files = {name: (arrived / name).stat().st_size for name in sorted(PACK_FILES) if (arrived / name).is_file()}
-        for name in files:
-            (arrived / name).rename(tmp / name)
-        shutil.rmtree(arrived)
-    return Pulled(out, card, files)
+    with claim_out(out, PACK_MARKS, overwrite=overwrite):
+        check_online()
+        with replace_dir(out) as tmp:
+            arrived = tmp / "download"
+            with explained(repo_id, revision):
+                client().snapshot_download(
+                    repo_id, revision=revision, local_dir=arrived, allow_patterns=sorted(PACK_FILES), token=token,
+                    library_name=LIBRARY, library_version=__version__,
+                )  # fmt: skip
+            try:
+                card = check_pack(arrived)
+            except DataError as error:
+                raise type(error)(f"{repo_id} is not used: {str(error).replace(str(arrived), repo_id)}") from error
+            files = {name: (arrived / name).stat().st_size for name in sorted(PACK_FILES) if (arrived / name).is_file()}
+            for name in files:
+                (arrived / name).rename(tmp / name)
+            shutil.rmtree(arrived)
+        return Pulled(out, card, files)
 
 
 def check_pack(folder: Path) -> Card:

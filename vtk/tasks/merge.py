@@ -5,6 +5,7 @@ from pathlib import Path
 from vtk.errors import UsageError
 from vtk.files import replace_file
 from vtk.formats import save_tensors
+from vtk.nodes import check_file
 from vtk.tasks.load import Task, card_metadata, load_task
 
 
@@ -21,12 +22,13 @@ def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = N
 
     Raises:
         UsageError: ``out`` is no .safetensors, or exists.
-        DataError: the pack is damaged, or ``out`` cannot be written.
+        DataError: the pack is damaged, or ``out`` cannot be written, as a device or a folder.
         BaseError: no base fits.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
         raise UsageError(f"`--out` {out}: a merged checkpoint is a .safetensors file")
+    check_file(out)
     if out.exists() and not overwrite:
         raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
     task = load_task(path, base=base)

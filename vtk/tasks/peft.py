@@ -21,6 +21,7 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.files import replace_dir
 from vtk.formats import save_tensors
+from vtk.marks import begins, beside, json_with, safetensors_with
 from vtk.models.parts import head_names
 from vtk.tasks.adapters import (
     BASE,
@@ -34,12 +35,20 @@ from vtk.tasks.adapters import (
     timm_call,
 )
 from vtk.tasks.base import base_keys
-from vtk.tasks.bundle import check_out
+from vtk.tasks.bundle import claim_out
 from vtk.tasks.load import Task, load_task
 from vtk.tasks.peft_readme import readme
 from vtk.tasks.plain import PlainCall
 
 _TOLERANCE = 1e-6
+
+
+_OURS = safetensors_with(CARD_KEY)
+_MARKS = {
+    CONFIG: json_with("peft_type"), WEIGHTS: _OURS, BASE: beside(WEIGHTS, _OURS),
+    README: begins("# A PEFT adapter for "),
+}  # fmt: skip
+"""Files of an adapter, and how they are recognised."""
 
 
 @dataclass(frozen=True)
@@ -85,40 +94,40 @@ def to_peft(
         BaseError: no base fits.
     """
     peft = import_peft()
-    check_out(out, (CONFIG, WEIGHTS, BASE, README), overwrite)
-    task = load_task(path, base=base)
-    call = timm_call(task.card)
-    state = task.model.state_dict()
-    first, changed, members = _compare(task, state)
-    called = called_leaves(task.model, task.card.input)
-    heads = {_module(key) for key in head_names(task.model)}
-    moved = {name for name in called if None not in members[name] and not members[name].isdisjoint(changed)}
-    modules = sorted(called & (moved | heads))
-    if not heads <= called:
-        raise UsageError(f"{path}: the model does not call its classifier as a module, so no adapter can carry it")
-    carried = {key for key in state if _module(key) in modules}
-    in_base = tuple(sorted(changed - carried))
-    if adapter_only:
-        _check_adapter_only(task, in_base)
-    below = {k: first[k] if k in carried and k in first else v for k, v in state.items()}
-    wrapped = _wrap(peft, call, below, modules)
-    for name in modules:
-        layer: Any = wrapped.base_model.model.get_submodule(name)
-        layer.ln_tuning_layers["default"].load_state_dict(
-            {k: state[f"{name}.{k}"] for k in layer.base_layer.state_dict()}
-        )
-    metadata = {"format": "pt", CARD_KEY: task.card.to_json()}
-    tensors = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    text, code = readme(task.card, call, in_base, sorted(heads), with_base=not adapter_only)
-    with replace_dir(out) as tmp:
-        save_tensors(tmp / WEIGHTS, tensors, metadata)
-        wrapped.peft_config["default"].save_pretrained(str(tmp))
-        if not adapter_only:
-            save_tensors(tmp / BASE, below, metadata)
-        (tmp / README).write_text(text, encoding="utf-8")
-        worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE))
-    base_bytes = 0 if adapter_only else (out / BASE).stat().st_size
-    return Adapter(out, tuple(modules), in_base, code, (out / WEIGHTS).stat().st_size, base_bytes, worst)
+    with claim_out(out, _MARKS, overwrite=overwrite):
+        task = load_task(path, base=base)
+        call = timm_call(task.card)
+        state = task.model.state_dict()
+        first, changed, members = _compare(task, state)
+        called = called_leaves(task.model, task.card.input)
+        heads = {_module(key) for key in head_names(task.model)}
+        moved = {name for name in called if None not in members[name] and not members[name].isdisjoint(changed)}
+        modules = sorted(called & (moved | heads))
+        if not heads <= called:
+            raise UsageError(f"{path}: the model does not call its classifier as a module, so no adapter can carry it")
+        carried = {key for key in state if _module(key) in modules}
+        in_base = tuple(sorted(changed - carried))
+        if adapter_only:
+            _check_adapter_only(task, in_base)
+        below = {k: first[k] if k in carried and k in first else v for k, v in state.items()}
+        wrapped = _wrap(peft, call, below, modules)
+        for name in modules:
+            layer: Any = wrapped.base_model.model.get_submodule(name)
+            layer.ln_tuning_layers["default"].load_state_dict(
+                {k: state[f"{name}.{k}"] for k in layer.base_layer.state_dict()}
+            )
+        metadata = {"format": "pt", CARD_KEY: task.card.to_json()}
+        tensors = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        text, code = readme(task.card, call, in_base, sorted(heads), with_base=not adapter_only)
+        with replace_dir(out) as tmp:
+            save_tensors(tmp / WEIGHTS, tensors, metadata)
+            wrapped.peft_config["default"].save_pretrained(str(tmp))
+            if not adapter_only:
+                save_tensors(tmp / BASE, below, metadata)
+            (tmp / README).write_text(text, encoding="utf-8")
+            worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE))
+        base_bytes = 0 if adapter_only else (out / BASE).stat().st_size
+        return Adapter(out, tuple(modules), in_base, code, (out / WEIGHTS).stat().st_size, base_bytes, worst)
 
 
 def _compare(

@@ -18,6 +18,7 @@ from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
 from vtk.data.listing import list_images
 from vtk.data.memory_images import take_image
+from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform
 from vtk.errors import UsageError
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
@@ -40,20 +41,22 @@ class ImageTransform:
         self.spec = card.input
         self._prepare = eval_transform(card.input)
         self._limit = pixel_limit(card)
+        self._decoding = Decoding.of(card.input)
 
     def __call__(self, image: OneImage) -> Tensor:
         """Return (C, H, W), fp32, normalised.
 
         Args:
-            image: a PIL image of any mode, an array (H, W, C) uint8, or the path of a file.
+            image: a PIL image of any mode, an array (H, W, C) uint8, or of another type and as the model's value range
+                says, or the path of a file.
 
         Raises:
             UsageError: it is something else, or has not the model's channels.
             DataError: the file cannot be read.
         """
         if isinstance(image, (str, os.PathLike)):
-            return self._prepare(read_image(image, self.spec.in_chans, self._limit))
-        return self._prepare(take_image(image, self.spec.in_chans))
+            return self._prepare(read_image(image, self.spec.in_chans, self._limit, self._decoding))
+        return self._prepare(take_image(image, self.spec.in_chans, self._decoding))
 
 
 def predict(

@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
         "finetune_tasks": "vtk.training.finetune",
         "from_recipe": "vtk.training.recipes",
         "fit": "vtk.training.engine",
+        "dry_run": "vtk.training.ahead",
         "memory_report": "vtk.training.finetune",
         "register_attention": "vtk.training.kinds",
         "select": "vtk.training.policy",

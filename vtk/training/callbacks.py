@@ -53,11 +53,15 @@ class EpochStart(Info):
         epochs: of the run.
         steps: of the epoch.
         images: of the epoch, of all processes.
+        steps_done: of these steps, by the run that this one goes on with.
+        images_done: of these images.
     """
 
     epochs: int
     steps: int
     images: int
+    steps_done: int = 0
+    images_done: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class StepInfo(Info):
         images: of the step, of all processes and tasks.
         lr: peak learning rate of the parameter groups without a factor of their own, at this step.
         known_loss: mean loss of the step's images, of all processes, where it is known without waiting for the device:
-            at every step on a CPU, else at each tenth and at the last one.
+            at every step on a CPU and where steps take a second or more, else at each tenth and at the last one.
     """
 
     step: int
@@ -189,9 +193,11 @@ class Callbacks:
         return Callbacks(self.given, own, self.control, self.task)
 
     @contextlib.contextmanager
-    def steps(self, epoch: int, epochs: int, steps: int, images: int) -> Iterator[None]:
+    def steps(
+        self, epoch: int, epochs: int, steps: int, images: int, steps_done: int = 0, images_done: int = 0
+    ) -> Iterator[None]:
         """Enclose the steps of an epoch."""
-        info = EpochStart(epoch, self.control, epochs, steps, images)
+        info = EpochStart(epoch, self.control, epochs, steps, images, steps_done, images_done)
         try:
             for callback in self.all:
                 callback.on_epoch_start(info)

@@ -2,7 +2,9 @@
 
 ``model.safetensors`` holds the trained tensors (fp32 masters) and the buffers that training changes, ``state.pt`` the
 optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of
-the base and of the data. The folder is replaced as a whole after each epoch.
+the base and of the data. The folder is replaced as a whole after each epoch and, where that is asked for, within one:
+then ``state.pt`` has what each process has of the epoch, too. Nothing goes on from a run that has done all it was to
+do, so of that one only the numbers stay.
 """
 
 import dataclasses
@@ -18,9 +20,11 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import from_plain
 from vtk.data.record import name_below
+from vtk.data.rules import V0_1, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, replace_dir
+from vtk.filesets import is_empty
 from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
 from vtk.training.config import FinetuneConfig
@@ -28,7 +32,8 @@ from vtk.training.result import FitState
 from vtk.training.run_images import images_digest
 from vtk.training.train_config import RunConfig
 
-SCHEMA = 1
+SCHEMA = 2
+"""1 is the state after an epoch, which older versions read; 2 is one within an epoch, or of a finished run."""
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
 
 _RESTART = "give --overwrite in place of --resume to restart"
@@ -36,7 +41,7 @@ _RESTART = "give --overwrite in place of --resume to restart"
 # flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
 _FREE = frozenset(
     "data out weights workers stop_after resume overwrite attn_only device dry_run init_from patience track "
-    "recipe on_leak".split()
+    "recipe save_every on_leak".split()
 )
 
 
@@ -49,12 +54,14 @@ class Saved:
         fit: state of the engine.
         best: the best epoch so far: ``epoch``, the metrics, and ``confusion`` as a tensor.
         identity: what must be the same on resume (`identity`).
+        complete: whether the run has done all it was to do; then there are no tensors and no optimiser.
     """
 
     tensors: dict[str, Tensor]
     fit: FitState
     best: dict[str, Any]
     identity: dict[str, Any]
+    complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,8 @@ class _Info:
     data: str
     processes: int
     images: str = ""
+    step: int = 0
+    complete: bool = False
 
 
 def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: str, world: int) -> dict[str, Any]:
@@ -78,6 +87,8 @@ def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: st
     flags |= {"precision": precision, "metric": config.chosen_metric, "memory": config.memory}
     if config.command != "finetune":  # what runs of older versions are
         flags["command"] = config.command
+    if audit.decoding.rules != "v0.1":
+        flags["decoding"] = audit.decoding.rules
     digest = hashlib.sha256()
     for sample in audit.train:
         label: Any = sample.label  # an array of zeros and ones where an image may have several
@@ -87,6 +98,11 @@ def identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: st
         "flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world,
         "images": images_digest(audit),
     }  # fmt: skip
+
+
+def decoding_of(saved: Saved | None) -> Decoding | None:
+    """Return how a resumed run decodes its images where that is not today's way: as version 0.1 began it."""
+    return None if saved is None or "decoding" in saved.identity["flags"] else V0_1
 
 
 def save_state(path: Path, saved: Saved) -> None:
@@ -100,17 +116,36 @@ def save_state(path: Path, saved: Saved) -> None:
         "optimizer": saved.fit.optimizer, "schedule": saved.fit.schedule, "scaler": saved.fit.scaler,
         "ema": saved.fit.ema, "confusion": confusion,
     }  # fmt: skip
+    newer: dict[str, Any] = {}
+    if saved.fit.step:
+        state["parts"], newer["step"] = saved.fit.parts, saved.fit.step
+    if saved.complete:
+        state, newer["complete"] = {"confusion": confusion}, True
     info = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if newer else 1,
         "epoch": saved.fit.epoch,
+        **newer,
         "rows": saved.fit.rows,
         "best": {k: v for k, v in saved.best.items() if k != "confusion"},
         **saved.identity,
     }
     with replace_dir(path) as tmp:
-        save_tensors(tmp / MODEL, saved.tensors)
+        if not saved.complete:
+            save_tensors(tmp / MODEL, saved.tensors)
         torch.save(state, tmp / STATE)
         write_json(tmp / INFO, info)
+
+
+def save_complete(path: Path, rows: list[dict[str, float]], best: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Replace the state of a run that has done all it was to do by its numbers: nothing goes on from it.
+
+    Args:
+        path: ``RUN/last``.
+        rows: numbers of every epoch.
+        best: and
+        identity: as in `Saved`.
+    """
+    save_state(path, Saved({}, FitState(len(rows), {}, {}, rows), best, identity, complete=True))
 
 
 def load_state(path: Path) -> Saved:
@@ -121,7 +156,7 @@ def load_state(path: Path) -> Saved:
     """
     folder = existing_dir(path)
     if not (folder / INFO).is_file():
-        begun = path.parent.is_dir() and any(path.parent.iterdir())
+        begun = path.parent.is_dir() and not is_empty(path.parent)
         how = "give --overwrite in place of --resume" if begun else "leave out --resume"
         raise DataError(f"`--resume`: {path} holds no state of a run, so no epoch was finished; {how} to start one")
     try:
@@ -141,24 +176,27 @@ def _read_state(folder: Path) -> Saved:
         raise DataError(
             f"{folder / INFO} was written by a newer vtk (schema {info['schema']}), which can go on with it"
         )
-    tensors, _ = read_safetensors(folder / MODEL)
+    known = from_plain(_Info, info, str(folder / INFO))
+    tensors = {} if known.complete else read_safetensors(folder / MODEL)[0]
     if not (folder / STATE).is_file():
         raise DataError(f"there is no file {folder / STATE}")
     try:
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds; torch's own words advise to run what the file holds
         raise DataError(f"{folder / STATE} is damaged or holds more than tensors") from error
-    known = from_plain(_Info, info, str(folder / INFO))
     if not len(known.rows) == known.epoch <= known.flags["epochs"]:
         raise ValueError(f"{INFO} has {len(known.rows)} rows for {known.epoch} epochs")
-    scaler = state.get("scaler", {})
-    rows, ema = list(known.rows), state.get("ema", {})
-    fit = FitState(known.epoch, state["optimizer"], state["schedule"], rows, scaler, ema)
-    best = {**known.best, "confusion": state["confusion"]}
-    if "tasks" not in best:
+    if known.complete:
+        state |= {"optimizer": {}, "schedule": {}}
+    fit = FitState(
+        known.epoch, state["optimizer"], state["schedule"], list(known.rows), state.get("scaler", {}),
+        state.get("ema", {}), known.step, state["parts"] if known.step else [],
+    )  # fmt: skip
+    best = {**known.best, "confusion": state["confusion"]} if known.best else {}  # none yet within the first epoch
+    if "tasks" not in best and known.epoch:
         _check_best(best)
     ident = {k: info[k] for k in ("flags", "base", "data", "processes")} | {"images": known.images}
-    return Saved(tensors, fit, best, ident)
+    return Saved(tensors, fit, best, ident, known.complete)
 
 
 def of_task(saved: Saved, name: str) -> Saved:
@@ -168,10 +206,14 @@ def of_task(saved: Saved, name: str) -> Saved:
         DataError: it is not there, as in a file that was edited.
     """
     try:
-        best = {**saved.best["tasks"][name], "confusion": saved.best["confusion"][name]}
+        best = dict(saved.best["tasks"][name])
         rows = [dict(row) for row in saved.best["rows"][name]]
-        fit = FitState(saved.fit.epoch, saved.fit.optimizer[name], saved.fit.schedule[name], rows)
-        _check_best(best)
+        fit = FitState(saved.fit.epoch, {}, {}, rows)
+        if not saved.complete:
+            fit = FitState(saved.fit.epoch, saved.fit.optimizer[name], saved.fit.schedule[name], rows)
+        if saved.fit.epoch:
+            best["confusion"] = saved.best["confusion"][name]
+            _check_best(best)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"`--resume`: the saved state of task `{name}` is damaged ({type(error).__name__}: {error}); give "

@@ -12,12 +12,12 @@ from vtk.data.transforms import TrainTransform
 from vtk.errors import DataError
 from vtk.files import replace_file
 from vtk.formats import save_tensors
-from vtk.models.parts import head_names
 from vtk.tasks.load import card_metadata
 from vtk.training import outputs
 from vtk.training.binary import set_head_bias
 from vtk.training.callbacks import Kept
 from vtk.training.dropout import set_dropout
+from vtk.training.one_copy import take_copy
 from vtk.training.run import Run
 from vtk.training.train_config import TrainConfig
 
@@ -49,8 +49,7 @@ class CheckpointRun(Run):
         config = self.config
         assert isinstance(config, TrainConfig)
         set_dropout(self.model, drop=config.drop, attn_drop=config.attn_drop)
-        trained_head = self.started and all(self.created.key_map[name] for name in head_names(self.model))
-        if config.head_bias is not None and not trained_head:
+        if config.head_bias is not None and self.new_classifier:
             set_head_bias(self.model, config.head_bias)
 
     @property
@@ -64,17 +63,21 @@ class CheckpointRun(Run):
 
     def keep_last(self, state: Mapping[str, Tensor]) -> None:
         """Write the model after its last epoch."""
-        self._write(self.last_path, state, self.last_numbers)
+        if self.best["epoch"] == self.rows[-1]["epoch"]:  # the same tensors and numbers, once more or as a link
+            take_copy(self.best_path, self.last_path)
+        else:
+            self._write(self.last_path, state, self.last_numbers)
 
     def store_base(self) -> None:
         """Keep no base: a checkpoint is complete."""
 
-    def check_kept(self) -> None:
+    def check_kept(self, *, complete: bool = False) -> None:
         """Make sure, on resume, that the best checkpoint is still there: nothing could write it again."""
-        if not self.best_path.is_file():
+        paths = (self.best_path, *((self.last_path,) if complete else ())) if self.best else ()
+        for path in (path for path in paths if not path.is_file()):
+            which = "the best so far" if path == self.best_path else "of the last epoch"
             raise DataError(
-                f"`--resume`: {self.best_path}, the best so far, is gone; put it back, or give --overwrite in place of "
-                "--resume"
+                f"`--resume`: {path}, {which}, is gone; put it back, or give --overwrite in place of --resume"
             )
 
     def card(self, numbers: Mapping[str, Any]) -> Card:

@@ -18,6 +18,7 @@ from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
+from vtk.training.options.trial import TrialOptions
 
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
@@ -27,6 +28,7 @@ class FinetuneConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
     RunningOptions,
+    TrialOptions,
     PackOptions,
     OutcomeOptions,
     LabelOptions,
@@ -86,6 +88,7 @@ class FinetuneConfig(
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
         self._metric_of(self.multi_label)
+        self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.init_from and self.train == "lora":

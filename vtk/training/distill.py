@@ -4,7 +4,7 @@
 cross-entropy with the teacher's most likely class (Touvron et al., *DeiT*, 2021, eq. 3). ``features`` and ``tokens``:
 ‖student − teacher‖² ÷ ‖teacher‖², the mean over images, of the classifier's input or of all last tokens: without a
 unit, so that models of any scale weigh alike. A student with two heads (DeiT's distillation token) learns the labels
-with the one and the teacher with the other; both are averaged when it is used, as timm does.
+with the one and the teacher's classes with the other; both are averaged when it is used, as timm does.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
+from vtk.errors import UsageError
+from vtk.models.parts import head_names
 from vtk.training.distill_teacher import Tap, Teacher, Trained, check_widths, load_trained
+from vtk.training.midway import Drawing
 from vtk.training.objective import Batch, Objective
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
 
@@ -69,13 +72,23 @@ class Distillation:
         if self._tap is not None and spec is not None:
             check_widths(student, self._tap, teacher, spec, kind)
         two_heads: Any = getattr(student, "set_distilled_training", None)
-        if two_heads is not None:  # else both are averaged before the loss sees them
-            two_heads(True)
+        # both are averaged before the loss sees them where one of them would have nothing to learn from
+        if two_heads is not None:
+            two_heads(kind in LOGIT_KINDS and alpha < 1)
 
     def start_epoch(self, seed: int) -> None:
         """Seed the mixing of images."""
         if self.inner is not None:
             self.inner.start_epoch(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the mixing of images stands."""
+        return self.inner.state_dict() if isinstance(self.inner, Drawing) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        if isinstance(self.inner, Drawing):
+            self.inner.load_state_dict(state)
 
     def prepare(self, batch: Batch) -> Taught:
         """Prepare the batch as the labels' objective does, and ask the teacher about the result."""
@@ -170,12 +183,27 @@ def open_teacher(
     return teacher
 
 
-def distill(inner: Criterion, teacher: Teacher, student: nn.Module, config: Config, spec: InputSpec) -> Distillation:
+def distill(
+    inner: Criterion, teacher: Teacher, student: nn.Module, config: Config, spec: InputSpec, *, new_classifier: bool
+) -> Distillation:
     """Return what a run with ``--distill-from`` minimises in place of ``inner``.
 
     Raises:
-        UsageError: the models' features cannot be compared.
+        UsageError: the models' features cannot be compared, nothing would train a new classifier, or nothing but the
+            classifier is trained, which features do not see.
     """
+    if (kind := config.distill_kind) not in LOGIT_KINDS:
+        heads = head_names(student)
+        if not any(p.requires_grad for name, p in student.named_parameters() if name not in heads):
+            raise UsageError(
+                f"`--distill-kind` {kind} compares what is below the classifier, and nothing there is trained; give "
+                "another --train, or --distill-kind soft or hard"
+            )
+        if new_classifier and config.distill_alpha == 1:
+            raise UsageError(
+                f"`--distill-alpha` 1 with --distill-kind {kind} gives the new classifier nothing to learn from; give "
+                "an alpha below 1, or --distill-kind soft or hard"
+            )
     return Distillation(
         inner, teacher, student, kind=config.distill_kind, alpha=config.distill_alpha,
         temperature=config.distill_temperature, multi_label=config.multi_label, spec=spec,

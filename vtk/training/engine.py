@@ -18,6 +18,7 @@ from vtk.training.precision import Precision
 from vtk.training.progress import ProgressBar
 from vtk.training.result import EpochEnd, FitResult, FitState
 from vtk.training.rules import PlainStep, StepRule
+from vtk.training.saves import Interrupted, Saves
 from vtk.training.streams import Stream
 
 __all__ = ["DivergedError", "FitConfig", "Loop", "fit"]
@@ -38,6 +39,8 @@ def fit(
     learners: Mapping[str, nn.Module] | None = None,
     enough: Callable[[], bool] | None = None,
     callbacks: Callbacks | None = None,
+    max_steps: int | None = None,
+    saves: Saves | None = None,
 ) -> FitResult:
     """Train the parameters of ``model`` that require gradients.
 
@@ -58,6 +61,11 @@ def fit(
             holds images of several. By default the whole model learns from all streams, one at a time.
         enough: asked before each epoch whether the run ends before it; all processes must say the same.
         callbacks: told of every step, here; of epochs and files whoever writes them tells. They may stop the run.
+        max_steps: optimiser steps of the whole run, if its epochs have more; the learning rate falls within them.
+        saves: when and how to save within an epoch, and the signals that end the run; by default neither.
+
+    Returns:
+        The numbers of the epochs. Where a signal ended the run, ``saves.write`` was given its state.
 
     Raises:
         UsageError: nothing is trainable, no stream has a batch, or the model cannot checkpoint its gradients.
@@ -69,26 +77,44 @@ def fit(
     callbacks = callbacks or Callbacks()
     bars = (ProgressBar(),) if show_progress and ranks.main else ()
     rule = step_rule or PlainStep()
-    loop = Loop(model, objective, streams, config, precision, rule, ranks, learners, callbacks.beside(*bars))
+    told = callbacks.beside(*bars)
+    loop = Loop(model, objective, streams, config, precision, rule, ranks, learners, told, max_steps=max_steps)
     result = FitResult()
     if start is not None:
         loop.load(start)
         result.rows = [dict(row) for row in start.rows]
-    last = config.epochs if config.stop_after is None else min(config.epochs, loop.epoch + config.stop_after)
-    while loop.epoch < last and not loop.stopped and not (enough is not None and enough()):
-        row = loop.run_epoch(show_progress and ranks.main)
-        result.rows.append(row)
-        result.images += loop.seen
-        result.seconds += row["seconds"]
+    saves = saves or Saves(lambda state: None)
+    last = loop.epochs if config.stop_after is None else min(loop.epochs, loop.epoch + config.stop_after)
 
-        def state(extra: Mapping[str, float]) -> FitState:
-            return loop.save([*result.rows[:-1], {**result.rows[-1], **extra}])
+    def save() -> None:
+        assert loop.midway is not None
+        saves.write(loop.save_midway(result.rows[: loop.midway.epoch]))
 
-        if on_epoch is not None:
-            row.update(on_epoch(EpochEnd(loop.epoch, row, state, loop.averaged)))
-        loop.stopped = loop.stopped or callbacks.stopped(ranks)
+    def state(extra: Mapping[str, float]) -> FitState:
+        return loop.save([*result.rows[:-1], {**result.rows[-1], **extra}])
+
+    try:
+        # what was begun of an epoch is finished, whatever there is enough of
+        while loop.epoch < last and not loop.stopped and (loop.midway or enough is None or not enough()):
+            row = loop.run_epoch(show_progress and ranks.main, saves, save)
+            result.rows.append(row)
+            result.images += loop.seen
+            result.seconds += row["seconds"]
+            if on_epoch is not None:
+                row.update(on_epoch(EpochEnd(loop.epoch, row, state, loop.averaged)))
+            loop.midway = None
+            saves.saved()
+            loop.stopped = loop.stopped or callbacks.stopped(ranks)
+            if loop.epoch < last and not loop.stopped and saves.signals.agreed(ranks):
+                raise Interrupted
+    except Interrupted:
+        if loop.midway is not None:
+            save()
+        result.signal = max(ranks.gather(saves.signals.number))
+        result.epoch, result.step = (loop.midway.epoch, loop.midway.step) if loop.midway else (loop.epoch, 0)
+        return result
     loop.end()
-    result.steps, result.stopped = loop.step, loop.stopped
+    result.steps, result.stopped, result.epoch = loop.step, loop.stopped, loop.epoch
     return result
 
 

@@ -34,7 +34,7 @@ def finetune(
     """
     expect(config, FinetuneConfig, "finetune")
     _refuse_dry_run(config)
-    run = _open_run(config)
+    run = open_run(config)
     run.trained_teacher = teacher
     run.callbacks = run_callbacks(callbacks, run.ranks)
     return run.go()
@@ -59,7 +59,7 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
     """
     expect(config, FinetuneConfig, "finetune_tasks")
     _refuse_dry_run(config)
-    run = _open_joint(config)
+    run = open_joint(config)
     run.callbacks = run_callbacks(callbacks, run.ranks)
     return run.go()
 
@@ -73,11 +73,11 @@ def memory_report(config: FinetuneConfig) -> MemoryChoice:
         UnavailableError: the device is not here.
     """
     if config.tasks:
-        joint = _open_joint(config)
+        joint = open_joint(config)
         joint.build()
         joint.settle(None)
         return joint.memory
-    return report_memory(_open_run(config))
+    return report_memory(open_run(config))
 
 
 def report_memory(run: Run) -> MemoryChoice:
@@ -100,17 +100,19 @@ def run_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
 
 def _refuse_dry_run(config: FinetuneConfig) -> None:
     if config.dry_run:
-        raise UsageError("`--dry-run` trains nothing; call vtk.training.memory_report for its numbers")
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.dry_run or memory_report for its numbers")
 
 
-def _open_joint(config: FinetuneConfig) -> JointRun:
+def open_joint(config: FinetuneConfig) -> JointRun:
+    """Return a run of several tasks that has not begun."""
     if not config.tasks:
         raise UsageError("no tasks: give two or more as NAME=FOLDER")
     names = "+".join(spec.name for spec in parse_tasks(config.tasks))
     return JointRun(config, config.out or Path("runs") / names[:100], open_ranks(config.device))
 
 
-def _open_run(config: FinetuneConfig) -> Run:
+def open_run(config: FinetuneConfig) -> Run:
+    """Return a run that has not begun."""
     if config.data is None:
         if config.tasks:
             raise UsageError("`finetune` trains one task; call finetune_tasks for several")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,17 @@ from vtk.training.engine import DivergedError, fit
 from vtk.training.joint_model import JointModel, count_shared, share_frozen
 from vtk.training.memory import Subject, choose_memory
 from vtk.training.objective import JointObjective
+from vtk.training.options.running import parse_interval
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Fp32
-from vtk.training.result import EpochEnd, FinetuneResult, FitResult
+from vtk.training.result import EpochEnd, FinetuneResult, FitResult, FitState
 from vtk.training.run import Run
 from vtk.training.run_images import tell_change
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts, parse_tasks
+from vtk.training.steps import plan_joint, planned_epochs
 from vtk.training.streams import SampledStream, Stream, batch_counts
 
 
@@ -68,12 +72,13 @@ class JointRun:
 
     def go(self) -> JointResult:
         """Train all tasks."""
-        try:
-            return self._go()
-        finally:
-            for run in self.runs.values():
-                Callbacks(own=run.callbacks.own).end()
-            self.callbacks.end()
+        with outputs.hold_run([self.out], outputs.command_line(self.config), main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                for run in self.runs.values():
+                    Callbacks(own=run.callbacks.own).end()
+                self.callbacks.end()
 
     def _go(self) -> JointResult:
         out, ranks = self.out, self.ranks
@@ -83,16 +88,29 @@ class JointRun:
             for folder in (out / spec.name for spec in self.specs):
                 if folder.exists():  # what is refused now leaves no folders behind
                     outputs.check_run(folder, overwrite=self.config.overwrite, resume=self.config.resume)
-        with outputs.no_empty_folder(out):
-            self.build(saved)
-            self.settle(saved)
-            workers = default_workers(self.config.workers, ranks.world * len(self.runs))
-            for run in self.runs.values():
-                run.feed(workers)
+        folders = [out / spec.name for spec in self.specs]
+        with outputs.hold_run(folders, outputs.command_line(self.config), main=ranks.main):  # each is a run's, too
+            return self._train(saved)
+
+    def _train(self, saved: checkpoint.Saved | None) -> JointResult:
+        out, ranks = self.out, self.ranks
+        self.build(saved)
+        self.settle(saved)
+        workers = default_workers(self.config.workers, ranks.world * len(self.runs))
+        for run in self.runs.values():
+            run.feed(workers)
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(saved.identity, self.identity, change=self._change)
             self._restore(saved)
+            if saved.complete:
+                if ranks.main:
+                    outputs.sweep(out)
+                    console.say(f"{out} is complete: nothing is left to do")
+                    for run in self.runs.values():
+                        run.describe_best()
+                return self._result(math.nan)
+        self.streams = self.plan_streams()
         if ranks.main:
             self._start()
         ranks.wait()
@@ -100,11 +118,16 @@ class JointRun:
         if ranks.main:
             for run in self.runs.values():
                 run.finish()
+            if len(result.rows) == self.planned:
+                checkpoint.save_complete(out / outputs.LAST, result.rows, self._best(), self.identity)
         for run in self.runs.values():
             run.stopped = result.stopped
         ranks.wait()
-        found = {name: run.result(result.images_per_second) for name, run in self.runs.items()}
-        return JointResult(out, found, result.images_per_second)
+        return self._result(result.images_per_second)
+
+    def _result(self, images_per_second: float) -> JointResult:
+        found = {name: run.result(images_per_second) for name, run in self.runs.items()}
+        return JointResult(self.out, found, images_per_second)
 
     def build(self, saved: checkpoint.Saved | None = None) -> None:
         """Read every task's images and make its model on the frozen tensors of the first.
@@ -126,6 +149,7 @@ class JointRun:
                 run.load()  # what can be refused is refused before any image is read
             except UsageError as error:
                 raise UsageError(f"task `{spec.name}`: {error}") from error
+            run.decoding = checkpoint.decoding_of(saved)
             runs.append(run)
         before = saved.identity["flags"].get("hflip") if saved is not None else None
         for number, (spec, run) in enumerate(zip(self.specs, runs, strict=True)):
@@ -182,9 +206,10 @@ class JointRun:
     def _restore(self, saved: checkpoint.Saved) -> None:
         for name, run in self.runs.items():
             own = checkpoint.of_task(saved, name)
-            checkpoint.restore(run.model, own.tensors, run.trained)
+            if not saved.complete:
+                checkpoint.restore(run.model, own.tensors, run.trained)
             run.best, run.rows = own.best, own.fit.rows
-            outputs.check_best(run.out, self.config.train)
+            run.check_kept(complete=saved.complete)
 
     def _start(self) -> None:
         if self.config.overwrite:  # the earlier run's state, too: it must not outlive that run's packs
@@ -203,19 +228,32 @@ class JointRun:
             console.say(self.rule_line)
         write_text(self.out / "config.yaml", outputs.config_text(self.config))
 
-    def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
+    def plan_streams(self) -> list[Stream]:
+        """Return where each task's batches come from, and note how many epochs they make."""
         streams: list[Stream] = [run.stream for run in self.runs.values()]
-        objectives = [run.labelled for run in self.runs.values()]
         for i, batches in enumerate(batch_counts([stream.sizes for stream in streams], self.config.sampling)):
             if batches is not None:
                 streams[i] = SampledStream(streams[i], batches)
+        steps = len(plan_joint([stream.sizes for stream in streams], self.config.accumulate, 0))
+        self.planned = planned_epochs(self.config.epochs, steps, self.config.max_steps)
+        for run in self.runs.values():
+            run.planned = self.planned
+        return streams
+
+    def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
+        objectives = [run.labelled for run in self.runs.values()]
         try:
-            return fit(
-                self.model, JointObjective(objectives), streams, self.config, JointPrecision(list(self.runs.values())),
-                step_rule=self.rule, ranks=self.ranks, start=saved.fit if saved else None, on_epoch=self._epoch,
-                learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
-                callbacks=self.callbacks,
-            )  # fmt: skip
+            with StopSignals().heard(self.ranks) as signals:
+                result = fit(
+                    self.model, JointObjective(objectives), self.streams, self.config,
+                    JointPrecision(list(self.runs.values())), step_rule=self.rule, ranks=self.ranks,
+                    start=saved.fit if saved else None, on_epoch=self._epoch,
+                    learners={name: run.model for name, run in self.runs.items()}, enough=self._enough,
+                    callbacks=self.callbacks, max_steps=self.config.max_steps,
+                    saves=Saves(self._midway, parse_interval(self.config.save_every), signals),
+                )  # fmt: skip
+                refuse_stopped(result, self.out / outputs.LAST, self.ranks)
+            return result
         except DivergedError as error:
             kept = [run for run in self.runs.values() if run.best]
             if not kept:
@@ -239,19 +277,30 @@ class JointRun:
                 row |= {key: end.row[column] for key, column in own.items() if column in end.row}
                 numbers |= {f"{key} {name}": value for key, value in run.score(row).items()}
         if self.ranks.main:
-            tensors = {f"{n}/{key}": t for n, run in self.runs.items() for key, t in run.live_state().items()}
-            best = {
-                "tasks": {n: {k: v for k, v in run.best.items() if k != "confusion"} for n, run in self.runs.items()},
-                "rows": {n: run.rows for n, run in self.runs.items()},
-                "confusion": {n: run.best["confusion"] for n, run in self.runs.items()},
-            }
-            checkpoint.save_state(
-                self.out / outputs.LAST, checkpoint.Saved(tensors, end.state(numbers), best, self.identity)
-            )
+            self._save(end.state(numbers))
             self.callbacks.save("state", self.out / outputs.LAST, end.epoch)
             for callbacks in (*(run.callbacks for run in self.runs.values()), self.callbacks):
                 callbacks.flush()
         return numbers
+
+    def _midway(self, state: FitState) -> None:
+        """Write what a resume needs, within an epoch."""
+        if self.ranks.main:
+            self._save(state)
+            self.callbacks.save("state", self.out / outputs.LAST, state.epoch + 1)
+            self.callbacks.flush()
+
+    def _save(self, state: FitState) -> None:
+        tensors = {f"{n}/{key}": t for n, run in self.runs.items() for key, t in run.live_state().items()}
+        checkpoint.save_state(self.out / outputs.LAST, checkpoint.Saved(tensors, state, self._best(), self.identity))
+
+    def _best(self) -> dict[str, Any]:
+        """Return what is kept of each task's best epoch, and the numbers of all."""
+        return {
+            "tasks": {n: {k: v for k, v in run.best.items() if k != "confusion"} for n, run in self.runs.items()},
+            "rows": {n: run.rows for n, run in self.runs.items()},
+            "confusion": {n: run.best["confusion"] for n, run in self.runs.items() if run.best},
+        }
 
 
 class JointPrecision(Fp32):

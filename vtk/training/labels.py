@@ -11,6 +11,7 @@ from vtk.data.balanced import BalancedSampler, balanced_weights
 from vtk.data.loader import EpochSampler
 from vtk.data.multi import scan_multi
 from vtk.data.repeated import RepeatSampler
+from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
@@ -22,14 +23,19 @@ from vtk.training.train_config import RunConfig, TrainConfig
 Scores = Metrics | MultiLabelMetrics
 
 
-def read_data(config: RunConfig, spec: InputSpec, *, show_progress: bool) -> DataAudit:
-    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise."""
+def read_data(
+    config: RunConfig, spec: InputSpec, *, show_progress: bool, decoding: Decoding | None = None
+) -> DataAudit:
+    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multi.scan_multi` for what they raise.
+
+    ``decoding`` is that of a resumed run of version 0.1.
+    """
     assert config.data is not None
     arguments: dict[str, Any] = {
         "val_split": config.val_split, "seed": config.seed, "workers": config.workers, "show_progress": show_progress,
         "on_bad_image": config.on_bad_image, "in_chans": config.in_chans, "max_pixels": config.max_pixels,
         "on_leak": config.on_leak, "field_separator": config.field_separator,
-        "spec": spec,
+        "spec": spec, "value_range": config.value_range, "decoding": decoding,
     }  # fmt: skip
     if config.multi_label:
         return scan_multi(config.data, label_separator=config.label_separator, **arguments)
@@ -73,12 +79,27 @@ def describe(config: RunConfig, objective: Classification, audit: DataAudit) -> 
     """Return what is done about classes of unequal size, for people."""
     if config.sampler == "balanced":
         present = sum(count > 0 for count in audit.counts("train"))
-        return [f"every class equally often: an epoch shows {len(audit.train) / present:.0f} images of each"]
-    if objective.weights is None:
+        lines = [f"every class equally often: an epoch shows {len(audit.train) / present:.0f} images of each"]
+    elif objective.weights is not None:
+        weights = {name: float(w) for name, w in zip(audit.classes, objective.weights, strict=True) if w > 0}
+        least, most = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
+        lines = [f"class weights from {weights[least]:.2g} ({least}) to {weights[most]:.2g} ({most})"]
+        step = config.batch_size * config.accumulate if isinstance(config.batch_size, int) else None
+        # few steps have an image of the class, and clipping cuts those, not the many that pull the other way
+        if step is not None and config.clip_grad and not config.multi_label and weights[most] > step:
+            lines.append(
+                f"an image of {most} weighs more than a whole step of {step} images, which --clip-grad "
+                f"{config.clip_grad:g} cuts down; --sampler balanced or --clip-grad 0 keeps what it counts"
+            )
+    else:
         return []
-    weights = {name: float(w) for name, w in zip(audit.classes, objective.weights, strict=True) if w > 0}
-    least, most = min(weights, key=weights.__getitem__), max(weights, key=weights.__getitem__)
-    return [f"class weights from {weights[least]:.2g} ({least}) to {weights[most]:.2g} ({most})"]
+    # what a rare class gains costs frequent ones, so that top-1 may call the first, untrained epoch the best
+    if config.chosen_metric == "top1" and len({count for count in audit.counts("val") if count}) > 1:
+        lines.append(
+            "held-out classes are of unequal size, and the best epoch is that of the best top-1, in which frequent "
+            "ones count for more; --metric balanced_accuracy counts all alike"
+        )
+    return lines
 
 
 def remember(epoch: int, metrics: Scores) -> dict[str, Any]:

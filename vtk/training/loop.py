@@ -1,37 +1,52 @@
-"""The inside of a run: the steps of an epoch, and the state between two epochs. `vtk.training.engine.fit` drives it."""
+"""The inside of a run: the steps of an epoch, and the state between them. `vtk.training.engine.fit` drives it."""
 
 import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vtk.data.loader import mix
-from vtk.errors import UsageError, VtkError
+from vtk.errors import DataError, UsageError, VtkError
 from vtk.training.callbacks import Callbacks, StepInfo
 from vtk.training.compiled import steps_of
 from vtk.training.gradients import Gradients, Means
 from vtk.training.learner import Learner, LearnerConfig
 from vtk.training.loss_scale import SMALLEST
+from vtk.training.midway import Drawing, Midway, copy_into, to_cpu
 from vtk.training.objective import Batch, Objective
 from vtk.training.parallel import Ranks
 from vtk.training.policy import live_buffers, train_mode
 from vtk.training.precision import Precision
+from vtk.training.random_states import random_states, set_random_states
 from vtk.training.result import FitState
 from vtk.training.rules import StepRule
-from vtk.training.steps import Feed, Step, plan_joint, plan_steps
-from vtk.training.streams import Stream
+from vtk.training.saves import Interrupted, Saves
+from vtk.training.steps import Feed, Step, plan_joint, plan_steps, planned_epochs
+from vtk.training.streams import Stream, batches
 
 PATIENCE = 10
 """Steps in a row without finite gradients after which a run ends: skipping more would not bring it back."""
 _INTERVAL = 10  # steps between two looks at the loss on a GPU, where looking waits for all work that is queued
+_SLOW = 1.0  # seconds of a step from which every one is looked at: who sends a signal does not wait for long
 
 
 class DivergedError(VtkError):
     """The loss became infinite or not a number."""
+
+
+@dataclass
+class _Heard:
+    """What was heard since the step before: a signal; that it is time to save; that steps are slow."""
+
+    signal: bool
+    late: bool
+    slow: bool
 
 
 class FitConfig(LearnerConfig, Protocol):
@@ -52,7 +67,16 @@ class FitConfig(LearnerConfig, Protocol):
 
 
 class Loop:
-    """A run between its epochs; `fit` drives it."""
+    """A run between its epochs; `fit` drives it.
+
+    Attributes:
+        epochs: planned.
+        epoch: epochs done.
+        step: steps done of the whole run.
+        seen: images of the epoch's steps.
+        stopped: whether a callback ended the run.
+        midway: what is done of the epoch in progress, which lasts until it was evaluated and saved; None after that.
+    """
 
     def __init__(
         self,
@@ -65,35 +89,42 @@ class Loop:
         ranks: Ranks,
         learners: Mapping[str, nn.Module] | None = None,
         callbacks: Callbacks | None = None,
+        *,
+        max_steps: int | None = None,
     ) -> None:
         self.model, self.objective, self.streams, self.config = model, objective, streams, config
         self.precision, self.step_rule, self.ranks, self.joint = precision, step_rule, ranks, learners is not None
         self.callbacks = callbacks or Callbacks()
         self.sizes = [stream.sizes for stream in streams]
+        self.max_steps: int | None = None
         self.groups = self._plan(0)
-        self.images = sum(map(sum, self.sizes))
+        self.count = len(self.groups)  # steps of a whole epoch
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         if not trained or not self.groups:
             raise UsageError("there is nothing to train: no parameter requires gradients, or no stream has a batch")
+        self.epochs, self.max_steps = planned_epochs(config.epochs, self.count, max_steps), max_steps
         model.to(ranks.device)
         precision.prepare(model, trained)
         if learners is None:
-            self.learners = [Learner("", model, config, config.epochs * len(self.groups))]
+            self.learners = [Learner("", model, config, self._steps(0))]
         else:
-            counts = [sum(any(i == stream for i, _ in step) for step in self.groups) for stream in range(len(streams))]
             self.learners = [
-                Learner(name, part, config, config.epochs * count)
-                for (name, part), count in zip(learners.items(), counts, strict=True)
+                Learner(name, part, config, self._steps(stream)) for stream, (name, part) in enumerate(learners.items())
             ]
+            last = {stream for step in self._plan(self.epochs - 1) for stream, _ in step}
+            if lacking := [name for stream, name in enumerate(learners) if stream not in last]:
+                raise UsageError(
+                    f"`--max-steps` {max_steps}: task `{lacking[0]}` has no step in epoch {self.epochs} before that; "
+                    f"give {self.epochs * self.count}"
+                )
         # gradients of several learners are summed here: which of them have any changes from step to step
         self.wrapped = model if self.joint else ranks.wrap(model)
         self.steps_of = steps_of(model, self.sizes, compile=config.compile, checkpointing=config.grad_checkpointing)
         self.means = Means(model, self.wrapped, objective, precision, ranks, self.joint)
-        self.epoch = self.step = self.skipped = self.seen = 0
-        self.stopped = False  # whether a callback ended the run
-        self.counted = [0] * len(self.learners)  # images of the steps of this epoch that were taken
-        # losses of a rule's second pass, times images, and those images
-        self.perturbed = torch.zeros(2, len(self.learners), device=ranks.device)
+        self.epoch = self.step = self.seen = 0
+        self.stopped = False
+        self.midway: Midway | None = None
+        self._going_on: dict[str, Any] = {}  # what a run that goes on within an epoch starts from
 
     def load(self, state: FitState) -> None:
         """Go on from ``state``."""
@@ -102,7 +133,42 @@ class Loop:
             parts = (optimizer, schedule, state.ema)
             learner.load(*(part[learner.name] if self.joint and part else part for part in parts))
         self.precision.scaler.load_state_dict(state.scaler)
-        self.epoch, self.step = state.epoch, state.epoch * len(self.groups)
+        self.epoch, self.step = state.epoch, state.epoch * self.count + state.step
+        if not state.step:
+            return
+        try:
+            own = state.parts[self.ranks.rank]
+            self.midway = Midway.of_state(own["midway"], self.ranks.device)
+            if not 0 < self.midway.step == state.step <= self.count or self.midway.epoch != state.epoch:
+                raise ValueError(f"step {state.step} of {self.count}")
+            self._going_on = {name: own[name] for name in ("objective", "random")}
+            copy_into(self._own_buffers(), own["buffers"])
+            for learner, (lr, in_row) in zip(self.learners, own["learners"], strict=True):
+                learner.lr, learner.in_row = lr, in_row
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise DataError(
+                f"`--resume`: the state within epoch {state.epoch + 1} is damaged ({type(error).__name__}: {error}); "
+                "give --overwrite in place of --resume to restart"
+            ) from error
+
+    def save_midway(self, rows: list[dict[str, float]]) -> FitState:
+        """Return the state within the epoch in progress; ``rows`` are of those before. All processes take part."""
+        part = self.midway
+        assert part is not None
+        own = {
+            "midway": part.state_dict(), "random": random_states(self.ranks.device), "buffers": self._own_buffers(),
+            "objective": self.objective.state_dict() if isinstance(self.objective, Drawing) else {},
+            "learners": [[learner.lr, learner.in_row] for learner in self.learners],
+        }  # fmt: skip
+        state = dataclasses.replace(self.save(rows), epoch=part.epoch, step=part.step)
+        state.parts.extend(self.ranks.gather(to_cpu(own)))
+        return state
+
+    def _own_buffers(self) -> list[Tensor]:
+        """Return what each process counts of its own images until the end of an epoch."""
+        live = live_buffers(self.model)
+        averages = [t for own in self.learners if own.ema is not None for t in own.ema.buffers()]
+        return [b for n, b in self.model.named_buffers() if n in live] + averages
 
     def save(self, rows: list[dict[str, float]]) -> FitState:
         """Return the state after the epochs done, whose numbers are ``rows``."""
@@ -129,63 +195,112 @@ class Loop:
             if learner.ema is not None:
                 learner.ema.exchange()
 
-    def run_epoch(self, show: bool) -> dict[str, float]:
-        """Train for one epoch; return its row of numbers."""
+    def run_epoch(
+        self, show: bool, saves: Saves | None = None, save: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """Train for one epoch, or for what is left of it; return its row of numbers.
+
+        Args:
+            show: say what was compiled.
+            saves: when to save within the epoch.
+            save: does it.
+
+        Raises:
+            Interrupted: a signal has asked the run to end.
+        """
         ranks, epoch = self.ranks, self.epoch
         # all that is random in an epoch follows from the seed, its number and the rank: a resumed run draws the same
         torch.manual_seed(mix(self.config.seed, epoch, ranks.rank))
         self.objective.start_epoch(mix(self.config.seed, epoch, ranks.rank, 1))
         train_mode(self.model)
-        self.groups, self.skipped, self.counted = self._plan(epoch), 0, [0] * len(self.learners)
-        self.perturbed.zero_()
-        sources = [stream.epoch(epoch) for stream in self.streams]
-        totals = torch.zeros(len(self.learners), device=ranks.device)  # losses, times images
-        logs: dict[str, Tensor] = {}
-        interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
-        self.seen, count = 0, len(self.groups)
-        begin = time.perf_counter()
-        with self.steps_of(show), self.callbacks.steps(epoch + 1, self.config.epochs, count, self.images):
-            for i, step in enumerate(self.groups):
-                losses = self._step(sources, step, logs)
-                totals += losses
-                images = sum(sum(sizes) for _, sizes in step)
-                self.seen += images
-                look = (i + 1) % interval == 0 or i + 1 == count
-                known = self._finite(totals, losses, i) / images if look else None
-                self._tell(i, images, known, losses)
-                if self.stopped:
-                    if not look:
-                        self._finite(totals, losses, i)
-                    break
-        for source in sources:
-            source.close() if hasattr(source, "close") else None
-        seconds = time.perf_counter() - begin
+        self.groups = self._plan(epoch)
+        part = self.midway = self.midway or Midway.start(epoch, len(self.learners), ranks.device)
+        sources = [batches(stream, epoch, done) for stream, done in zip(self.streams, self._done(), strict=True)]
+        self._go_on()
+        try:
+            self._run_steps(part, sources, show, saves or Saves(lambda state: None), save or (lambda: None))
+        finally:
+            for source in sources:
+                source.close() if hasattr(source, "close") else None
+        self.seen = part.seen
         if ranks.world > 1:
-            live = live_buffers(self.model)
-            averages = [t for own in self.learners if own.ema is not None for t in own.ema.buffers()]
-            ranks.broadcast([b for n, b in self.model.named_buffers() if n in live] + averages)
+            ranks.broadcast(self._own_buffers())
         self.precision.before_eval(self.model)
         self.model.eval()
         self.epoch += 1
-        sums, lr = ranks.sum(totals).tolist(), self.learners[0].lr
-        for learner, count in zip(self.learners, self.counted, strict=True):
-            if not count:
+        sums, lr = ranks.sum(part.totals).tolist(), self.learners[0].lr
+        taking = {stream if self.joint else 0 for step in self.groups[: part.step] for stream, _ in step}
+        for i, (learner, count) in enumerate(zip(self.learners, part.counted, strict=True)):
+            if not count and i in taking:
                 raise DivergedError(self._advice(learner, f"in all steps of epoch {self.epoch}"))
-        row = {"epoch": float(self.epoch), "loss": sum(sums) / sum(self.counted), "lr": lr}
+        row = {"epoch": float(self.epoch), "loss": sum(sums) / sum(part.counted), "lr": lr}
         if self.joint:
-            for learner, loss, count in zip(self.learners, sums, self.counted, strict=True):
+            for learner, loss, count in zip(self.learners, sums, part.counted, strict=True):
                 row |= {f"loss {learner.name}": loss / count, f"lr {learner.name}": learner.lr}
-        row |= {k: float(ranks.sum(v)) / sum(self.counted) for k, v in logs.items()}
-        row |= self._perturbed()
-        if self.skipped or self.precision.scaler.skips:
-            row["skipped_steps"] = float(self.skipped)
-        return row | {"seconds": seconds, "images_per_second": self.seen / seconds}
+        row |= {k: float(ranks.sum(v)) / sum(part.counted) for k, v in part.logs.items()}
+        row |= self._perturbed(part)
+        if part.skipped or self.precision.scaler.skips:
+            row["skipped_steps"] = float(part.skipped)
+        return row | {"seconds": part.seconds, "images_per_second": part.seen / part.seconds}
 
-    def _perturbed(self) -> dict[str, float]:
+    def _run_steps(
+        self, part: Midway, sources: Sequence[Iterator[Batch]], show: bool, saves: Saves, save: Callable[[], None]
+    ) -> None:
+        """Do the steps of the epoch that are left."""
+        ranks, count = self.ranks, len(self.groups)
+        interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
+        total = sum(sum(sizes) for step in self.groups for _, sizes in step)
+        before, begin = part.seconds, time.perf_counter()
+        progress = self.callbacks.steps(part.epoch + 1, self.epochs, count, total, part.step, part.seen)
+        with self.steps_of(show), progress:
+            for i, step in enumerate(self.groups[part.step :], part.step):
+                losses = self._step(sources, step, part)
+                part.totals += losses
+                images = sum(sum(sizes) for _, sizes in step)
+                part.seen += images
+                part.step = i + 1
+                look = (i + 1) % interval == 0 or i + 1 == count
+                seconds = before + time.perf_counter() - begin
+                heard = _Heard(bool(saves.signals.number), saves.late(), seconds > _SLOW * part.step)
+                known = self._finite(part.totals, losses, i, heard) / images if look else None
+                self._tell(i, images, known, losses)
+                part.seconds = before + time.perf_counter() - begin
+                interval = 1 if look and heard.slow else interval
+                if self.stopped:
+                    if not look:
+                        self._finite(part.totals, losses, i, heard)
+                    break
+                saves.signals.check()  # alone, a process need not look
+                if look and heard.signal:
+                    raise Interrupted
+                # of several processes, all have heard the same where they look
+                if ((look or ranks.world == 1) and heard.late) or saves.at(self.step):
+                    began = time.perf_counter()
+                    save()
+                    saves.saved()
+                    begin += time.perf_counter() - began  # is no time of training
+
+    def _done(self) -> list[int]:
+        """Return how many batches of each stream are done of the epoch in progress."""
+        done = [0] * len(self.streams)
+        for step in self.groups[: self.midway.step if self.midway else 0]:
+            for stream, sizes in step:
+                done[stream] += len(sizes)
+        return done
+
+    def _go_on(self) -> None:
+        """Let what draws random numbers go on where the state within this epoch was written."""
+        state, self._going_on = self._going_on, {}
+        if state:
+            if isinstance(self.objective, Drawing):
+                self.objective.load_state_dict(state["objective"])
+            set_random_states(state["random"], self.ranks.device)
+
+    def _perturbed(self, part: Midway) -> dict[str, float]:
         """Return the mean loss where a rule of two passes led, of the steps that were taken."""
         if self.step_rule.passes == 1:
             return {}
-        losses, counts = self.ranks.sum(self.perturbed[0]).tolist(), self.perturbed[1].tolist()
+        losses, counts = self.ranks.sum(part.perturbed[0]).tolist(), part.perturbed[1].tolist()
         row = {"perturbed_loss": sum(losses) / sum(counts)} if sum(counts) else {}
         if self.joint:
             pairs = zip(self.learners, losses, counts, strict=True)
@@ -203,11 +318,22 @@ class Loop:
             self.stopped = self.callbacks.control.asked
 
     def _plan(self, epoch: int) -> list[Step]:
+        """Return the steps of an epoch, the last of which may be cut off by the most steps of the run."""
         if self.joint:
-            return plan_joint(self.sizes, self.config.accumulate, mix(self.config.seed, epoch))
-        return [((stream, sizes),) for stream, sizes in plan_steps(self.sizes, self.config.accumulate)]
+            steps = plan_joint(self.sizes, self.config.accumulate, mix(self.config.seed, epoch))
+        else:
+            steps = [((stream, sizes),) for stream, sizes in plan_steps(self.sizes, self.config.accumulate)]
+        return steps if self.max_steps is None else steps[: max(0, self.max_steps - epoch * self.count)]
 
-    def _step(self, sources: Sequence[Iterator[Batch]], step: Step, logs: dict[str, Tensor]) -> Tensor:
+    def _steps(self, stream: int) -> int:
+        """Return the steps of the run that the learner of a stream takes part in."""
+        if not self.joint:
+            total = self.config.epochs * self.count
+            return total if self.max_steps is None else min(total, self.max_steps)
+        plans = (self.groups if self.max_steps is None else self._plan(epoch) for epoch in range(self.epochs))
+        return sum(any(i == stream for i, _ in step) for steps in plans for step in steps)
+
+    def _step(self, sources: Sequence[Iterator[Batch]], step: Step, part: Midway) -> Tensor:
         """Do one optimiser step; return this process's part of each learner's loss, summed over images."""
         feed = Feed([(i, sources[i], len(sizes)) for i, sizes in step], self._prepare, keep=self.step_rule.passes > 1)
         images = {stream: sum(sizes) for stream, sizes in step}
@@ -221,24 +347,24 @@ class Loop:
             taken = [learner.update(scaler) for learner in learners]
             scaler.update()
             left_out = taken.count(False)
-            self.skipped += left_out
+            part.skipped += left_out
             for i, learner, done in zip(images if self.joint else (0,), learners, taken, strict=True):
                 count = images[i] if self.joint else sum(images.values())
                 # a loss that is not finite is no part of the epoch's; a scaler's overflow says nothing of the loss
                 if done or scaler.skips:
-                    self.counted[i] += count
+                    part.counted[i] += count
                 else:
                     losses[i] = 0.0
                 if done:  # without them, the loss where the rule led says nothing
-                    self.perturbed[0][i] += gradients.again[i]
-                    self.perturbed[1][i] += count
+                    part.perturbed[0][i] += gradients.again[i]
+                    part.perturbed[1][i] += count
                 if learner.in_row >= PATIENCE and not scaler.skips:
                     raise DivergedError(
                         self._advice(learner, f"in {PATIENCE} steps in a row, in epoch {self.epoch + 1}")
                     )
             if all(taken) or scaler.skips:
                 for key, number in told.items():
-                    logs[key] = logs.get(key, torch.zeros_like(number)) + number
+                    part.logs[key] = part.logs.get(key, torch.zeros_like(number)) + number
             if left_out and scaler.factor < SMALLEST:
                 raise DivergedError(
                     f"gradients are not finite in epoch {self.epoch + 1}, even with a loss that is not multiplied; use "
@@ -262,11 +388,13 @@ class Loop:
         further = "a smaller --sam or --adversarial, " if self.step_rule.passes > 1 else ""
         return f"{further}a lower --lr, a longer --warmup or a smaller --clip-grad"
 
-    def _finite(self, totals: Tensor, losses: Tensor, index: int) -> float:
-        """Return the loss of the step over all images; all processes call this at the same steps."""
-        asked = torch.full_like(totals, float(self.callbacks.control.asked))
-        both = self.ranks.sum(torch.stack([totals, losses, asked])).tolist()
-        self.stopped = self.stopped or both[2][0] > 0
+    def _finite(self, totals: Tensor, losses: Tensor, index: int, heard: "_Heard") -> float:
+        """Return the loss of the step over all images; all processes call this at the same steps, and hear the same."""
+        flags = self.callbacks.control.asked, heard.signal, heard.late and self.ranks.main, heard.slow
+        asked = [torch.full_like(totals, float(flag)) for flag in flags]
+        both = self.ranks.sum(torch.stack([totals, losses, *asked])).tolist()
+        stopped, heard.signal, heard.late, heard.slow = (row[0] > 0 for row in both[2:])
+        self.stopped = self.stopped or stopped
         for learner, total in zip(self.learners, both[0], strict=True):
             if not math.isfinite(total):
                 whose = f"the loss of task {learner.name}" if learner.name else "the loss"

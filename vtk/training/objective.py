@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from timm.data import Mixup
 from torch import Tensor, nn
+
+from vtk.training.random_states import numpy_state, to_numpy
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Batch:
 
     Attributes:
         images: (B, C, H, W) fp32.
-        labels: (B,) int64, or (B, classes) fp32 weights that sum to 1.
+        labels: (B,) int64, or (B, classes) fp32: how much of each class, or label, an image has.
         stream: index of the stream it came from.
     """
 
@@ -47,14 +49,19 @@ class Objective(Protocol):
 class Classification:
     """Cross-entropy with label smoothing, and timm's mixup and cutmix.
 
+    With class weights w, an image of class a costs w_a·CE(a), and a mixed one λ·w_a·CE(a) + (1 − λ)·w_b·CE(b): the
+    weight is that of an image's own class, and multiplies its whole loss, smoothing included. torch's weighted
+    cross-entropy instead weighs every entry of a smoothed target by the class it stands for, so that an image of a
+    frequent class costs most where it does *not* look like a rare one.
+
     Args:
         num_classes: width of the logits.
         smoothing: share of the target spread evenly over all classes.
         mixup: alpha of mixup, 0 for none.
         cutmix: alpha of cutmix, 0 for none; with both, each batch takes one of them by chance.
         prob: share of batches that are mixed.
-        weights: of each class; None for all alike. An image's loss is multiplied by its class's weight, and the mean is
-            over images, so that neither the batch size nor the number of processes changes what an image counts.
+        weights: of each class; None for all alike. The mean is over images, so that neither the batch size nor the
+            number of processes changes what an image counts.
     """
 
     def __init__(
@@ -64,13 +71,24 @@ class Classification:
         self.num_classes, self.smoothing = num_classes, smoothing
         self.weights = None if weights is None else torch.tensor(weights)
         self._mix: Mixup | None = None
+        # weights are of classes: what is smoothed already tells no longer which class was an image's own
+        self._smoothed_when_mixed = 0.0 if weights is not None else smoothing
         if mixup > 0 or cutmix > 0:
-            self._mix = Mixup(mixup, cutmix, prob=prob, label_smoothing=smoothing, num_classes=num_classes)
+            spread = self._smoothed_when_mixed
+            self._mix = Mixup(mixup, cutmix, prob=prob, label_smoothing=spread, num_classes=num_classes)
         self._random = np.random.RandomState(0).get_state()
 
     def start_epoch(self, seed: int) -> None:
         """Seed mixup."""
         self._random = np.random.RandomState(seed % 2**32).get_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the generator of mixup stands."""
+        return {"random": numpy_state(self._random)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._random = to_numpy(state["random"])
 
     def prepare(self, batch: Batch) -> Batch:
         """Mix pairs of images; in an odd batch the last one stays as it is."""
@@ -84,7 +102,7 @@ class Classification:
             # timm draws from numpy's global generator; data loading must not change what is drawn here
             mixed, targets[:even] = self._own_random(lambda: mix(images[:even], labels[:even]))
             images = torch.cat([mixed, images[even:]]) if even < len(images) else mixed
-        targets[even:] = smooth(labels[even:], self.num_classes, self.smoothing)
+        targets[even:] = smooth(labels[even:], self.num_classes, self._smoothed_when_mixed)
         return Batch(images, targets, batch.stream)
 
     def _own_random(self, draw: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -97,20 +115,20 @@ class Classification:
             np.random.set_state(outside)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the cross-entropy in fp32; soft labels already hold their smoothing."""
+        """Return the mean loss in fp32; see `criterion`."""
         return self.criterion(model(batch.images), batch), {}
 
     def criterion(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of logits (B, classes), in fp32 or wider."""
-        smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        if self.weights is None:
-            return F.cross_entropy(logits.to(wide), batch.labels, label_smoothing=smoothing)
-        self.weights = self.weights.to(logits.device, wide)
-        total = F.cross_entropy(
-            logits.to(wide), batch.labels, weight=self.weights, label_smoothing=smoothing, reduction="sum"
-        )
-        return total / len(logits)
+        """Return the mean loss of logits (B, classes), in fp32 or wider, of a batch that went through `prepare`."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.weights is None:  # soft labels already hold their smoothing
+            smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
+            return F.cross_entropy(wide, batch.labels, label_smoothing=smoothing)
+        self.weights = self.weights.to(wide)
+        own = F.one_hot(batch.labels, self.num_classes) if batch.labels.ndim == 1 else batch.labels
+        counted = own * self.weights  # λ·w_a at class a and (1 − λ)·w_b at class b
+        spread = counted.sum(1, keepdim=True) * (self.smoothing / self.num_classes)
+        return F.cross_entropy(wide, counted * (1 - self.smoothing) + spread)
 
 
 class JointObjective:
@@ -127,6 +145,15 @@ class JointObjective:
         """Seed every task alike: each draws what it would in a run of its own."""
         for part in self.parts:
             part.start_epoch(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where each task's generator stands."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        for part, own in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(own)
 
     def prepare(self, batch: Batch) -> Batch:
         """Prepare a batch as its task does."""

@@ -21,6 +21,7 @@ from vtk.training import lora, outputs
 from vtk.training.callbacks import Kept
 from vtk.training.config import FinetuneConfig
 from vtk.training.labels import Scores, recall, remember, separators
+from vtk.training.one_copy import keep_one_copy
 from vtk.training.parallel import Ranks
 from vtk.training.precision import DTYPES
 from vtk.training.scoring import evaluate_ranks
@@ -59,6 +60,7 @@ class Packs(Setup):
         if self.pack_dtype != "fp32":
             self.best = self.measure_stored(self.best_path)
             self.measure_stored(self.last_path)
+        keep_one_copy(self.best_path, self.last_path)
 
     def print_census(self) -> None:
         """Say which weights are trained."""
@@ -68,9 +70,10 @@ class Packs(Setup):
         """Keep the base where later commands find it: packs need it."""
         store_base(self.created.base)
 
-    def check_kept(self) -> None:
-        """Make sure, on resume, that what the run left as its best is still there."""
-        outputs.check_best(self.out, self.config.train)
+    def check_kept(self, *, complete: bool = False) -> None:
+        """Make sure, on resume, that what the run left as its best is still there, and of a complete run all of it."""
+        if self.best:  # within the first epoch there is none
+            outputs.check_best(self.out, self.config.train, complete=complete)
 
     def judge(self, epoch: int, metrics: Scores) -> bool:
         """Remember ``metrics`` if they are the best so far, and return whether they are."""
@@ -136,6 +139,7 @@ class Packs(Setup):
                 "max_pixels": config.max_pixels,
                 **separators(config),
                 "images": self.images.to_dict(),
+                **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
             versions=outputs.versions(),
@@ -168,8 +172,7 @@ class Packs(Setup):
 
     def draw(self) -> None:
         """Write the plots and the table of classes."""
-        outputs.write_best(self.out, self.best_metrics())
-        outputs.write_curves(self.out, self.rows)
+        outputs.write_plots(self.out, self.rows, self.best_metrics())
 
     def measure_stored(self, path: Path) -> dict[str, Any]:
         """Evaluate a pack from its file, so that its card tells what others will measure."""

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,10 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.packages import require
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class Ranks:
     """A single process on one device; also the interface of `AccelerateRanks`.
 
@@ -20,10 +24,12 @@ class Ranks:
         rank: number of this process.
         world: number of processes.
         device: of this process.
+        check: called between the batches of an evaluation; what it raises ends it.
     """
 
     def __init__(self, device: torch.device, rank: int = 0, world: int = 1) -> None:
         self.device, self.rank, self.world = device, rank, world
+        self.check: Callable[[], None] = nothing
 
     @property
     def main(self) -> bool:

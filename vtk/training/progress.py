@@ -15,7 +15,7 @@ class ProgressBar(Callback):
     def on_epoch_start(self, info: EpochStart) -> None:
         """Draw it."""
         title = f"epoch {info.epoch}/{info.epochs}"
-        self._bar = self._open.enter_context(console.progress(title, info.images))
+        self._bar = self._open.enter_context(console.progress(title, info.images, done=info.images_done))
 
     def on_step(self, info: StepInfo) -> None:
         """Advance it."""

@@ -14,7 +14,7 @@ from vtk.training.census import Census
 
 @dataclass(frozen=True)
 class FitState:
-    """What a run needs besides the model's tensors in order to go on after an epoch.
+    """What a run needs besides the model's tensors in order to go on after an epoch, or within one.
 
     Attributes:
         epoch: epochs done.
@@ -23,6 +23,8 @@ class FitState:
         rows: one dict of numbers per epoch done.
         scaler: state dict of the loss scaler; empty without one.
         ema: state of the average of the weights; empty without one.
+        step: steps done of the epoch in progress; 0 after an epoch.
+        parts: of that epoch, by process: the sums so far, random generators, and what each process counts by itself.
     """
 
     epoch: int
@@ -31,6 +33,8 @@ class FitState:
     rows: list[dict[str, float]]
     scaler: dict[str, Any] = field(default_factory=dict)
     ema: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    parts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,22 @@ class EpochEnd:
 
 @dataclass
 class FitResult:
-    """Numbers of a finished run: one row per epoch, its speed (training only), and whether a callback stopped it."""
+    """Numbers of a finished run: one row per epoch, its speed (training only), and whether a callback stopped it.
+
+    Attributes:
+        signal: number of the signal that ended the run; 0 without one.
+        epoch: epochs done.
+        step: steps done of the epoch after them.
+    """
 
     rows: list[dict[str, float]] = field(default_factory=list)
     steps: int = 0
     images: int = 0
     seconds: float = 0.0
     stopped: bool = False
+    signal: int = 0
+    epoch: int = 0
+    step: int = 0
 
     @property
     def images_per_second(self) -> float:
@@ -87,6 +100,8 @@ class FinetuneResult:
         adapter: the best pack's LoRA factors as PEFT reads them; None under other policies.
         metric: by which the best epoch was chosen.
         stopped_early: whether ``--patience`` or a callback ended it before its last epoch.
+        trial: ``limit`` and ``max_steps``, where they were given: the metrics are of a part of the images, or of a few
+            steps.
     """
 
     out: Path
@@ -103,6 +118,7 @@ class FinetuneResult:
     adapter: Path | None = None
     metric: str = "top1"
     stopped_early: bool = False
+    trial: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def top1(self) -> float:
@@ -126,6 +142,7 @@ class FinetuneResult:
             "precision": self.precision,
             "memory": self.memory,
             "batch_size": self.batch_size,
+            **self.trial,
             **({} if self.adapter is None else {"adapter": str(self.adapter)}),
         }
 

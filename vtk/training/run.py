@@ -12,10 +12,12 @@ from vtk.formats import write_json
 from vtk.training import checkpoint, lora, outputs
 from vtk.training.engine import DivergedError, fit
 from vtk.training.optim import describe_rates
+from vtk.training.options.running import parse_interval
 from vtk.training.packs import Packs
 from vtk.training.progress import EpochLines
-from vtk.training.result import EpochEnd, FinetuneResult, FitResult
+from vtk.training.result import EpochEnd, FinetuneResult, FitResult, FitState
 from vtk.training.run_images import tell_change, write_images
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.tracking import open_trackers
 
@@ -25,10 +27,11 @@ class Run(Packs):
 
     def go(self) -> FinetuneResult:
         """Run the task alone."""
-        try:
-            return self._go()
-        finally:
-            self.callbacks.end()
+        with outputs.hold_run([self.out], self.command, main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                self.callbacks.end()
 
     def _go(self) -> FinetuneResult:
         out, ranks = self.out, self.ranks
@@ -36,18 +39,24 @@ class Run(Packs):
         self.before = saved.identity["flags"] if saved is not None else {}
         if ranks.main:
             outputs.check_run(out, overwrite=self.config.overwrite, resume=self.config.resume)
-        with outputs.no_empty_folder(out):
-            self.build()
-            self.settle(saved)
-            self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
+        self.build()
+        self.settle(saved)
+        self.feed(default_workers(self.config.workers, ranks.world))  # what is wrong shows before old files go
         self.identity = self.make_identity()
         if saved is not None:
             checkpoint.check_identity(
                 saved.identity, self.identity, type(self.config), change=lambda: tell_change(self.out, self.audit)
             )
-            checkpoint.restore(self.model, saved.tensors, self.trained)
+            if not saved.complete:
+                checkpoint.restore(self.model, saved.tensors, self.trained)
             self.best, self.rows = saved.best, list(saved.fit.rows)
-            self.check_kept()
+            self.check_kept(complete=saved.complete)
+            if saved.complete:
+                if ranks.main:
+                    outputs.sweep(out)
+                    console.say(f"{out} is complete: nothing is left to do")
+                    self.describe_best()
+                return self.result(math.nan)
         if ranks.main:
             self.start()
         ranks.wait()
@@ -55,6 +64,8 @@ class Run(Packs):
         self.stopped = result.stopped
         if ranks.main:
             self.finish()
+            if len(self.rows) == self.planned:
+                checkpoint.save_complete(out / outputs.LAST, result.rows, self.best, self.identity)
         ranks.wait()
         return self.result(result.images_per_second)
 
@@ -65,7 +76,7 @@ class Run(Packs):
             out, self.best_path, self.last_path, self.best_metrics(), self.best["epoch"], self.rows,
             self.census, images_per_second, self.precision.name, self.memory.mode, self.memory.batch,
             out / outputs.ADAPTER if self.lora is not None else None, self.config.chosen_metric,
-            (self.stopped or self.enough()) and len(self.rows) < self.config.epochs,
+            (self.stopped or self.enough()) and len(self.rows) < self.planned, self.config.trial,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -88,20 +99,27 @@ class Run(Packs):
         self.store_base()
         if self.config.overwrite:  # not before: with wrong data or weights the earlier run stays
             outputs.clear_run(out)
+        if self.config.resume:
+            outputs.clear_plots(out)
         write_text(out / "config.yaml", outputs.config_text(self.config))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)
         write_json(out / "census.json", self.census.to_dict())
         trackers = open_trackers(self.config.track, out, self.command, self.rows)
-        self.callbacks = self.callbacks.beside(*trackers, EpochLines(self.title, self.config.epochs))
+        self.callbacks = self.callbacks.beside(*trackers, EpochLines(self.title, self.planned))
 
     def _fit(self, saved: checkpoint.Saved | None) -> FitResult:
         try:
-            return fit(
-                self.model, self.objective, [self.stream], self.config.scaled(), self.precision,
-                step_rule=self.step_rule(), ranks=self.ranks, start=saved.fit if saved else None,
-                on_epoch=self._epoch, enough=self.enough, callbacks=self.callbacks,
-            )  # fmt: skip
+            with StopSignals().heard(self.ranks) as signals:
+                result = fit(
+                    self.model, self.objective, [self.stream], self.config.scaled(), self.precision,
+                    step_rule=self.step_rule(), ranks=self.ranks, start=saved.fit if saved else None,
+                    on_epoch=self._epoch, enough=self.enough, callbacks=self.callbacks,
+                    max_steps=self.config.max_steps,
+                    saves=Saves(self._midway, parse_interval(self.config.save_every), signals),
+                )  # fmt: skip
+                refuse_stopped(result, self.out / outputs.LAST, self.ranks)
+            return result
         except DivergedError as error:
             if not self.best:
                 raise
@@ -123,6 +141,14 @@ class Run(Packs):
             self.callbacks.flush()
         return numbers
 
+    def _midway(self, state: FitState) -> None:
+        """Write what a resume needs, within an epoch; packs stay those of whole epochs."""
+        if self.ranks.main:
+            saved = checkpoint.Saved(self.live_state(), state, self.best, self.identity)
+            checkpoint.save_state(self.out / outputs.LAST, saved)
+            self.callbacks.save("state", self.out / outputs.LAST, state.epoch + 1)
+            self.callbacks.flush()
+
     def live_state(self) -> dict[str, Tensor]:
         """Return what training changes, on the CPU: masters, and buffers as they are; of a CPU model no copies."""
         state = self.model.state_dict()
@@ -138,6 +164,7 @@ class Run(Packs):
             )
         numbers = {f"val_{name}": value for name, value in metrics.numbers().items()}
         better = self.judge(epoch, metrics)
+        numbers |= {key: float(value) for key, value in self.config.trial.items()}
         self.rows.append({**row, **numbers})
         if self.ranks.main:
             if better:
@@ -158,14 +185,19 @@ class Run(Packs):
         self.callbacks.save(self.what, self.last_path, int(self.rows[-1]["epoch"]))
         self.callbacks.flush()
         self.draw()
-        metrics = self.best_metrics()
-        console.say(
-            f"{self.title}best epoch {self.best['epoch']}: held-out {metrics.headline(config.chosen_metric)}, of "
-            f"{metrics.count} images; {self.what} {self.best_path}"
-        )
-        if len(self.rows) < config.epochs:
-            more = f"stopped after {len(self.rows)} of {config.epochs} epochs; go on with --resume"
+        self.describe_best()
+        if len(self.rows) < self.planned:
+            more = f"stopped after {len(self.rows)} of {self.planned} epochs; go on with --resume"
             if self.enough():
                 name = choice.names(config.multi_label)[config.chosen_metric]
                 more += f" and a larger --patience: no better {name} in {self.fruitless} epochs"
             console.say(f"{self.title}{more}")
+
+    def describe_best(self) -> None:
+        """Say how good the best epoch is, and of what."""
+        config, metrics = self.config, self.best_metrics()
+        trial = "".join(f", a trial with --{name.replace('_', '-')} {value}" for name, value in config.trial.items())
+        console.say(
+            f"{self.title}best epoch {self.best['epoch']}: held-out {metrics.headline(config.chosen_metric)}, of "
+            f"{metrics.count} images{trial}; {self.what} {self.best_path}"
+        )

@@ -30,6 +30,7 @@ def evaluate_ranks(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
     def predict(images: Tensor) -> Tensor:
+        ranks.check()
         images = images.to(ranks.device, non_blocking=True)
         logits: Tensor = model(images.to(dtype) if dtype in (torch.bfloat16, torch.float16) else images)
         return logits

@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vtk.card import Transform
 from vtk.data.audit import DataAudit
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import TrainTransform, eval_transform, train_transform
 from vtk.errors import DataError
 from vtk.models.base import Base
+from vtk.models.class_names import match_rows
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import input_spec, patch_side
+from vtk.models.parts import head_names
 from vtk.tasks.lora import Lora
 from vtk.training import checkpoint, lora, outputs, policy
 from vtk.training.callbacks import Callbacks
@@ -23,6 +28,7 @@ from vtk.training.compiled import check_compile
 from vtk.training.config import FinetuneConfig
 from vtk.training.distill import Teacher, Trained, describe_teacher, distill, open_teacher
 from vtk.training.labels import describe, make_objective, make_sampler, read_data
+from vtk.training.limit import limited
 from vtk.training.memory import MemoryChoice, Subject, choose_memory
 from vtk.training.objective import Objective
 from vtk.training.optimizers import check_optimizer
@@ -31,8 +37,9 @@ from vtk.training.precision import DTYPES, make_precision
 from vtk.training.rules import StepRule
 from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
-from vtk.training.start import start_from
+from vtk.training.start import start_from, tell_trained
 from vtk.training.start_weights import read_start
+from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import check_trackers
 from vtk.training.train_config import RunConfig
@@ -61,6 +68,7 @@ class Setup:
         best: the best epoch so far.
         rows: numbers of every epoch.
         callbacks: told of steps, epochs and files, in the main process.
+        planned: epochs of the run, after `feed`.
     """
 
     def __init__(self, config: RunConfig, out: Path, ranks: Ranks, base: Base | None = None, title: str = "") -> None:
@@ -71,9 +79,11 @@ class Setup:
         self.identity: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
         self.callbacks = Callbacks()
+        self.decoding: Decoding | None = None  # of a run of version 0.1 that is resumed
         self.before: Mapping[str, Any] = {}  # flags of the run that is resumed
         self.mirroring = Mirroring(USUAL if config.hflip is None else config.hflip, "")
         self.stopped = False  # whether one of them ended the run
+        self.planned = config.epochs
         self.trained_teacher: Trained | None = None  # one at hand, in place of what --distill-from names
         self.teacher: Teacher | None = None
 
@@ -92,7 +102,9 @@ class Setup:
         if config.data is not None and not config.dry_run:
             refuse_inside(self.out, config.data)
         self.augment = self.transform()
-        return checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        saved = checkpoint.load_state(self.out / outputs.LAST) if config.resume else None
+        self.decoding = checkpoint.decoding_of(saved)
+        return saved
 
     def transform(self, **further: Any) -> TrainTransform:
         """Return what training images go through."""
@@ -106,6 +118,7 @@ class Setup:
         """Read the data, make the model, and choose what is trained."""
         config, begin = self.config, self.begin
         self.audit = self._scan()
+        self.spec = self.audit.decoding.applied(self.spec)
         self.images = record_of(self.audit)
         self._choose_views()
         self.teacher = open_teacher(
@@ -130,8 +143,10 @@ class Setup:
             policy.live_buffers(self.model) & self.model.state_dict().keys()
         )
         self.census = take_census(self.model, trained, config.train)
+        if begin.card is not None:
+            self.created.notes += tell_trained(begin.card, self.audit, f"`--weights` {config.weights}")
         for pack in parse_starts(config.init_from, ()).values():
-            self.created.notes += start_from(pack, self.created, self.audit.classes, trained, config.weights)
+            self.created.notes += start_from(pack, self.created, self.audit, trained, config.weights)
 
     def _choose_views(self) -> None:
         """Choose whether images are mirrored, where no flag says it; a resumed run does as it did."""
@@ -160,7 +175,8 @@ class Setup:
         assert config.data is not None
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                audit = read_data(config, self.spec, show_progress=ranks.main)
+                audit = read_data(config, self.spec, show_progress=ranks.main, decoding=self.decoding)
+                audit = limited(audit, config.limit, config.seed)
             ranks.wait()
         if not audit.val:
             raise DataError(
@@ -185,6 +201,18 @@ class Setup:
         return found
 
     @property
+    def new_classifier(self) -> bool:
+        """Whether the classifier starts from random numbers: from neither the weights nor the pack of --init-from."""
+        config, created, state = self.config, self.created, self.model.state_dict()
+        new = head_names(self.model) & created.initial.keys()
+        if config.weights is not None or config.pretrained:
+            known = created.base.classes
+            if known and match_rows(known, self.audit.classes) is not None:  # rows of theirs, maybe in another order
+                return False
+            new = frozenset(name for name in new if created.key_map.get(name) is None)
+        return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)
+
+    @property
     def image_size(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
         image = self.created.input
@@ -201,10 +229,14 @@ class Setup:
             self.audit.train, self.augment, batch_size=self.memory.batch, seed=config.seed, workers=workers,
             ranks=self.ranks, max_pixels=config.max_pixels, sampler=make_sampler(config, self.audit),
         )  # fmt: skip
+        steps = len(plan_steps([self.stream.sizes], config.accumulate))
+        self.planned = planned_epochs(config.epochs, steps, config.max_steps)
         self.labelled = make_objective(config, self.audit)
         self.objective: Objective = self.labelled
         if self.teacher is not None:
-            self.objective = distill(self.labelled, self.teacher, self.model, config, self.created.input)
+            self.objective = distill(
+                self.labelled, self.teacher, self.model, config, self.created.input, new_classifier=self.new_classifier
+            )
 
     def describe_feed(self) -> list[str]:
         """Return what is done to images and about classes of unequal size, and who teaches, for people."""

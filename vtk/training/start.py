@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtk.card import Card
+from vtk.data.record import read_record, sort_images
+from vtk.data.samples import DataAudit
 from vtk.errors import UsageError
 from vtk.models.class_names import match_rows, pick_rows, tell_rows
 from vtk.models.create import Created
@@ -16,8 +19,26 @@ from vtk.tasks.load import load_task
 _HINT = "give a pack of the same model, or leave out --init-from"
 
 
+def tell_trained(card: Card, audit: DataAudit, what: str) -> list[str]:
+    """Return a line where a run is judged by images that what it starts from was trained on.
+
+    Args:
+        card: of what it starts from.
+        audit: of the run's images.
+        what: it is, for people.
+    """
+    record = read_record(card.data)
+    seen = len(sort_images(record, audit, audit.val).trained) if record is not None else 0
+    if not seen:
+        return []
+    return [
+        f"{what} was trained on {seen} of the {len(audit.val)} held-out images, so accuracy on them says too much: "
+        "give its --val-split and --seed, or a val/ folder of images that it has not seen"
+    ]
+
+
 def start_from(
-    path: Path, created: Created, classes: tuple[str, ...], trained: frozenset[str], weights: Path | None
+    path: Path, created: Created, audit: DataAudit, trained: frozenset[str], weights: Path | None
 ) -> list[str]:
     """Copy what a pack trained into a model that was made for a run, in place.
 
@@ -27,7 +48,7 @@ def start_from(
     Args:
         path: the pack.
         created: the model, on its base.
-        classes: of the run.
+        audit: of the run's images.
         trained: parameters that the run trains.
         weights: file with the base, if the run was given one.
 
@@ -50,9 +71,9 @@ def start_from(
         raise UsageError(f"`--init-from` {path} is of {base}, this run is of {created.base.ref.id[:12]}; {_HINT}")
     model: Any = created.model
     state, heads, positions = model.state_dict(), head_names(model), position_names(model)
-    notes = [f"starts from {path}"]
+    notes = [f"starts from {path}", *tell_trained(card, audit, str(path))]
     taken: dict[str, Tensor] = {}
-    rows = match_rows(card.classes, classes)
+    rows = match_rows(card.classes, audit.classes)
     for key, value in task.model.state_dict().items():
         if key in heads:
             own = pick_rows(value, card.classes, rows) if value.shape[:1] == (len(card.classes),) else value
@@ -70,7 +91,7 @@ def start_from(
                 f"`--init-from` {path} changed `{key}`, which this run leaves as the base has it; train with the "
                 "--train policy of that pack"
             )
-    if told := tell_rows(card.classes, classes):
+    if told := tell_rows(card.classes, audit.classes):
         notes.append(told)
     model.load_state_dict(taken, strict=False)
     return notes

@@ -26,6 +26,7 @@ class Start:
         size: pixels, height first; None for the model's own.
         input: preprocessing that differs from the model's own.
         note: what was taken from a card; None where nothing was.
+        card: of the weights, whatever was taken from it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Start:
     size: Size
     input: dict[str, Any]
     note: str | None = None
+    card: Card | None = None
 
 
 def read_start(config: RunConfig) -> Start:
@@ -45,7 +47,7 @@ def read_start(config: RunConfig) -> Start:
     card = None if config.weights is None else _card(config.weights)
     left_out = config.model == _MODEL and not kwargs
     if card is None or not (left_out or config.model == card.model.name):
-        return Start(config.model, kwargs, config.img_size, given)
+        return Start(config.model, kwargs, config.img_size, given, card=card)
     found: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
     if card.input.in_chans == config.in_chans:
         found |= {"mean": card.input.mean, "std": card.input.std}
@@ -53,6 +55,7 @@ def read_start(config: RunConfig) -> Start:
     return Start(
         card.model.name, {**card.model.kwargs, **kwargs}, config.img_size or card.input.size,
         {key: found.get(key) if value is None else value for key, value in given.items()}, told,
+        card,
     )  # fmt: skip
 
 

@@ -105,6 +105,11 @@ def plan_steps(sizes: Sequence[Sequence[int]], accumulate: int) -> list[tuple[in
     return [(stream, group) for _, stream, group in steps]
 
 
+def planned_epochs(epochs: int, steps: int, max_steps: int | None) -> int:
+    """Return how many epochs of so many steps a run begins that ends after ``max_steps`` of them, or ``epochs``."""
+    return epochs if max_steps is None else min(epochs, -(-max_steps // steps))
+
+
 def plan_joint(sizes: Sequence[Sequence[int]], accumulate: int, seed: int) -> list[Step]:
     """Return the optimiser steps of an epoch that several streams share: each has every stream that is drawn for it.
 

@@ -21,8 +21,16 @@ class Stream(Protocol):
     def sizes(self) -> Sequence[int]:
         """Images in each batch of an epoch, all processes together."""
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+    def epoch(self, index: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0) but the first ``skip``."""
+
+
+def batches(stream: Stream, index: int, skip: int = 0) -> Iterator[Batch]:
+    """Return what a stream yields of an epoch but the first ``skip`` batches.
+
+    A stream of one's own needs to know of ``skip`` only where a run goes on in the middle of an epoch.
+    """
+    return stream.epoch(index, skip) if skip else stream.epoch(index)
 
 
 class ImageStream:
@@ -75,10 +83,10 @@ class ImageStream:
         """Images in each batch of an epoch, all processes together."""
         return self._sizes
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
-        set_epoch(self._loader, index)
-        for (images, labels), _ in zip(self._loader, self._sizes, strict=False):
+    def epoch(self, index: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0) but the first ``skip``, unread."""
+        set_epoch(self._loader, index, sum(self._sizes[:skip]))
+        for (images, labels), _ in zip(self._loader, self._sizes[skip:], strict=False):
             yield Batch(images, labels)
 
 
@@ -102,12 +110,15 @@ class SampledStream:
         """Images in each batch of an epoch, all processes together."""
         return self._sizes
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
+    def epoch(self, index: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0) but the first ``skip``."""
         left = len(self._sizes)
         first = index * -(-left // self._each)
         for number in itertools.count(first):
-            yield from itertools.islice(self._stream.epoch(number), min(left, self._each))
+            count = min(left, self._each)
+            if skip < count:
+                yield from itertools.islice(batches(self._stream, number, skip), count - skip)
+            skip = max(0, skip - count)
             left -= self._each
             if left <= 0:
                 return

@@ -10,6 +10,7 @@ from typing import Any
 
 from vtk.errors import UnavailableError
 from vtk.files import write_text
+from vtk.marks import says
 from vtk.training.callbacks import Callback, EpochInfo
 
 FOLDER = "tensorboard"
@@ -112,6 +113,7 @@ def clear_events(out: Path) -> None:
     """Remove what an earlier run wrote for TensorBoard, and nothing else."""
     folder = out / FOLDER
     for path in folder.glob(EVENTS):
-        path.unlink(missing_ok=True)
+        if says("command/text_summary")(path):  # another program's events may be there, too
+            path.unlink(missing_ok=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()

@@ -29,8 +29,8 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
     """
     expect(config, TrainConfig, "train")
     if config.dry_run:
-        raise UsageError("`--dry-run` trains nothing; call vtk.training.train_memory for its numbers")
-    run = _open(config)
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.dry_run or train_memory for its numbers")
+    run = open_checkpoint_run(config)
     run.callbacks = run_callbacks(callbacks, run.ranks)
     found = run.go()
     return TrainResult(found.out, found.task, found.task_last, found)
@@ -44,10 +44,11 @@ def train_memory(config: TrainConfig) -> MemoryChoice:
         DataError: the folder or the weights cannot be used.
         UnavailableError: the device is not here.
     """
-    return report_memory(_open(config))
+    return report_memory(open_checkpoint_run(config))
 
 
-def _open(config: TrainConfig) -> CheckpointRun:
+def open_checkpoint_run(config: TrainConfig) -> CheckpointRun:
+    """Return a run that has not begun."""
     if config.data is None:
         raise UsageError("no data: give a folder with train/ and val/, or with one folder per class")
     return CheckpointRun(config, config.out or Path("runs") / config.data.resolve().name, open_ranks(config.device))

@@ -19,6 +19,7 @@ from vtk.training.options.running import DryRunOptions, RunningOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
+from vtk.training.options.trial import TrialOptions
 from vtk.training.recipes import is_file, names, read_recipe
 
 __all__ = ["RunConfig", "TrainConfig"]
@@ -29,6 +30,7 @@ class TrainConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
     RunningOptions,
+    TrialOptions,
     OutcomeOptions,
     LabelOptions,
     AugmentOptions,
@@ -111,6 +113,7 @@ class TrainConfig(
             raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
                              "one of them")  # fmt: skip
         self._metric_of(self.multi_label)
+        self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
             raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
         if self.loss != "ce" and self.multi_label:
@@ -119,6 +122,11 @@ class TrainConfig(
             raise UsageError(
                 f"`--class-weights` balanced weighs the classes of cross-entropy; with --loss {self.loss} give "
                 "--sampler balanced"
+            )
+        if self.loss != "ce" and self.distill_alpha == 1:
+            raise UsageError(
+                f"`--loss` {self.loss} is of the labels, of which --distill-alpha 1 leaves nothing; give an alpha "
+                "below 1, or leave --loss out"
             )
         if self.aug_repeats > 1 and self.sampler == "balanced":
             raise UsageError("`--aug-repeats` and `--sampler` balanced both repeat images; give one of them")

@@ -1,24 +1,41 @@
 """``tasks.json``: which files belong to which task; and how the files of an export reach their folder.
 
-Data files are named by their content, so an .onnx file never meets the data of another export. The index is the last
-to be replaced; while files move, one in its place lists both exports' files, from which a later export can clear up.
+Data files are named by their content, so an .onnx file never meets the data of another export.
 """
 
-import os
+import hashlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
-from vtk.files import replace_file
 from vtk.formats import read_json, write_json
+from vtk.marks import Recognise, any_of, json_with, png
+from vtk_export.place import CARD, GRAPH, LATENCY, move
 
 INDEX, FORMAT = "tasks.json", 1
 SESSION_OPTIONS = {"session.disable_prepacking": "1"}
 """Entries for ``SessionOptions.add_session_config_entry`` without which every session copies the shared weights."""
 
-_SUFFIXES = (".onnx", ".json", ".data")
-_KNOWN = (*_SUFFIXES, ".png")
+COMMAND = "vtk export tasks"
+_LISTED = json_with("format", "files")
+_DATA = re.compile(r".*-([0-9a-f]{12})\.data")
+_KNOWN = (".onnx", ".json", ".data", ".png")
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a file of weights is the one that its name tells of."""
+    named = _DATA.fullmatch(path.name)
+    if named is None:
+        return False
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest().startswith(named[1])
+
+
+_BY_SUFFIX: dict[str, Recognise] = {
+    ".onnx": GRAPH, ".json": any_of(CARD, LATENCY["latency.json"]), ".data": _is_data, ".png": png(),
+}  # fmt: skip
 
 
 def known_files(out: Path) -> frozenset[str]:
@@ -34,27 +51,26 @@ def known_files(out: Path) -> frozenset[str]:
     return frozenset(plain | {INDEX})
 
 
+def marks(names: Collection[str]) -> dict[str, Recognise]:
+    """Return how files of such an export are recognised."""
+    found: dict[str, Recognise] = {}
+    for name in names:
+        found[name] = _BY_SUFFIX.get(Path(name).suffix, CARD)
+        if name.endswith(".latency.png"):
+            found[name] = png((f"{name.removesuffix('.png')}.json", LATENCY["latency.json"]))
+    return {**found, INDEX: _LISTED}
+
+
 def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
-    """Move the files of ``folder`` into ``out``, write the index, and delete what only an earlier export had.
+    """Put the files of ``folder`` and an index in place of those of an earlier export, all of them or none.
 
     Raises:
-        DataError: a folder stands in a file's place, found before anything is moved; or ``out`` cannot be written.
+        DataError: something else stands in a file's place, found before anything is moved; or ``out`` cannot be
+            written.
     """
     new = sorted(file.name for file in folder.iterdir())
-    old = known_files(out)
-    for name in (*new, INDEX):
-        if (out / name).is_dir():
-            raise DataError(f"{out / name} is a folder where a file of the export belongs; give another `--out`")
-    if old:
-        write_json(out / INDEX, {"format": FORMAT, "files": sorted({*old, *new} - {INDEX})})
-    for name in sorted(new, key=_last_onnx):
-        with replace_file(out / name) as tmp:
-            os.replace(folder / name, tmp)
-    write_json(out / INDEX, {"format": FORMAT, **index, "files": new})
-    for stale in (out / name for name in old - {*new, INDEX} if (out / name).exists()):
-        # where capitals do not count, an old name may be a new file's
-        if not any(name.casefold() == stale.name.casefold() and stale.samefile(out / name) for name in new):
-            stale.unlink()
+    write_json(folder / INDEX, {"format": FORMAT, **index, "files": new})
+    move(folder, out, command=COMMAND, marks=marks({*known_files(out), *new}))
 
 
 def remember(out: Path, names: Collection[str]) -> None:
@@ -65,8 +81,3 @@ def remember(out: Path, names: Collection[str]) -> None:
     """
     value = read_json(out / INDEX)
     write_json(out / INDEX, {**value, "files": sorted({*value["files"], *names})})
-
-
-def _last_onnx(name: str) -> tuple[int, str]:
-    """Order data before cards before graphs, so that a graph is there only with all it needs."""
-    return (_SUFFIXES[::-1].index(Path(name).suffix), name)

@@ -22,7 +22,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
-from vtk.files import replace_file, write_text
+from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.runtime.opening import open_and_tell
@@ -32,7 +32,7 @@ from vtk_export.gate import gate
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
-from vtk_export.place import FILES, move, restamp, workspace
+from vtk_export.place import MARKS, move, restamp, workspace
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.down import lower
@@ -44,8 +44,9 @@ from vtk_export.verify import BATCHES, GateRow, check_rows, verify_structure, ve
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
 
-KNOWN = (*FILES, *scripts.SIDE_FILES, *scripts.LEFT)
-"""Names that an export and its scripts leave in its folder."""
+KNOWN = {**MARKS, **scripts.MARKS}
+"""Files that an export and its scripts leave in its folder, and how they are recognised."""
+_COMMAND = "vtk export tensorrt"
 
 _SCRIPT = Path(__file__).with_name("served") / scripts.PYTHON
 _ERRORS: dict[int, type[DataError | VerificationError | UnavailableError]] = {3: DataError, 5: UnavailableError}
@@ -122,7 +123,7 @@ def export_tensorrt(
                                "build_engine.py where the engine is to run")  # fmt: skip
     assert config.out is not None
     start, target = time.perf_counter(), config.target
-    with workspace(config.out, overwrite=config.overwrite, known=KNOWN) as folder:
+    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder:
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
@@ -138,7 +139,8 @@ def export_tensorrt(
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
-        _publish(folder, config.out)
+        # an engine is of the file before and goes, the timing cache stays
+        move(folder, config.out, command=_COMMAND, marks=KNOWN, kept=(scripts.CACHE,))
     engine = build_engine(config.out) if config.build else None
     opset = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     return TensorrtResult(
@@ -217,13 +219,3 @@ def _write_side_files(
     write_text(folder / scripts.COMPARE, scripts.compare_script(found))
     shutil.copyfile(_SCRIPT, folder / scripts.PYTHON)
     return found
-
-
-def _publish(folder: Path, out: Path) -> None:
-    """Put everything in place, the model last; an engine of the file before goes, the timing cache stays."""
-    for name in (*scripts.BUILT, "compare-inputs.json", "compare-onnxruntime.json"):
-        (out / name).unlink(missing_ok=True)
-    for name in scripts.SIDE_FILES:
-        with replace_file(out / name) as tmp:
-            (folder / name).replace(tmp)
-    move(folder, out)

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 
 from vtk.errors import UsageError
+from vtk.marks import begins, beside, json_with, says
 from vtk_export.targets import Target
 
 MODEL, ENGINE, CACHE = "model.onnx", "model.engine", "timing.cache"
@@ -27,6 +28,18 @@ BUILT = (ENGINE, STAMP)
 
 LEFT = (*BUILT, CACHE, _INPUTS, _OUTPUTS, "__pycache__")
 """What the scripts leave."""
+
+_TOLD = json_with("tensorrt", "precision", "inputs", "outputs")
+_BUILDER = begins('"""Builds model.engine from model.onnx')
+MARKS = {
+    PROFILE: _TOLD,
+    BUILD: says(f"# Builds {ENGINE} with TensorRT"),
+    COMPARE: says(f"# Compares {ENGINE} with ONNX Runtime"),
+    PYTHON: _BUILDER,
+    **dict.fromkeys((ENGINE, CACHE, _INPUTS, _OUTPUTS), beside(PYTHON, _BUILDER)),
+    STAMP: json_with("tensorrt"),
+}
+"""Files of both kinds, and how they are recognised: what the scripts leave by the script beside it."""
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
 """Absolute and relative, of logits of order 1, by what products are computed in."""

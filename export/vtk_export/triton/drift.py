@@ -1,7 +1,7 @@
 """What the code that a server prepares images with makes of them, against the toolkit's own; and of their logits."""
 
-import dataclasses
 import io
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from vtk_export.given import give_images, judging
 from vtk_export.judge import Photographs
 from vtk_export.limits import LEAST_COSINE
 from vtk_export.raw import Drift
-from vtk_export.triton.served.vtk_images import Unreadable, decode, prepare
+from vtk_export.triton.served.vtk_images import Unreadable, decode, from_array, prepare
 
 _COUNT = 16
 # sides of drawn images, in shares of the model's, and how they are stored
@@ -66,15 +66,24 @@ def measure_served(
 
 
 def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
-    from vtk.data.images import load_image
+    from vtk.data.bands import read_image
+    from vtk.data.memory_images import take_image
+    from vtk.data.rules import Decoding
     from vtk.data.transforms import eval_transform
 
-    transform, plain = eval_transform(spec), dataclasses.asdict(spec)
+    transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []
     for raw, path in _photographs(chosen) if chosen is not None else _drawn(spec, seed):
         try:
-            image = load_image(path, max_pixels=limit) if path else Image.open(io.BytesIO(raw)).convert("RGB")
-            theirs.append(torch.from_numpy(prepare(decode(raw), plain)))
+            if not path and spec.in_chans not in (1, 3):
+                array = np.frombuffer(raw, np.uint8).reshape(*spec.size, spec.in_chans)
+                theirs.append(torch.from_numpy(prepare(from_array(array, plain), plain)))
+                mine.append(transform(take_image(array, spec.in_chans, decoding)))
+                continue
+            image = (
+                read_image(path, spec.in_chans, limit, decoding) if path else Image.open(io.BytesIO(raw)).convert("RGB")
+            )
+            theirs.append(torch.from_numpy(prepare(decode(raw, plain), plain)))
             mine.append(transform(image))
         except DataError as error:
             console.warn(f"skipped: {error}")
@@ -110,6 +119,10 @@ def _photographs(chosen: Chosen) -> Iterator[tuple[bytes, Path | None]]:
 
 def _drawn(spec: InputSpec, seed: int) -> Iterator[tuple[bytes, Path | None]]:
     rng = np.random.default_rng(seed)
+    if spec.in_chans not in (1, 3):  # no format that is written here holds so many
+        for _ in range(2):
+            yield rng.integers(0, 256, (*spec.size, spec.in_chans), dtype=np.uint8).tobytes(), None
+        return
     for down, across, kind in _DRAWN:
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)

@@ -19,7 +19,7 @@ from vtk_export.triton.files import same_code, write_code, write_model_files
 from vtk_export.triton.models import Filled, Order, fill
 from vtk_export.triton.pbtxt import CONFIG, write_text
 from vtk_export.triton.publish import Draft, draft
-from vtk_export.triton.steps import build_ensemble, build_preprocess, step_names
+from vtk_export.triton.steps import build_ensemble, build_preprocess, raw_slot, step_names
 
 INDEX, STEPS = "tasks.json", "steps.json"
 
@@ -114,7 +114,8 @@ def _write_preprocess(made: Draft, order: Order, filled: Filled, name: str, earl
     specs = {task: _plain(card.input) for task, card in filled.cards.items()}
     image = next(slot for slot in filled.inputs if slot.name == "pixel_values")
     tasks = any(slot.name == "task" for slot in filled.inputs)
-    message = build_preprocess(name, order.name, order.config, image, tasks=tasks)
+    raw = raw_slot([card.input for card in filled.cards.values()])
+    message = build_preprocess(name, order.name, order.config, image, raw, tasks=tasks)
     made.at.mkdir()
     write_json(made.at / INDEX, {"format": 1, "tasks": specs})
     write_code(made.at, "preprocess")
@@ -132,5 +133,5 @@ def _write_preprocess(made: Draft, order: Order, filled: Filled, name: str, earl
 
 def _plain(spec: InputSpec) -> dict[str, Any]:
     """Return a spec as it is read back: JSON has lists where it has tuples."""
-    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec)))
+    found: dict[str, Any] = json.loads(json.dumps(spec.to_dict()))
     return found

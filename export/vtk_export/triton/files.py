@@ -1,11 +1,11 @@
 """What a version folder and its model folder hold beside weights: the server's code, the client, labels, warm-up."""
 
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vtk import data
 from vtk.card import Card
 from vtk.formats import write_json
 from vtk_export.triton.names import label_lines
@@ -19,21 +19,40 @@ _CODE = {
     "preprocess": {"preprocess_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_images.py": "vtk_images.py"},
 }
 _CLIENT = ("client.py", "vtk_images.py")
+_DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
+"""Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports its copies of them."""
+_DECODES = ("preprocess",)
 IMAGES = ("encoded", "images", "pixel_values")
 """What a model may take images by; a client sends the first of them that there is."""
 
 
 def write_code(version: Path, server: str) -> None:
     """Copy the model that the server's Python back-end runs."""
-    for source, name in _CODE[server].items():
-        shutil.copyfile(_SERVED / source, version / name)
+    for name, content in _code(server).items():
+        (version / name).write_bytes(content)
     forbid_bytecode(version)
 
 
 def same_code(version: Path, server: str) -> bool:
     """Return whether a version runs the code that `write_code` would put there."""
-    pairs = [(_SERVED / source, version / name) for source, name in _CODE[server].items()]
-    return all(there.is_file() and here.read_bytes() == there.read_bytes() for here, there in pairs)
+    return all((version / name).is_file() and (version / name).read_bytes() == content
+               for name, content in _code(server).items())  # fmt: skip
+
+
+def _code(server: str) -> dict[str, bytes]:
+    found = {name: (_SERVED / source).read_bytes() for source, name in _CODE[server].items()}
+    return found | (decoding_code() if server in _DECODES else {})
+
+
+def decoding_code() -> dict[str, bytes]:
+    """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
+    return {
+        f"vtk_{name}.py": Path(data.__file__)
+        .with_name(f"{name}.py")
+        .read_bytes()
+        .replace(b"from vtk.data.", b"from vtk_")
+        for name in _DECODING
+    }
 
 
 def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:
@@ -48,6 +67,8 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
     names = {entry.name for entry in config.input}
     for name in _CLIENT:
         shutil.copyfile(_SERVED / name, folder / name)
+    for name, content in decoding_code().items():
+        (folder / name).write_bytes(content)
     kind = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     image = next(entry for name in IMAGES for entry in config.input if entry.name == name)
     datatype = kind[image.data_type].name.removeprefix("TYPE_")
@@ -58,7 +79,7 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         "has_task": "task" in names,
         "static_batch": 0 if config.max_batch_size else image.dims[0],
         "outputs": list(outputs),
-        "tasks": {n: {"input": dataclasses.asdict(c.input), "classes": list(c.classes)} for n, c in cards.items()},
+        "tasks": {n: {"input": c.input.to_dict(), "classes": list(c.classes)} for n, c in cards.items()},
     }
     write_json(folder / "client.json", about)
     if any(entry.label_filename for entry in config.output):

@@ -26,7 +26,8 @@ USUAL = 8
 """Images of a call that a TensorRT engine is tuned for."""
 
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16", "UINT8": "TYPE_UINT8",
-         "INT32": "TYPE_INT32"}  # fmt: skip
+         "INT32": "TYPE_INT32", "INT8": "TYPE_INT8", "UINT16": "TYPE_UINT16", "INT16": "TYPE_INT16",
+         "UINT32": "TYPE_UINT32", "DOUBLE": "TYPE_FP64"}  # fmt: skip
 """ONNX's names of types to the server's."""
 
 

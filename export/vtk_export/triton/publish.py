@@ -16,9 +16,13 @@ import psutil
 
 from vtk.errors import DataError
 from vtk.files import replace_dir
-from vtk_export.triton.pbtxt import CONFIG, MARK, PART, read_text
+from vtk.locks import hold_name
+from vtk.nodes import check_folder, resolve_output
+from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
+OWN = frozenset({"warmup", "client.py", "client.json", "vtk_images.py"})
+"""Names in a model's folder beside its versions, config and labels."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,8 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
     Raises:
         DataError: ``repo`` is a file, or holds something else under this name.
     """
-    if repo.exists() and not repo.is_dir():
-        raise DataError(f"`--out` {repo} is a file; give the folder of a model repository")
-    path = repo / name
+    check_folder(repo, what="the folder of a model repository")
+    path = resolve_output(repo / name)
     if not path.exists():
         return None
     try:
@@ -104,6 +107,12 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
     if (other := config.parameters[PART].string_value if PART in config.parameters else "") != part_of:
         kind = f"is a step of the ensemble `{other}`" if other else "is a model of its own"
         raise DataError(f"{path} {kind}, so it stays; give another --name or --out")
+    own = {CONFIG, LABELS, *OWN}
+    foreign = sorted(p.name for p in path.iterdir() if p.name not in own and not (p.name.isdecimal() and p.is_dir()))
+    if foreign:  # the whole folder is replaced
+        raise DataError(
+            f"{path} holds {foreign[0]}, which would be lost; move it away, or give another --name or --out"
+        )
     versions = sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir())
     return Existing(path, config, tuple(versions))
 
@@ -123,25 +132,33 @@ def draft(repo: Path, name: str, part_of: str = "") -> Iterator[Draft]:
         DataError: the repository or the folder around it cannot be written, or another export was quicker.
     """
     old = find_existing(repo, name, part_of)
-    repo = repo.absolute()
+    repo = repo.resolve()
     existed = repo.exists()
-    staging = _staging(repo, name)
-    try:
-        with contextlib.suppress(_Kept), replace_dir(repo / name, beside=staging) as folder:
-            made = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
-            yield made
-            if made.kept:
-                raise _Kept
-            now = find_existing(repo, name, part_of)
-            if (now and now.versions) != (old and old.versions):
-                raise DataError(f"another export has written {repo / name} meanwhile; export again")
-            if old is not None:
-                _link_versions(old, made)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        if not existed:
-            with contextlib.suppress(OSError):
-                repo.rmdir()  # only if nothing was put there
+    with _hold(repo, name):
+        staging = _staging(repo, name)
+        try:
+            with contextlib.suppress(_Kept), replace_dir(repo / name, beside=staging) as folder:
+                made = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
+                yield made
+                if made.kept:
+                    raise _Kept
+                now = find_existing(repo, name, part_of)
+                if (now and now.versions) != (old and old.versions):
+                    raise DataError(f"another export has written {repo / name} meanwhile; export again")
+                if old is not None:
+                    _link_versions(old, made)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+            if not existed:
+                with contextlib.suppress(OSError):
+                    repo.rmdir()  # only if nothing was put there
+
+
+@contextlib.contextmanager
+def _hold(repo: Path, name: str) -> Iterator[None]:
+    """Keep other exports of a model away; the lock lies beside the repository, which a server may be reading."""
+    with hold_name(repo.parent / f"{repo.name}.{name}", f"vtk export triton --name {name}", f"{repo / name}:"):
+        yield
 
 
 def _staging(repo: Path, name: str) -> Path:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk import __version__
+from vtk.card import InputSpec
 from vtk.errors import UsageError
+from vtk_export.preproc import RAW_TYPES
 from vtk_export.triton.names import check_name
-from vtk_export.triton.pbtxt import LABELS, MARK, PART, Slot, messages
+from vtk_export.triton.pbtxt import LABELS, MARK, PART, TYPES, Slot, messages
 from vtk_export.triton_config import TritonCommand
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
@@ -24,7 +26,7 @@ def step_names(name: str) -> tuple[str, str]:
     return check_name(check_name(name) + PREPROCESS), check_name(name + CLASSIFIER)
 
 
-def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, *, tasks: bool) -> Any:
+def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, raw: Slot, *, tasks: bool) -> Any:
     """Build the ``ModelConfig`` of the step that prepares images.
 
     Args:
@@ -32,6 +34,7 @@ def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, 
         whole: of the ensemble.
         config: options.
         image: what the model takes.
+        raw: what a request has where images are sent decoded.
         tasks: whether each image comes with the name of a task.
 
     Raises:
@@ -43,7 +46,9 @@ def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, 
     pb = messages()
     made = pb.ModelConfig(name=name, backend="python", max_batch_size=config.max_batch_size)
     made.version_policy.latest.num_versions = 1
-    for entry in _images(made, pb):
+    made.input.add(name="encoded", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,), optional=True)
+    made.input.add(name=raw.name, data_type=pb.DataType.Value(raw.type), dims=raw.dims, optional=True)
+    for entry in made.input:  # a request has one of the two
         # requests are handed over one by one, so images of any sizes may share a call
         entry.allow_ragged_batch = True
     if tasks:
@@ -72,8 +77,9 @@ def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slo
     pb = messages()
     made = pb.ModelConfig(name=name, platform="ensemble", max_batch_size=preprocess.max_batch_size)
     made.version_policy.latest.num_versions = 1
-    _images(made, pb)
-    made.input.extend(entry for entry in preprocess.input if entry.name == "task")
+    for entry in preprocess.input:
+        made.input.add().CopyFrom(entry)
+        made.input[-1].ClearField("allow_ragged_batch")
     for slot in outputs:
         made.output.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims,
                         label_filename=LABELS if slot.labels else "")  # fmt: skip
@@ -88,9 +94,9 @@ def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slo
     return made
 
 
-def _images(made: Any, pb: Any) -> list[Any]:
-    """Add the two inputs of which a request has one."""
-    return [
-        made.input.add(name="encoded", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,), optional=True),
-        made.input.add(name="images", data_type=pb.DataType.Value("TYPE_UINT8"), dims=(-1, -1, 3), optional=True),
-    ]
+def raw_slot(specs: Sequence[InputSpec]) -> Slot:
+    """Return the input of decoded images: bytes, the type of the tasks' value ranges, or fp32 where these differ."""
+    kinds = {spec.value_type for spec in specs} - {""}
+    kind = TYPES[RAW_TYPES[kinds.pop() if kinds else ""]] if len(kinds) < 2 else "TYPE_FP32"
+    channels = {3 if spec.in_chans == 1 else spec.in_chans for spec in specs}
+    return Slot("images", kind, (-1, -1, channels.pop() if len(channels) == 1 else -1))

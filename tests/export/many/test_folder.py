@@ -93,26 +93,39 @@ def test_other_files_are_kept_and_need_overwrite(
     assert (out / "pets.onnx").is_file()
     (out / "cb.onnx").mkdir()
     before = {p.name for p in out.iterdir()}
-    _fails(3, "cb.onnx is a folder", capsys, packs["pets"], packs["cb"], "--out", out, "--overwrite")
+    argv = packs["pets"], packs["cb"], "--out", out, "--overwrite"
+    _fails(3, "holds cb.onnx, a folder that `vtk export tasks` did not write", capsys, *argv)
     assert {p.name for p in out.iterdir()} == before
 
 
-def test_an_export_that_was_killed_while_files_moved_is_cleared_up(
+def test_an_export_that_is_stopped_while_files_move_leaves_the_old_one(
     packs: dict[str, Path], tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, moved = tmp_path / "out", []
     tools.run_export(packs["pets"], packs["cars"], "--out", out)
+    before = _content(out)
 
     def replace(source: Path, target: Path) -> None:
-        if len(moved) == 3:
+        moved.append(target)
+        if len(moved) == 6:
             raise KeyboardInterrupt
-        moved.append(shutil.move(source, target))
+        shutil.move(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr("vtk_export.many.index.os.replace", replace)
+        patch.setattr("vtk.filesets.exchange", lambda a, b: False)
+        patch.setattr("vtk.filesets.os.replace", replace)
         assert main(["export", "tasks", str(packs["wide"]), str(packs["cb"]), "--out", str(out)]) == 130
-    assert len(moved) == 3
-    assert "tasks" not in json.loads((out / "tasks.json").read_text())
+    assert len(moved) > 6 and _content(out) == before
+
+
+def test_what_a_killed_export_of_version_0_1_left_is_cleared_up(
+    packs: dict[str, Path], tools: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    tools.run_export(packs["wide"], packs["cb"], "--out", out)
+    names = [name for name in _content(out) if name != "tasks.json"]
+    (out / "tasks.json").write_text(json.dumps({"format": 1, "files": sorted([*names, "cars.onnx"])}))
+    (out / ".export-tmp-999999999").mkdir()
     done = tools.run_export(packs["pets"], packs["cars"], "--out", out)  # without --overwrite
     assert {p.name for p in out.iterdir()} == {*done.index["files"], "tasks.json"}
 

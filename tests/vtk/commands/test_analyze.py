@@ -1,6 +1,7 @@
 """``vtk analyze`` as a person meets it: files, exit codes, resuming, two models side by side."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from PIL import Image
 from safetensors.torch import save_file
 
+import vtk.analysis.run
+from tests.vtk._faults import tree
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.models.create import build_model
@@ -76,6 +79,9 @@ def test_a_second_run_needs_a_flag_and_measures_what_is_new(photos, models, tmp_
     before = (out / "results" / "entropy.json").read_bytes()
     assert analyse(models["a"], "--data", photos, "--what", "entropy", "--out", out) != 0
     assert "is not empty" in capsys.readouterr().err
+    other = [models["a"], "--data", photos, "--what", "similarity", "--out", out, "--resume"]
+    assert analyse(*other) == 0
+    assert (out / "results" / "entropy.json").read_bytes() == before and not (out / "figures" / "entropy.png").exists()
     argv = [models["a"], "--data", photos, "--what", "entropy,similarity", "--out", out, "--resume"]
     monkeypatch.setattr("vtk.analysis.diagnostics.entropy.attention_entropy", lambda *a, **k: pytest.fail("again"))
     assert analyse(*argv) == 0
@@ -84,6 +90,33 @@ def test_a_second_run_needs_a_flag_and_measures_what_is_new(photos, models, tmp_
     changed = [models["b"], "--data", photos, "--what", "entropy", "--out", out, "--resume"]
     assert analyse(*changed) == 0  # another model: nothing of the old one is taken
     assert (out / "results" / "entropy.json").read_bytes() != before
+
+
+def test_an_earlier_report_stays_until_the_new_one_is_whole(photos, models, tmp_path, capsys, monkeypatch) -> None:
+    out = tmp_path / "out"
+    argv = ["--data", photos, "--out", out, "--what"]
+    assert analyse(models["a"], *argv, "entropy,similarity") == 0
+    before = tree(out)
+    with monkeypatch.context() as patch:  # Ctrl-C in the second of two diagnostics
+        patch.setattr("vtk.analysis.run._measured", stop_at("similarity", vtk.analysis.run._measured))
+        assert analyse(models["b"], *argv, "entropy,similarity", "--overwrite") == 130
+    now = tree(out)
+    assert {name: data for name, data in now.items() if not name.startswith(".vtk-")} == before
+    assert ".vtk-waiting/entropy.json" in now
+    monkeypatch.setattr("vtk.analysis.diagnostics.entropy.attention_entropy", lambda *a, **k: pytest.fail("again"))
+    assert analyse(models["b"], *argv, "entropy", "--resume") == 0
+    after = tree(out)
+    assert after["results/entropy.json"] == now[".vtk-waiting/entropy.json"] != before["results/entropy.json"]
+    assert set(after) == {name for name in before if "similarity" not in name}  # nothing of the other model is left
+
+
+def stop_at(name: str, measured: Callable[..., Any]) -> Callable[..., Any]:
+    def stopped(one: Any, *args: Any) -> Any:
+        if one.name == name:
+            raise KeyboardInterrupt
+        return measured(one, *args)
+
+    return stopped
 
 
 def test_what_a_model_lacks_is_said(photos, models, tmp_path, capsys) -> None:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests._plots import not_drawn
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.audit import scan
@@ -58,7 +59,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _cheap_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("confusion_png", "curves_png"):
-        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
 
 def vtk(capsys: pytest.CaptureFixture, *argv: object, code: int = 0) -> dict[str, Any]:
@@ -118,7 +119,12 @@ def test_a_checkpoint_becomes_parallel_and_is_used_like_any_other(
     assert task.card.metrics == {} and task.card.classes == CLASSES  # the sequential model's metric is not this one's
     assert task.card.command.startswith("vtk parallelize ")
 
-    assert (told["branches"], told["depth"], told["count"], told["images"]) == (2, 2, 10, f"10 images of {photos}")
+    assert (told["branches"], told["depth"], told["count"], told["images"]) == (
+        2,
+        2,
+        10,
+        f"10 held-out images of {photos}",
+    )
     assert [(b["first"], b["last"]) for b in told["blocks"]] == [(0, 1), (2, 3)]
     assert told["top1_sequential"] == top1(load_checkpoint(merged).model, task.card, photos)
     assert told["top1_parallel"] == top1(task.model, task.card, photos)

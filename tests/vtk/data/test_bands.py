@@ -13,6 +13,7 @@ from PIL import Image
 from vtk.card import InputSpec
 from vtk.data import Sample, eval_transform, make_loader, scan, train_transform
 from vtk.data.bands import read_image
+from vtk.data.rules import V0_1
 from vtk.errors import DataError, UsageError
 from vtk.models.inputs import input_spec
 
@@ -99,10 +100,13 @@ def test_the_scan_asks_for_the_channels(tmp_path: Path, picture: Callable[..., P
         for i in range(3):
             (tmp_path / name).mkdir(exist_ok=True)
             pages(tmp_path / name / f"{i}.tif", SIX)
-    picture(tmp_path / "a" / "colour.png")
-    for in_chans, bad in ((3, 0), (6, 1), (3, 0), (4, 0), (6, 1)):  # what is remembered for one is not for another
+        picture(tmp_path / name / "colour.png")
+    colours, six = ["colour.png"] * 2, ["0.tif", "1.tif", "2.tif"] * 2
+    for in_chans, bad in ((3, six), (6, colours), (3, six), (4, six), (6, colours)):  # one is not known of another
         audit = scan(tmp_path, in_chans=in_chans, workers=0, show_progress=False)
-        assert [path.name for path, _ in audit.bad] == ["colour.png"] * bad
+        assert [path.name for path, _ in audit.bad] == bad
+    audit = scan(tmp_path, decoding=V0_1, workers=0, show_progress=False)  # took the first page
+    assert not audit.bad
 
 
 @pytest.mark.parametrize("resize_mode", ["crop", "squash", "pad"])

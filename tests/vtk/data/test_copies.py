@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data import load_image, scan, write_digits
+from vtk.data.enlarged import NOMINAL
 from vtk.data.fingerprint import fingerprints, grid
 from vtk.data.layout import split
 from vtk.data.multi import scan_multi
@@ -96,7 +97,7 @@ def test_on_leak_fail_refuses_exact_leaks_everywhere(
     elif read == "pretrain":
         config = PretrainConfig(data=copied, on_leak="fail", out=tmp_path / "out")
         with pytest.raises(DataError, match=says):
-            read_images(config, labelled=False, show_progress=False)
+            read_images(config, NOMINAL, labelled=False, show_progress=False)
     else:
         out = tmp_path / "out.html"
         argv = ["data", "audit", str(copied), "--out", str(out)] if read == "command" else [
@@ -196,7 +197,7 @@ def test_copies_of_several_labels_and_without_labels_come_to_one_side(tmp_path: 
     (tmp_path / "labels.csv").write_text("".join(lines))
     audit = scan_multi(tmp_path / "labels.csv", show_progress=False, workers=0)
     assert audit.val and audit.copies.leaked == 0 and len(audit.copies.conflicts) == 20
-    found = read_images(PretrainConfig(data=tmp_path), labelled=False, show_progress=False)
+    found = read_images(PretrainConfig(data=tmp_path), NOMINAL, labelled=False, show_progress=False)
     assert found.val and found.copies.leaked == 0 and found.copies.repeated == 20
 
 

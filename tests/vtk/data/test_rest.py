@@ -9,6 +9,7 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.data import scan
+from vtk.data.enlarged import NOMINAL
 from vtk.data.multi import scan_multi
 from vtk.data.page import page
 from vtk.training.pretrain.config import PretrainConfig
@@ -79,11 +80,11 @@ def test_other_readers_account_for_every_file_too(tree: Tree) -> None:
     shutil.copy(root / "train/a/0.png", root / "train/a/same.png")
     multi = scan_multi(root, show_progress=False, workers=0)
     assert multi.left.merged == 1  # train/a/same.png is train/b/same.png, and has both labels
-    found = read_images(PretrainConfig(data=root), labelled=False, show_progress=False)
+    found = read_images(PretrainConfig(data=root), NOMINAL, labelled=False, show_progress=False)
     for audit in (multi, found, quiet(root)):
         assert audit.seen == files_of(root)
     shutil.rmtree(root / "val")
-    found = read_images(PretrainConfig(data=root), labelled=False, show_progress=False)
+    found = read_images(PretrainConfig(data=root), NOMINAL, labelled=False, show_progress=False)
     assert found.seen == files_of(root) and len(found.samples) == 3 + 3 + 2 + 2
 
 

@@ -61,6 +61,7 @@ def wild(folder: Path, label: int) -> None:
 def judged(pack: Path, paths: list[Path]) -> np.ndarray:
     """Logits of a model that timm built, of files that were decoded one by one."""
     from vtk.data.bands import read_image
+    from vtk.data.rules import Decoding
     from vtk.data.transforms import eval_transform
 
     card, state = read_card(pack), load_task(pack).model.state_dict()
@@ -69,7 +70,8 @@ def judged(pack: Path, paths: list[Path]) -> np.ndarray:
     model.load_state_dict(state)
     transform = eval_transform(card.input)
     with torch.no_grad():
-        images = [transform(read_image(path, chans, card.data["max_pixels"])) for path in paths]
+        decoding = Decoding.of(card.input)
+        images = [transform(read_image(path, chans, card.data["max_pixels"], decoding)) for path in paths]
         return model.eval()(torch.stack(images)).numpy()
 
 

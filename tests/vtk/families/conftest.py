@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests._plots import not_drawn
 from tests.vtk.families._table import Family
 from vtk.training.config import FinetuneConfig
 from vtk.training.parallel import open_ranks
@@ -33,7 +34,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Train attention for one epoch; return the run, whose model is as the pack should be."""
     for name in ("confusion_png", "curves_png"):
-        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
     def fine_tune(family: Family, **changes: object) -> Run:
         torch.manual_seed(0)

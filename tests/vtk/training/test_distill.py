@@ -154,6 +154,21 @@ def test_of_two_heads_one_learns_the_labels_and_one_the_teacher():
         assert student.eval()(taught.images).shape == (5, 3)  # used as before: both averaged
 
 
+@pytest.mark.parametrize(("kind", "alpha"), [("soft", 1.0), ("features", 0.5), ("tokens", 1.0)])
+def test_of_two_heads_none_is_left_with_nothing_to_learn(kind, alpha):
+    """Where there is one target for logits, both heads, averaged as in use, learn it."""
+    student = vit(name="deit_tiny_distilled_patch16_224").train()
+    teacher = teach(vit(1, name="deit_tiny_distilled_patch16_224"))
+    objective = Distillation(Classification(3), teacher, student, kind=kind, alpha=alpha, spec=SPEC)
+    taught = objective.prepare(some())
+    loss, _ = objective.loss(student, taught)
+    loss.backward()
+    assert not isinstance(student(taught.images), tuple)
+    moved = alpha < 1 or kind == "soft"
+    for head in (student.head, student.head_dist):
+        assert bool(head.weight.grad.abs().max() > 0) == moved
+
+
 @pytest.mark.parametrize(
     ("kind", "other", "message"),
     [
@@ -192,6 +207,7 @@ def test_a_teacher_of_other_classes_is_refused(classes, card, message):
         ({"distill_from": "x", "distill_kind": "hard", "distill_temperature": 2.0}, "--distill-kind hard has none"),
         ({"distill_from": " "}, "`--distill-from` is ' '; allowed is a pack"),
         ({"distill_from": "x", "data": None, "tasks": ("a=x", "b=y")}, "give one run for each"),
+        ({"distill_from": "x", "distill_alpha": 1.0, "class_weights": "balanced"}, "--distill-alpha 1 leaves nothing"),
     ],
 )
 def test_options_that_contradict_each_other(config, changes, message):

@@ -62,7 +62,7 @@ def test_a_run_with_a_teacher(config, teacher, tmp_path, capsys):
     moved = tmp_path / "moved.safetensors"
     shutil.move(teacher, moved)
     finetune(config(out=tmp_path / "parts", resume=True, **{**taught, "distill_from": str(moved)}))
-    ends = [tree(tmp_path / name / "last")["model.safetensors"] for name in ("whole", "parts")]
+    ends = [tree(tmp_path / name / "task-last")["task.safetensors"] for name in ("whole", "parts")]
     assert ends[0] == ends[1]
     other = write_teacher(tmp_path / "other.safetensors", seed=8)
     here = {**taught, "distill_from": str(moved)}
@@ -86,6 +86,31 @@ def test_a_teacher_that_cannot_teach_leaves_the_run_before_alone(config, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("kind", ["features", "tokens"])
+def test_features_alone_train_no_new_classifier(config, photos, teacher, tmp_path, kind):
+    """They are below it: a pack of it would guess. One that starts from trained weights or a pack is left as it is."""
+    write_teacher(teacher)
+    alone = {"distill_from": str(teacher), "distill_kind": kind, "distill_alpha": 1.0, "epochs": 1}
+    with pytest.raises(UsageError, match=f"--distill-kind {kind} gives the new classifier nothing to learn"):
+        finetune(config(out=tmp_path / "new", **alone))
+    with pytest.raises(UsageError, match=f"--distill-kind` {kind} compares what is below the classifier"):
+        finetune(config(out=tmp_path / "new", train="head", **{**alone, "distill_alpha": 0.5}))
+    assert not (tmp_path / "new").exists()
+    if kind == "tokens":
+        return
+    small = tuple(f"{key}={value}" for key, value in SMALL.items())
+    trained = {"weights": teacher, "pretrained": True, "model_kwargs": small}
+    run = finetune(config(out=tmp_path / "trained", **trained, **alone))
+    state = load_file(run.task_last / "task.safetensors")
+    two = shutil.copytree(photos, tmp_path / "two")  # rows of two of the classes
+    shutil.rmtree(two / "train" / "green")
+    shutil.rmtree(two / "val" / "green")
+    finetune(config(out=tmp_path / "rows", **{"data": two, **trained, **alone}))
+    assert torch.allclose(state["head.weight"], load_file(teacher)["head.weight"], atol=1e-3)
+    pack = finetune(config(out=tmp_path / "pack", epochs=1)).task
+    finetune(config(out=tmp_path / "on", init_from=(str(pack),), **alone))
+
+
 def test_a_teacher_at_hand_needs_no_file(config, teacher, tmp_path):
     model = load_file(teacher)
     created = build_model("vit_tiny_patch16_224", num_classes=3, img_size=48, pretrained=False, kwargs=SMALL)
@@ -101,11 +126,11 @@ def test_a_teacher_at_hand_needs_no_file(config, teacher, tmp_path):
 def test_what_was_not_asked_for_changes_nothing(config, photos):
     for kind in (FinetuneConfig, TrainConfig):
         assert kind(data=photos).distill_from is None
-    before = finetune(config(epochs=1))
+    before = finetune(config(epochs=2, stop_after=1))
     state = json.loads((before.out / "last" / "state.json").read_text())
     flags = {k: v for k, v in state["flags"].items() if not k.startswith("distill_")}
     (before.out / "last" / "state.json").write_text(json.dumps({**state, "flags": flags}))  # of an older version
-    assert len(finetune(config(epochs=1, resume=True)).rows) == 1
+    assert len(finetune(config(epochs=2, resume=True)).rows) == 2
 
 
 @pytest.mark.parametrize("kind", ["soft", "tokens"])
@@ -128,14 +153,14 @@ def test_two_processes_do_what_one_does(config, photos, tmp_path, kind):
         torchrun, "--standalone", "--nproc_per_node", "2", "-m", "vtk", "finetune", str(photos), "--model",
         "vit_tiny_patch16_224", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2", "--no-pretrained", "--img-size",
         "32", "--epochs", "2", "--batch-size", "8", "--lr", "2e-3", "--head-lr-mult", "1", "--workers", "0", "--device",
-        "cpu", "--distill-from", str(teacher), "--distill-alpha", "1", "--distill-kind", kind, "--out",
+        "cpu", "--distill-from", str(teacher), "--distill-alpha", "0.9", "--distill-kind", kind, "--out",
         str(tmp_path / "two"),
     ]  # fmt: skip
     done = subprocess.run(
         argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    run = finetune(config(out=tmp_path / "one", distill_from=str(teacher), distill_alpha=1.0, distill_kind=kind))
+    run = finetune(config(out=tmp_path / "one", distill_from=str(teacher), distill_alpha=0.9, distill_kind=kind))
     rows = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
     for mine, theirs in zip(run.rows, rows, strict=True):
         for key in ("loss", "loss_teacher", "loss_labels", "val_loss"):

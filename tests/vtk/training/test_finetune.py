@@ -144,7 +144,6 @@ def test_two_and_two_epochs_equal_four(config, tmp_path, precision):
         for file in PACK:
             name = f"{folder}/{file}"
             assert (whole.out / name).read_bytes() == (second.out / name).read_bytes(), name
-    assert (whole.out / "last/model.safetensors").read_bytes() == (second.out / "last/model.safetensors").read_bytes()
     drop = ("seconds", "images_per_second")
     rows = [[{k: v for k, v in r.items() if k not in drop} for r in x.rows] for x in (whole, second)]
     assert rows[0] == rows[1] and len(rows[0]) == 4

@@ -97,8 +97,9 @@ def test_dry_run_shows_the_table_and_writes_nothing(photos, tmp_path, capsys):
     out = tmp_path / "run"
     assert command.main([str(photos), *FLAGS, "--out", str(out), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert not out.exists() and max(map(len, printed.splitlines())) <= 80
-    assert all(mode in printed for mode in MODES) and "→ plain" in printed
+    table = printed.partition("Memory of a training step")[2]
+    assert not out.exists() and max(map(len, table.splitlines())) <= 80
+    assert all(mode in table for mode in MODES) and "→ plain" in table
     assert command.main([str(photos), *FLAGS, "--out", str(out), "--dry-run", "--json", "--memory", "gelu8"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert not out.exists() and told["memory"] == "gelu8" and [m["mode"] for m in told["modes"]] == list(MODES)

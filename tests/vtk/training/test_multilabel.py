@@ -52,14 +52,56 @@ def some(n):
 @pytest.mark.parametrize("weights", [None, [1.0, 3.0, 0.5, 2.0]])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_loss_in_fp64_by_hand(smoothing, weights):
+    """An image that has a label costs w·BCE, one that has not BCE, each with its own smoothed target."""
     objective = MultiLabel(4, smoothing=smoothing, weights=weights)
     batch = some(7)
     loss, _ = objective.loss(Logits(), objective.prepare(batch))
-    t = batch.labels.double() * (1 - smoothing) + smoothing / 4
     p = Logits()(batch.images).double().sigmoid()
+    on, off = 1 - smoothing + smoothing / 4, smoothing / 4
+    having, lacking = (-(t * p.log() + (1 - t) * (1 - p).log()) for t in (on, off))
     w = torch.tensor(weights or [1.0] * 4).double()
-    by_hand = -(w * t * p.log() + (1 - t) * (1 - p).log()).mean()
+    by_hand = torch.where(batch.labels > 0, w * having, lacking).mean()
     assert float(loss) == pytest.approx(float(by_hand), rel=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weights_equal_images_that_come_again(smoothing):
+    """One label that 2 of 20 images have, whose weight is 9: the optimum of its loss is that of 18 against 18."""
+    labels = torch.tensor([[1.0]] * 2 + [[0.0]] * 18)
+    weighted, plain = MultiLabel(1, smoothing=smoothing, weights=[9.0]), MultiLabel(1, smoothing=smoothing)
+    logits = torch.linspace(-3, 3, 20, dtype=torch.float64)[:, None].requires_grad_()
+    again = torch.tensor([0, 1] * 9 + [*range(2, 20)])
+    losses = [
+        objective.criterion(logits[rows], objective.prepare(Batch(torch.zeros(len(rows), 3, 2, 2), labels[rows])))
+        for objective, rows in ((weighted, torch.arange(20)), (plain, again))
+    ]
+    found, wanted = (torch.autograd.grad(loss * n, logits)[0] for loss, n in zip(losses, (20, 36), strict=True))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_a_rare_label_is_not_given_to_every_image(config, tmp_path):
+    """60 images, 2 of them with a bright channel: with weights and the default smoothing only such are said to be."""
+    rng = np.random.default_rng(0)
+    lines = ["path,labels,split\n"]
+    for i in range(80):
+        rare, common = (i < 2 or i >= 70), i % 2 == 0
+        pixels = rng.integers(0, 60, (20, 20, 3))
+        pixels[..., [0] * rare + [1] * common] += 190
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{i}.png")
+        names = ["rare"] * rare + ["common"] * common
+        lines.append(f"{i}.png,{';'.join(names)},{'val' if i >= 60 else 'train'}\n")
+    (tmp_path / "labels.csv").write_text("".join(lines))
+    changes = {"data": tmp_path / "labels.csv", "multi_label": True, "epochs": 8, "lr": 8e-3, "hflip": 0.0}
+    assert config(**changes).smoothing > 0
+    result = finetune(config(class_weights="balanced", metric="macro_f1", **changes))
+    assert result.metrics.macro_f1 > 0.9
+
+
+@pytest.mark.parametrize(("labels", "smoothing"), [(1, 0.5), (5, 0.7), (80, 0.51)])
+def test_smoothing_that_leaves_no_label_more_likely_than_not_is_refused(labels, smoothing):
+    with pytest.raises(UsageError, match="which probability ½ does not tell apart") as refused:
+        MultiLabel(labels, smoothing=smoothing)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])

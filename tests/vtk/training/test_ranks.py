@@ -91,7 +91,7 @@ told = {}
 parts = Path(out) / "parts"
 half, rest = {"out": parts, "stop_after": 1}, {"out": parts, "resume": True}
 for name, changes in (("whole", {}), ("half", half), ("parts", rest)):
-    run = (runs._open_joint if tasks else runs._open_run)(dataclasses.replace(config, **changes))
+    run = (runs.open_joint if tasks else runs.open_run)(dataclasses.replace(config, **changes))
     run.go()
     digest = hashlib.sha256()
     for key, value in run.model.state_dict().items():

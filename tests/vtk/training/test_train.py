@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ import pytest
 import timm
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests._plots import not_drawn
 from tests.vtk._faults import training_killed_at, tree
 from tests.vtk.training.test_resume import same_runs
 from vtk.__main__ import main
@@ -40,7 +42,7 @@ def result(photos, tmp_path_factory):
     changes = {"cb": True, "mean": (0.4,), "std": (0.3,), "ema": 0.9, "drop": 0.1, "mixup": 0.5, "loss": "bce"}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("confusion_png", "curves_png"):  # a picture takes longer than the run
-            patch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(b"not drawn"))
+            patch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
         return train(TrainConfig(data=photos, out=tmp_path_factory.mktemp("train") / "run", **SMALL, **RUN, **changes))
 
 
@@ -151,8 +153,10 @@ def test_overwrite_takes_only_what_a_run_wrote(scratch, tmp_path):
     train(scratch(epochs=1))
     (out / "notes.txt").write_text("mine")
     (out / "model.safetensors.tmp-4194305").write_bytes(b"of a killed run")
-    for name in (outputs.BACKBONE, outputs.TOKENIZER, outputs.RECONSTRUCTION):  # as if it had been of `vtk pretrain`
-        (out / name).write_bytes(b"of another kind of run")
+    # as if it had been of `vtk pretrain`
+    shutil.copyfile(out / "model.safetensors", out / outputs.BACKBONE)
+    save_file({}, out / outputs.TOKENIZER, metadata={"vtk_tokenizer": "{}"})
+    (out / outputs.RECONSTRUCTION).write_bytes(not_drawn())
     again = train(scratch(epochs=1, seed=1, overwrite=True))
     assert (out / "notes.txt").read_text() == "mine" and not (out / "model.safetensors.tmp-4194305").exists()
     assert load_checkpoint(again.model).card.data["seed"] == 1
@@ -225,6 +229,17 @@ def test_a_trained_classifier_keeps_its_biases(result, photos, tmp_path):
     run.load()
     run.build()
     assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"])
+
+
+def test_rows_of_a_trained_classifier_keep_their_biases(result, photos, tmp_path):
+    two = shutil.copytree(photos, tmp_path / "two")
+    for part in ("train", "val"):
+        shutil.rmtree(two / part / "green")
+    config = TrainConfig(data=two, weights=result.model, out=tmp_path / "on", head_bias=-4.0, **RUN)
+    run = CheckpointRun(config, tmp_path / "on", Ranks(torch.device("cpu")))
+    run.load()
+    run.build()
+    assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"][[0, 2]])
 
 
 def test_a_dry_run_writes_nothing_and_auto_finds_a_batch(scratch, tmp_path):

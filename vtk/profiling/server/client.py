@@ -8,7 +8,10 @@ import numpy as np
 
 from vtk.errors import UnavailableError, UsageError
 
-NUMPY: dict[str, Any] = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
+NUMPY: dict[str, Any] = {
+    "FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
+    "UINT32": np.uint32, "INT32": np.int32, "FP64": np.float64,
+}  # fmt: skip
 """KServe's names of the types that images can have."""
 
 
@@ -52,7 +55,9 @@ class ModelInfo:
         found = [i for i in self.inputs if i.datatype in NUMPY and len(i.shape) == 4]
         if len(found) != 1:
             told = ", ".join(f"{i.name} {i.datatype} {list(i.shape)}" for i in self.inputs)
-            raise UsageError(f"`{self.name}` takes {told}; images are one input of four axes, FP32, FP16 or UINT8")
+            raise UsageError(
+                f"`{self.name}` takes {told}; images are one input of four axes, of a floating type or whole numbers"
+            )
         return found[0]
 
     def logits(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError
-from vtk.files import prepare_output
+from vtk.filesets import open_folder
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.compare import compare, remarks, torch_reference
@@ -46,9 +46,18 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
         DataError: the reference cannot be read, or ``out`` is not empty.
     """
     expect(config, ServerConfig, "profile_server")
-    if config.out is not None:
-        require("matplotlib")
-        prepare_output(config.out, overwrite=config.overwrite)
+    if config.out is None:
+        return _drive(config, command, show_progress)
+    from vtk.profiling.server.report import MARKS, write_report
+
+    require("matplotlib")
+    with open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite):
+        result = _drive(config, command, show_progress)
+        write_report(result, config.out)
+    return result
+
+
+def _drive(config: ServerConfig, command: str, show_progress: bool) -> ServerResult:
     source = None if config.reference is None else open_source(config.reference, base=config.base)
     client = connect(config.server, config.protocol, config.timeout)
     try:
@@ -70,10 +79,6 @@ def profile_server(config: ServerConfig, *, command: str = "", show_progress: bo
         budget_ms=config.budget_ms, stopped=stopped, command=command,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
-    if config.out is not None:
-        from vtk.profiling.server.report import write_report
-
-        write_report(result, config.out)
     return result
 
 
@@ -109,13 +114,14 @@ class Traffic:
         spec = _spec(image.shape, config, source)
         count = PAYLOADS * max(config.batch_sizes)
         self._images, what = gate_images(spec, min(count, 64), chosen=None, seed=config.seed)
-        if image.datatype == "UINT8":
+        raw = image.datatype not in ("FP32", "FP16")
+        if raw:
             self._images = _to_pixels(self._images, channels_last=image.shape[3] in (1, 3))
         self._image, self._kind = image.name, NUMPY[image.datatype]
         self._want: Tensor | None = None
         self.described = "not compared (give --reference)"
         if source is not None:
-            if image.datatype == "UINT8":
+            if raw:
                 raise UsageError(f"`{info.name}` takes raw images; --reference is for models that take normalised ones")
             self._want = torch_reference(source.model(), self._images)
             weak = "".join(f"; caution: {text}" for text in remarks(self._want))
@@ -182,6 +188,8 @@ class Traffic:
 
     def _tensors(self, index: Tensor) -> dict[str, "np.ndarray[Any, Any]"]:
         found: dict[str, np.ndarray[Any, Any]] = {self._image: self._images[index].numpy().astype(self._kind)}
+        if self._images.dtype == torch.uint8 and np.dtype(self._kind).kind in "iu":  # spread over the whole type
+            found[self._image] *= np.iinfo(self._kind).max // 255 or 1
         for other in self.info.inputs:
             if other.name == self._image:
                 continue

@@ -9,13 +9,18 @@ from typing import Any
 
 from vtk import console
 from vtk.files import write_text
+from vtk.filesets import replace_set
 from vtk.formats import write_json
 from vtk.html import document, table
+from vtk.marks import SOFTWARE, json_with
+from vtk.marks import page as page_mark
 from vtk.profiling.plot import COLOURS, MARKERS, between
 from vtk.profiling.report import DASH, UNSTABLE, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult
 
-FILES = ("server.html", "server.json")
+MARKS = {"server.html": page_mark(), "server.json": json_with("server", "protocol", "levels")}
+"""Files of a report, and how they are recognised."""
+FILES = tuple(MARKS)
 COLUMNS = ("batch", "load", "images/s", "p50", "p90", "p99", "queue", "compute", "joined", "req")
 """Times in milliseconds; ``joined`` is how many images the server ran at once."""
 
@@ -37,13 +42,14 @@ def print_result(result: ServerResult) -> None:
 
 
 def write_report(result: ServerResult, folder: Path) -> None:
-    """Write `FILES` into ``folder``, each of them whole or not at all.
+    """Write `FILES` into ``folder``, all of them or none.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    write_json(folder / "server.json", result.to_dict())
-    write_text(folder / "server.html", page(result))
+    with replace_set(folder, MARKS, "vtk profile") as staged:
+        write_json(staged / "server.json", result.to_dict())
+        write_text(staged / "server.html", page(result))
 
 
 def page(result: ServerResult) -> str:
@@ -148,5 +154,5 @@ def png(result: ServerResult) -> bytes:
     if timed:
         axes.legend(frameon=False, fontsize=8)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()

@@ -38,3 +38,10 @@ class LabelOptions(Config):
                 "`--class-weights` balanced and `--sampler` balanced both make small classes count for more; give one "
                 "of them"
             )
+
+    def _check_weighted_labels(self, distill_alpha: float) -> None:
+        if self.class_weights == "balanced" and distill_alpha == 1:
+            raise UsageError(
+                "`--class-weights` balanced weighs the loss of the labels, of which --distill-alpha 1 leaves nothing; "
+                "give an alpha below 1, or --sampler balanced"
+            )

@@ -1,11 +1,40 @@
 """How a run works: number formats, devices, and how it goes on."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import Device, EvalBatch, Seed, Workers
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME = r"(?P<time>\d*[1-9]\d*(\.\d+)?|0?\.\d*[1-9]\d*) ?(?P<unit>s|min|h)"
+_INTERVAL = re.compile(rf"(?P<steps>[1-9]\d*)( ?steps?)?|{_TIME}")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something is done: after so many optimiser steps, or after a time.
+
+    Attributes:
+        steps: None where it is a time.
+        seconds: None where it is a number of steps.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def parse_interval(text: str | None) -> Interval | None:
+    """Return what ``500``, ``500steps``, ``90s``, ``10min`` or ``1.5h`` says; None of None."""
+    if text is None:
+        return None
+    found = _INTERVAL.fullmatch(text)
+    assert found is not None, text  # the option's pattern
+    if found["steps"]:
+        return Interval(steps=int(found["steps"]))
+    return Interval(seconds=float(found["time"]) * _UNITS[found["unit"]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +58,17 @@ class RunningOptions(Config):
     stop_after: Annotated[
         int | None, Option("stop after this many epochs of the plan; --resume goes on from there", least=1)
     ] = None
-    resume: Annotated[bool, Option("continue the run in --out after its last whole epoch", "output", often=True)] = (
-        False
-    )
+    save_every: Annotated[
+        str | None,
+        Option(
+            "save within epochs, too: every so many optimizer steps (500), or a time (10min)",
+            "output",
+            convert=str,
+            pattern=_INTERVAL.pattern,
+            allowed="optimizer steps, such as 500, or a time, such as 90s, 10min or 1.5h",
+        ),
+    ] = None
+    resume: Annotated[bool, Option("continue the run in --out where it was last saved", "output", often=True)] = False
     overwrite: Annotated[bool, Option("replace the results of an earlier run in --out", "output", often=True)] = False
 
     def _check_running(self) -> None:
@@ -45,6 +82,6 @@ class DryRunOptions(Config):
 
     GROUP: ClassVar[str] = "running"
 
-    dry_run: Annotated[bool, Option("show the memory that each mode takes; train nothing", "memory", often=True)] = (
-        False
-    )
+    dry_run: Annotated[
+        bool, Option("show images, memory in each mode and an estimate of time; keep nothing", "memory", often=True)
+    ] = False

@@ -20,7 +20,7 @@ class ViewOptions(Config):
     crop_scale: CropScale = (0.6, 1.0)
     hflip: Annotated[
         float | None,
-        Option("probability of mirroring (default: 0.5; 0 of left and right, digits, letters)", often=True, least=0,
+        Option("probability of mirroring (default: 0.5; of digits 0)", often=True, least=0,
                most=1),
     ] = None  # fmt: skip
     auto_augment: Annotated[

@@ -17,6 +17,7 @@ from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, Learni
 from vtk.training.options.running import RunningOptions
 from vtk.training.options.sharpness import SamOptions
 from vtk.training.options.source import Pretrained, SourceOptions
+from vtk.training.options.trial import TrialOptions
 from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -42,6 +43,7 @@ _OWN: dict[str, tuple[str, ...]] = {
 class PretrainConfig(
     # fields come in the order of the last parent first
     RunningOptions,
+    TrialOptions,
     MaskedViewOptions,
     SamOptions,
     RecipeOptions,

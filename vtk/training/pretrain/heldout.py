@@ -32,6 +32,7 @@ class HeldOut:
         ranks = self.ranks
         mine: list[tuple[int, dict[str, float]]] = []
         for i, (images, labels) in enumerate(share(self.loader, ranks, whole=True)):
+            ranks.check()
             number = i * ranks.world + ranks.rank
             # what an objective draws for a batch does not depend on who draws it
             self.objective.start_epoch(mix(self.seed or 0, HELD_OUT, number))

@@ -13,7 +13,9 @@ from vtk.data.listing import Found, folders, note_rest, walk
 from vtk.data.named import fetch, is_named
 from vtk.data.probed import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.rest import Rest, settle
+from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -21,8 +23,10 @@ _LEAST = 4
 """Images without which there is nothing to learn from: one is held out, and the others should differ."""
 
 
-def read_images(config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool) -> DataAudit:
-    """Scan the images of a run.
+def read_images(
+    config: PretrainConfig, spec: InputSpec, *, labelled: bool, show_progress: bool, decoding: Decoding | None = None
+) -> DataAudit:
+    """Scan the images of a run; ``decoding`` is that of a resumed run of version 0.1.
 
     Raises:
         DataError: the folder is absent, or too few of its images can be read; of a labelled run, see `vtk.data.scan`.
@@ -33,15 +37,19 @@ def read_images(config: PretrainConfig, spec: InputSpec, *, labelled: bool, show
             config.data, val_split=config.val_split, seed=config.seed, workers=config.workers,
             show_progress=show_progress, on_bad_image=config.on_bad_image, in_chans=config.in_chans,
             max_pixels=config.max_pixels, on_leak=config.on_leak, field_separator=config.field_separator,
-            keep_empty_classes=config.keep_empty_classes, spec=spec,
+            keep_empty_classes=config.keep_empty_classes, spec=spec, value_range=config.value_range,
+            decoding=decoding,
         )  # fmt: skip
         if not audit.val:
             raise DataError(f"{config.data} has no held-out images; give it a val/ folder, or more images of a class")
         return audit
-    return _scan_all(config, config.data, spec, show_progress)
+    return _scan_all(config, config.data, spec, show_progress, decoding)
 
 
-def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool) -> DataAudit:
+def _scan_all(
+    config: PretrainConfig, given: Path, spec: InputSpec, show_progress: bool, decoding: Decoding | None
+) -> DataAudit:
+    parse_option(config.value_range)
     start = time.perf_counter()
     root = fetch(given) if is_named(given) else given
     if root.is_file():
@@ -52,8 +60,9 @@ def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progres
     if not found:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
     probes, cached = probe_files(
-        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec
-    )
+        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
+        rules=decoding.rules if decoding else "srgb",
+    )  # fmt: skip
     if config.on_bad_image == "fail":
         refuse_bad(root, probes)
     good = [[file.name for file in part if not probes[file.name].bad] for part in parts]
@@ -76,6 +85,7 @@ def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progres
         copies.refuse_leaks(root)
     left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
+    seen = judge(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",
@@ -86,8 +96,8 @@ def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progres
         sizes=sizes_of(readable),
         modes=modes_of(readable),
         exif_rotated=sum(probe.orientation != 1 for probe in readable),
-        notes=(*notes, *left.notes(), *copies.notes()),
-        warnings=(*left.warnings(), *copies.warnings()),
+        notes=(*notes, *left.notes(), *seen.notes, *copies.notes()),
+        warnings=(*left.warnings(), *seen.warnings, *copies.warnings()),
         val_split=config.val_split,
         seed=config.seed,
         max_pixels=config.max_pixels,
@@ -96,6 +106,9 @@ def _scan_all(config: PretrainConfig, given: Path, spec: InputSpec, show_progres
         digests=Digests(root, probes),
         copies=copies,
         left=left,
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
     )
 
 

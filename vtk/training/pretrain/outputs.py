@@ -36,6 +36,8 @@ def print_images(audit: DataAudit) -> None:
     )
     for note in audit.notes:
         console.say(note)
+    for warning in audit.warnings:
+        console.warn(warning)
     for bad in audit.bad[:_SHOWN]:
         console.say(f"skipped {one_line(bad.path)}: {bad.reason}", style="yellow")
     if audit.bad:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vtk import files
 from vtk.card import InputSpec
+from vtk.marks import SOFTWARE
 from vtk.training.outputs import RECONSTRUCTION
 from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
@@ -65,7 +66,7 @@ def draw(columns: Sequence[Tensor], titles: Sequence[str], spec: InputSpec, path
             if r == 0:
                 axes.set_title(title, fontsize=9)
     with files.replace_file(path) as tmp:
-        figure.savefig(tmp, format="png")
+        figure.savefig(tmp, format="png", metadata=SOFTWARE)
 
 
 def _pixels(images: Tensor, spec: InputSpec) -> np.ndarray:

@@ -1,6 +1,7 @@
 """What a pre-training run left behind."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class PretrainResult:
         images_per_second: of training, without evaluation; NaN when nothing was left to train.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         tokenizer: file with the tokenizer; of beit only.
+        trial: ``limit`` and ``max_steps``, where they were given.
     """
 
     out: Path
@@ -28,6 +30,7 @@ class PretrainResult:
     images_per_second: float
     precision: str
     tokenizer: Path | None = None
+    trial: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def val_loss(self) -> float:
@@ -46,5 +49,6 @@ class PretrainResult:
             **self.numbers,
             "images_per_second": self.images_per_second,
             "precision": self.precision,
+            **self.trial,
             **({} if self.tokenizer is None else {"tokenizer_file": str(self.tokenizer)}),
         }

@@ -1,5 +1,6 @@
 """``pretrain``: from a folder of images to the backbone of a model, and all that a stopped run needs to go on."""
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.files import write_text
@@ -29,8 +31,10 @@ from vtk.training.callbacks import Callback, Callbacks
 from vtk.training.compiled import check_compile
 from vtk.training.engine import DivergedError, fit
 from vtk.training.finetune import run_callbacks
+from vtk.training.limit import limited
 from vtk.training.optim import describe_rates
 from vtk.training.optimizers import check_optimizer
+from vtk.training.options.running import parse_interval
 from vtk.training.parallel import Ranks, open_ranks
 from vtk.training.precision import make_precision
 from vtk.training.pretrain import outputs
@@ -42,10 +46,12 @@ from vtk.training.pretrain.pictures import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.progress import EpochLines
-from vtk.training.result import EpochEnd
+from vtk.training.result import EpochEnd, FitState
 from vtk.training.run_images import tell_change, write_images
+from vtk.training.saves import Saves, StopSignals, refuse_stopped
 from vtk.training.scoring import default_workers
 from vtk.training.sharpness import make_step_rule
+from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream, Stream
 from vtk.training.tracking import MetricsFiles
 from vtk.training.views import describe_views, settle_mirroring, warn_of_enlarging
@@ -93,10 +99,12 @@ class PretrainRun:
 
     def go(self) -> PretrainResult:
         """Do it."""
-        try:
-            return self._go()
-        finally:
-            self.callbacks.end()
+        command = run_outputs.command_line(cast(Any, self.config))
+        with run_outputs.hold_run([self.out], command, main=self.ranks.main):
+            try:
+                return self._go()
+            finally:
+                self.callbacks.end()
 
     def _go(self) -> PretrainResult:
         out, config, ranks = self.out, self.config, self.ranks
@@ -105,9 +113,8 @@ class PretrainRun:
             refuse_inside(out, config.data)
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-        with run_outputs.no_empty_folder(out):
-            self._build(saved.identity["flags"] if saved is not None else {})
-            self._model()
+        self._build(saved.identity["flags"] if saved is not None else {}, checkpoint.decoding_of(saved))
+        self._model()
         self.identity = self._identity()
         if saved is not None:
             checkpoint.check_identity(
@@ -122,17 +129,20 @@ class PretrainRun:
             self._start()
         ranks.wait()
         self._objective()
-        result = fit(
-            self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
-            start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
-        )  # fmt: skip
+        with StopSignals().heard(ranks) as signals:
+            result = fit(
+                self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
+                start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
+                max_steps=config.max_steps, saves=Saves(self._midway, parse_interval(config.save_every), signals),
+            )  # fmt: skip
+            refuse_stopped(result, out / run_outputs.LAST, ranks)
         if ranks.main:
             self._finish()
         ranks.wait()
         file = out / run_outputs.TOKENIZER
         return PretrainResult(
             out, out / run_outputs.BACKBONE, config.method, self.rows, self.method.numbers(), result.images_per_second,
-            self.precision.name, file if file.is_file() else None,
+            self.precision.name, file if file.is_file() else None, config.trial,
         )  # fmt: skip
 
     def _load(self) -> checkpoint.Saved | None:
@@ -161,13 +171,17 @@ class PretrainRun:
         )  # fmt: skip
         self.mirroring, self.views = mirroring, self.method.transforms(augment, eval_transform(self.spec))
 
-    def _build(self, before: Mapping[str, Any]) -> None:
+    def _build(self, before: Mapping[str, Any], decoding: Decoding | None) -> None:
         """Read the images, and make the backbone; ``before`` are flags of the run that is resumed."""
         config, ranks = self.config, self.ranks
         for turn in (True, False):  # the main process scans first; the others find its cache
             if ranks.main == turn:
-                self.audit = read_images(config, self.spec, labelled=self.method.labelled, show_progress=ranks.main)
+                audit = read_images(
+                    config, self.spec, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
+                )
+                self.audit = limited(audit, config.limit, config.seed)
             ranks.wait()
+        self.spec = self.audit.decoding.applied(self.spec)
         if ranks.main:
             warn_of_enlarging(self.audit, self.spec, patch_side(config.model, self.kwargs))
         found = settle_mirroring(config.hflip, before.get("hflip"), self.audit, config.in_chans)
@@ -179,6 +193,8 @@ class PretrainRun:
         )  # fmt: skip
         self.workers = default_workers(config.workers, ranks.world)
         self.stream = self._stream()  # a batch size that cannot be is refused before anything is written
+        steps = len(plan_steps([self.stream.sizes], config.accumulate))
+        self.planned = planned_epochs(config.epochs, steps, config.max_steps)
 
     def _stream(self) -> Stream:
         config, samples = self.config, self.audit.train
@@ -216,10 +232,12 @@ class PretrainRun:
         run_outputs.sweep(out)
         if config.overwrite:
             run_outputs.clear_run(out)
+        if config.resume:
+            run_outputs.clear_plots(out)
         write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)
-        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", config.epochs))
+        self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", self.planned))
 
     def _objective(self) -> None:
         """Make what is minimised, also of held-out images; BEiT writes its tokenizer here."""
@@ -255,6 +273,7 @@ class PretrainRun:
                     f"the held-out loss is {numbers['val_loss']} after epoch {end.epoch}; use a lower --lr or a longer "
                     "--warmup"
                 )
+            numbers |= {key: float(value) for key, value in self.config.trial.items()}
             self.rows.append({**end.row, **numbers})
             if self.ranks.main:
                 state = self.precision.master_state_dict(self.model)
@@ -267,14 +286,24 @@ class PretrainRun:
                 f"{end.row['images_per_second']:,.0f} images/s"
             )
             self.callbacks.epoch(self.rows[-1], summary, best=False)
-            live = self.model.state_dict()
-            tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
-            # `tasks` tells the reader that there is no best epoch to look for
-            saved = checkpoint.Saved(tensors, end.state(numbers), {"tasks": {}}, self.identity)
-            checkpoint.save_state(self.out / run_outputs.LAST, saved)
+            self._save(end.state(numbers))
             self.callbacks.save("state", self.out / run_outputs.LAST, end.epoch)
             self.callbacks.flush()
         return numbers
+
+    def _midway(self, state: FitState) -> None:
+        """Write what a resume needs, within an epoch; the backbone stays that of the last whole one."""
+        if self.ranks.main:
+            self._save(state)
+            self.callbacks.save("state", self.out / run_outputs.LAST, state.epoch + 1)
+            self.callbacks.flush()
+
+    def _save(self, state: FitState) -> None:
+        live = self.model.state_dict()
+        tensors: dict[str, Tensor] = {name: live[name].detach().cpu() for name in self.trained}
+        # `tasks` tells the reader that there is no best epoch to look for
+        saved = checkpoint.Saved(tensors, state, {"tasks": {}}, self.identity)
+        checkpoint.save_state(self.out / run_outputs.LAST, saved)
 
     def _card(self) -> Card:
         config, row = self.config, self.rows[-1]
@@ -292,6 +321,7 @@ class PretrainRun:
             data={
                 "val_split": config.val_split, "seed": config.seed, "root": self.audit.root.resolve().name,
                 "images": record_of(self.audit).to_dict(),
+                **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
             versions=run_outputs.versions(),
@@ -300,19 +330,20 @@ class PretrainRun:
 
     def _finish(self) -> None:
         """Draw, and say where the backbone is."""
-        run_outputs.write_curves(self.out, self.rows)
         val = self.audit.val
         shown = [val[i * len(val) // min(SHOWN, len(val))] for i in range(min(SHOWN, len(val)))]
         loader = make_loader(shown, eval_transform(self.spec), batch_size=SHOWN, shuffle=False, seed=0, workers=0,
                              max_pixels=self.config.max_pixels)  # fmt: skip
         images = next(iter(loader))[0].to(self.ranks.device)
         self.model.eval()
-        self.method.draw(self.model, images, self.setting)
+        with run_outputs.replace_plots(self.out) as staged:
+            run_outputs.draw_curves(staged, self.rows)
+            self.method.draw(self.model, images, dataclasses.replace(self.setting, out=staged))
         self.precision.before_eval(self.model)
         path = self.out / run_outputs.BACKBONE
         console.say(f"held-out loss {self.rows[-1]['val_loss']:.4f}; backbone {path}")
-        if len(self.rows) < self.config.epochs:
-            console.say(f"stopped after {len(self.rows)} of {self.config.epochs} epochs; go on with --resume")
+        if len(self.rows) < self.planned:
+            console.say(f"stopped after {len(self.rows)} of {self.planned} epochs; go on with --resume")
         else:
             console.say(f"fine-tune from it: {self._next(path)}")
 

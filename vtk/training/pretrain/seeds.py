@@ -9,7 +9,7 @@ from torch import Tensor
 from vtk.data.loader import mix
 from vtk.data.samples import Sample
 from vtk.training.objective import Batch
-from vtk.training.streams import Stream
+from vtk.training.streams import Stream, batches
 
 HELD_OUT = (1 << 63) - 1
 """In place of the epoch, for held-out images: the same is hidden of them every time."""
@@ -41,7 +41,7 @@ class SeededStream:
         """Images in each batch of an epoch, all processes together."""
         return self._stream.sizes
 
-    def epoch(self, index: int) -> Iterator[Batch]:
-        """Yield this process's share of each batch of epoch ``index`` (from 0)."""
-        for batch in self._stream.epoch(index):
+    def epoch(self, index: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield this process's share of each batch of epoch ``index`` (from 0) but the first ``skip``."""
+        for batch in batches(self._stream, index, skip):
             yield dataclasses.replace(batch, labels=seeds_of(batch.labels, self._seed, index))

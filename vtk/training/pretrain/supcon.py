@@ -17,6 +17,7 @@ from vtk.card import InputSpec
 from vtk.data.loader import Transform
 from vtk.errors import UsageError
 from vtk.files import replace_file
+from vtk.marks import SOFTWARE
 from vtk.training.gather import gather_rows
 from vtk.training.objective import Batch
 from vtk.training.outputs import SIMILARITY
@@ -187,7 +188,7 @@ class SupCon:
         figure.colorbar(shown, ax=axes, label="cosine of the projections")
         axes.set_xlabel("held-out images, in order of their classes")
         with replace_file(setting.out / SIMILARITY) as tmp:
-            figure.savefig(tmp, format="png")
+            figure.savefig(tmp, format="png", metadata=SOFTWARE)
 
     def numbers(self) -> dict[str, Any]:
         """Return temperature and width."""

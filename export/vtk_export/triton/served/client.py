@@ -1,6 +1,6 @@
 """Ask a Triton server what is on images: `python client.py photo.jpg --task pets --protocol grpc`.
 
-Needs `pip install "tritonclient[http,grpc]" pillow numpy`, and `vtk_images.py` and ``client.json`` beside it; the
+Needs `pip install "tritonclient[http,grpc]" pillow numpy`, and the `vtk_*.py` and ``client.json`` beside it; the
 latter says what the model takes. Tensors travel as bytes, not as JSON numbers.
 """
 
@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 
 sys.dont_write_bytecode = True  # a polling server would take a compiled file for a change of the model
-from vtk_images import Unreadable, decode, prepare  # type: ignore[import-not-found]  # noqa: E402
+from vtk_images import Unreadable, decode, decode_raw, prepare  # type: ignore[import-not-found]  # noqa: E402
 
-TYPES = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "BYTES": np.object_}
+TYPES = {
+    "FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
+    "UINT32": np.uint32, "INT32": np.int32, "FP64": np.float64, "BYTES": np.object_,
+}  # fmt: skip
 
 
 def load(path: Path, kind: str, spec: dict[str, Any]) -> np.ndarray:
@@ -24,8 +27,7 @@ def load(path: Path, kind: str, spec: dict[str, Any]) -> np.ndarray:
     data = path.read_bytes()
     if kind == "encoded":
         return np.array([[data]], dtype=np.object_)
-    image = decode(data)
-    return (np.asarray(image) if kind == "images" else prepare(image, spec))[None]
+    return (decode_raw(data, spec) if kind == "images" else prepare(decode(data, spec), spec))[None]
 
 
 def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, task: str) -> dict[str, np.ndarray]:

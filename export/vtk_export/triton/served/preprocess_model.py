@@ -1,8 +1,9 @@
 """Triton model that makes a classifier's `pixel_values` of images; the first step of an ensemble.
 
-Needs numpy and Pillow, and `vtk_rows.py` and `vtk_images.py` beside it. A request has `encoded` (b, 1), whole files of
-JPEG, PNG or another format, or `images` (b, height, width, 3), RGB of any size; and where the classifier has tasks the
-`task` (b, 1) of each. ``tasks.json`` says what each task's model takes; it is read again when it was replaced.
+Needs numpy and Pillow, and the `vtk_*.py` beside it. A request has `encoded` (b, 1), whole files of JPEG, PNG or
+another format, or `images` (b, height, width, 3), RGB of any size, as bytes or in the type of the tasks' value range;
+and where the classifier has tasks the `task` (b, 1) of each. ``tasks.json`` says what each task's model takes; it is
+read again when it was replaced.
 """
 
 import json
@@ -14,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
-from PIL import Image
-from vtk_images import Unreadable, decode, prepare  # type: ignore[import-not-found]
+from vtk_images import Unreadable, decode, from_array, prepare  # type: ignore[import-not-found]
 from vtk_rows import Refused, failure, parameters, some, text  # type: ignore[import-not-found]
 
 MOST_THREADS = 16
@@ -56,7 +56,7 @@ class TritonPythonModel:
     def _start(self, request: Any) -> list["Future[np.ndarray]"]:
         sent = [pb_utils.get_input_tensor_by_name(request, name) for name in ("encoded", "images")]
         if sum(tensor is not None for tensor in sent) != 1:
-            raise Refused("give either `encoded`, files such as JPEG, or `images`, uint8 (batch, height, width, 3)")
+            raise Refused("give either `encoded`, files such as JPEG, or `images` (batch, height, width, 3)")
         rows = next(tensor for tensor in sent if tensor is not None).as_numpy()
         rows = rows.reshape(-1) if sent[0] is not None else rows
         specs = self._specs(pb_utils.get_input_tensor_by_name(request, "task"), len(rows))
@@ -77,7 +77,7 @@ class TritonPythonModel:
         return [self.specs[name] for name in wanted]
 
     def _prepare(self, row: Any, spec: Spec) -> np.ndarray:
-        image = decode(row) if isinstance(row, bytes) else Image.fromarray(row)
+        image = decode(row, spec) if isinstance(row, bytes) else from_array(row, spec)
         return prepare(image, spec).astype(self.type, copy=False)
 
     def _follow(self) -> None:

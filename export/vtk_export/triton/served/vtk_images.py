@@ -1,16 +1,20 @@
 """Encoded images to what a model takes; part of a preprocessing model, and of the client.
 
-Needs numpy and Pillow. Images are turned upright, brought to RGB, resized and normalised as this toolkit does it when
-it evaluates and predicts; an export compares the two.
+Needs numpy and Pillow, and `vtk_depth.py`, `vtk_pixels.py`, `vtk_profiles.py`, `vtk_raw.py` and `vtk_tiff.py` beside
+it. Images are turned upright, brought to 8 bits and the model's channels, resized and normalised as this toolkit does
+it when it evaluates and predicts; an export compares the two.
 """
 
+import importlib
 import io
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+
+Decoded: TypeAlias = Image.Image | tuple[Image.Image, ...]
 
 MOST_PIXELS = 64_000_000
 """Of an image as it is sent, and as it is after resizing: memory is not taken on a stranger's word."""
@@ -39,20 +43,82 @@ class Unreadable(Exception):
     """The image cannot be used; the text says why."""
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode an image file (the first frame, if it has several) to an upright 8-bit RGB image.
+def decode(data: bytes, spec: Mapping[str, Any] | None = None) -> Decoded:
+    """Decode an image file (the first frame, if it has several) to an upright 8-bit image.
+
+    Args:
+        data: the file.
+        spec: of the model (`prepare`); by default one of version 0.1.
+
+    Returns:
+        RGB; for a model of other than 1 or 3 channels a grey image for each.
 
     Raises:
-        Unreadable: it is no image, damaged, or too large.
+        Unreadable: it is no image, damaged, too large, or has not the channels.
     """
+    return _decode(data, spec or {}, raw=False)
+
+
+def decode_raw(data: bytes, spec: Mapping[str, Any]) -> np.ndarray:
+    """Decode an image file to what a model takes as raw image, (height, width, 3): bytes, or values of its type.
+
+    Raises:
+        Unreadable: as `decode`.
+    """
+    found: np.ndarray = _decode(data, spec, raw=True)
+    return found
+
+
+def from_array(array: np.ndarray, spec: Mapping[str, Any]) -> Decoded:
+    """Return the 8-bit image of a raw one, (height, width, channels) of bytes or of the model's type.
+
+    Raises:
+        Unreadable: it has values of a type that the model has no range for.
+    """
+    if array.dtype != np.uint8 and not spec.get("value_range"):
+        if not (array.min() >= 0 and array.max() <= 255):
+            raise Unreadable("the model takes values from 0 to 255")
+        array = np.rint(array).astype(np.uint8)
+    if array.dtype == np.uint8 and array.shape[2] == 3 and spec["in_chans"] in (1, 3):
+        return Image.fromarray(array)
+    planes = tuple(np.ascontiguousarray(array[..., c]) for c in range(array.shape[2]))
+    pixels = _module("pixels").Pixels(planes, "RGB" if spec["in_chans"] in (1, 3) else "X" * len(planes))
+    return _shown(pixels, spec)
+
+
+def _decode(data: bytes, spec: Mapping[str, Any], *, raw: bool) -> Any:
     if not data:
         raise Unreadable("there are no bytes")
+    if spec.get("decoding", "v0.1") == "v0.1" and spec.get("in_chans", 3) not in (1, 3):
+        raise Unreadable(f"files for a model of {spec['in_chans']} channels are not decoded here; send `pixel_values`")
     try:
-        with Image.open(io.BytesIO(data), formats=_KNOWN) as image:
+        image = _open(data)
+        if image is not None:
             _check(image.height, image.width)
-            pixels = _rgb(image)
-            turn = _TURNS.get(_orientation(image))  # of some formats known only now
-        return pixels if turn is None else pixels.transpose(turn)
+        pixels = None
+        if spec.get("decoding", "v0.1") != "v0.1":
+            if image is None or _module("depth").is_special(image):
+                pixels = _module("pixels").decode(image, data, MOST_PIXELS)
+            if pixels is None:
+                shown: Decoded = _rgb(_module("profiles").converted(image))
+            else:
+                shown = _shown(pixels, spec)
+        elif image is None:
+            raise Unreadable("not an image in a format that can be read")
+        else:
+            shown = _rgb(image)
+        turn = None if image is None else _TURNS.get(_orientation(image))  # of some formats known only now
+        if pixels is not None and (image is None or image.format == "TIFF"):
+            turn = None  # upright already
+        if pixels is None and spec.get("in_chans", 3) not in (1, 3):
+            shown = _of_one_page(image, spec)
+        if turn is not None:
+            shown = tuple(each.transpose(turn) for each in shown) if isinstance(shown, tuple) else shown.transpose(turn)
+        if not raw:
+            return shown
+        if pixels is not None and turn is not None:
+            pixels = pixels.turned(_orientation(image))
+        return _module("raw").raw_of(pixels, shown, spec.get("value_range", ()), spec.get("value_type", ""))
     except Unreadable:
         raise
     except Image.DecompressionBombError as error:
@@ -62,11 +128,50 @@ def decode(data: bytes) -> Image.Image:
         raise Unreadable("not an image in a format that can be read" if "cannot identify" in why else why) from error
 
 
-def prepare(image: Image.Image, spec: Mapping[str, Any]) -> np.ndarray:
-    """Resize, crop or pad, and normalise an RGB image.
+def _open(data: bytes) -> Any:
+    """Open an image; None for a TIFF of which Pillow has no mode."""
+    try:
+        return Image.open(io.BytesIO(data), formats=_KNOWN)
+    except UnidentifiedImageError:
+        if data[:4] not in (b"II*\0", b"MM\0*", b"II+\0"):
+            raise
+        return None
+
+
+def _module(name: str) -> Any:
+    """Return a module that decodes: the copy beside this file, or where vtk itself runs this file its own."""
+    try:
+        return importlib.import_module(f"vtk_{name}")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"vtk.data.{name}")
+
+
+def _shown(pixels: Any, spec: Mapping[str, Any]) -> Decoded:
+    ranges = [tuple(pair) for pair in spec.get("value_range", ())]
+    chans = spec.get("in_chans", 3)
+    code = _module("pixels")
+    found: Decoded = (
+        code.rgb_of(pixels, ranges, chans, _WHITE[:3]) if chans in (1, 3) else code.bands_of(pixels, ranges, chans)
+    )
+    return found
+
+
+def _of_one_page(image: Any, spec: Mapping[str, Any]) -> tuple[Image.Image, ...]:
+    """Return grey or colours and opacity, for a model of two or four channels."""
+    if spec["in_chans"] not in (2, 4):
+        raise Unreadable(f"it has {len(image.getbands())} channels; the model takes {spec['in_chans']}")
+    image = _module("profiles").converted(image)
+    bands = image.convert("RGBA").split()
+    if spec["in_chans"] == 4:
+        return tuple(bands)
+    return (image if image.mode == "L" else Image.merge("RGB", bands[:3]).convert("L")), bands[3]
+
+
+def prepare(image: Decoded, spec: Mapping[str, Any]) -> np.ndarray:
+    """Resize, crop or pad, and normalise an image.
 
     Args:
-        image: upright, RGB.
+        image: upright, RGB; or a grey image for each channel.
         spec: height, width, in_chans, mean, std, interpolation, crop_pct and resize_mode.
 
     Returns:
@@ -75,6 +180,11 @@ def prepare(image: Image.Image, spec: Mapping[str, Any]) -> np.ndarray:
     Raises:
         Unreadable: its sides differ so much that it would be enlarged beyond all bounds.
     """
+    if isinstance(image, tuple):
+        parts = [
+            {**spec, "in_chans": 1, "mean": [m], "std": [s]} for m, s in zip(spec["mean"], spec["std"], strict=True)
+        ]
+        return np.concatenate([prepare(band, part) for band, part in zip(image, parts, strict=True)])
     high, wide = spec["height"], spec["width"]
     rows, columns = _size(image, spec)
     _check(rows, columns)

@@ -18,6 +18,7 @@ from vtk.errors import DataError, UsageError
 from vtk.options.files import read_values
 from vtk.runtime.source import open_source
 from vtk.tasks.load import load_checkpoint, load_task, read_card
+from vtk.training.callbacks import Callback
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune
 from vtk.training.pretrain.config import PretrainConfig
@@ -174,3 +175,30 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(pretraining, heap, tmp_path,
     a, b = (load_file(result.backbone) for result in (whole, resumed))
     assert all(torch.equal(a[n], b[n]) for n in a)
     assert not [p for p in (tmp_path / "killed").iterdir() if "tmp" in p.name]
+
+
+class Death(Exception):
+    """What a run dies of."""
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.slow] * (m != "mae")) for m in METHODS])
+def test_a_run_that_dies_within_an_epoch_goes_on_there(pretraining, tmp_path, method):
+    class Dies(Callback):
+        def on_step(self, info):
+            if (info.epoch, info.step_in_epoch) == (2, 4):
+                raise Death
+
+    build = lambda out, **more: pretraining(method=method, out=tmp_path / out, drop_path=0.2, **more)  # noqa: E731
+    whole = pretrain(build("whole"))
+    with pytest.raises(Death):
+        pretrain(build("parts", save_every="3"), callbacks=[Dies()])
+    saved = json.loads((tmp_path / "parts/last/state.json").read_text())
+    assert (saved["epoch"], saved["step"]) == (1, 2)
+    parts = pretrain(build("parts", resume=True))
+    for file in ("backbone.safetensors", "last/model.safetensors"):
+        a, b = (load_file(tmp_path / name / file) for name in ("whole", "parts"))
+        assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+    timed = ("seconds", "images_per_second")
+    rows = [[{k: v for k, v in row.items() if k not in timed} for row in run.rows] for run in (whole, parts)]
+    assert rows[0] == rows[1]
