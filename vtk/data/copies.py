@@ -14,7 +14,6 @@ from vtk.data.odd import SHOWN
 from vtk.data.probe import Probe
 from vtk.errors import DataError
 
-
 LISTED = 1000
 """Groups whose files are written down."""
 
