@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vtk.data.images import one_line
-from vtk.data.near import near_pairs
+from vtk.data.near import NEAR, near_limit, near_pairs
 from vtk.data.odd import SHOWN
 from vtk.data.probe import Probe
 from vtk.errors import DataError
@@ -42,6 +42,7 @@ class Copies:
         near_leaked: other held-out images that look like a training image.
         near_within: pairs that look alike within one part.
         links: files of the groups that are another one by a hard or a symbolic link.
+        near_limit: bits that images which look alike may differ in; below zero all look alike, and none is judged.
     """
 
     groups: tuple[Group, ...] = ()
@@ -50,6 +51,7 @@ class Copies:
     near_leaked: int = 0
     near_within: int = 0
     links: int = 0
+    near_limit: int = NEAR
 
     @property
     def leaks(self) -> tuple[Group, ...]:
@@ -75,6 +77,7 @@ class Copies:
             "near_leaked": self.near_leaked,
             "near_within": self.near_within,
             "links": self.links,
+            "near_limit": self.near_limit,
             "groups": [[placed._asdict() for placed in group] for group in self.groups[:LISTED]],
             "near": [[placed._asdict() for placed in pair] for pair in self.near],
         }
@@ -119,6 +122,8 @@ class Copies:
                 f"{_count(self.near_within, 'pair', 'pairs')} of images within a part look alike (near duplicates): "
                 f"for example {one_line(a.name)} and {one_line(b.name)}"
             )
+        if self.near_limit < 0:
+            found.append("the images are too alike, as digits or forms are, for near duplicates to be told among them")
         return found
 
     def refuse_leaks(self, root: Path) -> None:
@@ -168,7 +173,9 @@ def find_copies(root: Path, parts: Mapping[str, Sequence[tuple[str, str]]], prob
     across: list[tuple[int, int]] = []
     within: list[tuple[int, int]] = []
     near_leaked: set[int] = set()
-    for a, b in near_pairs([look for _, look in looks]):
+    prints = [look for _, look in looks]
+    limit = near_limit(prints)
+    for a, b in near_pairs(prints, limit):
         first, second = (repeated.get(digests[looks[k][0]], [looks[k][0]]) for k in (a, b))
         for one, other in ((first, second), (second, first)):
             if one[0] < first_held <= other[0]:  # else those held out are leaks byte for byte
@@ -180,7 +187,7 @@ def find_copies(root: Path, parts: Mapping[str, Sequence[tuple[str, str]]], prob
     near = [
         (_placed(images, i, first_held), _placed(images, j, first_held)) for i, j in [*across[:SHOWN], *within[:SHOWN]]
     ]
-    return Copies(tuple(groups), tuple(near), leaked, len(near_leaked), len(within), _links(root, groups))
+    return Copies(tuple(groups), tuple(near), leaked, len(near_leaked), len(within), _links(root, groups), limit)
 
 
 def _placed(images: Sequence[tuple[str, str]], i: int, first_held: int) -> Placed:

@@ -1,6 +1,8 @@
 """Near duplicates: which of many fingerprints differ in few bits, without comparing each with each."""
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -12,6 +14,8 @@ first that does not has 19. Of their JPEG copies of quality 60, 98 in 100 differ
 97, of 1.25 times the size 87.
 """
 
+_CHANCE = 0.05
+
 MOST = 1_000_000
 """Pairs that are compared. Sets of many alike images, such as the frames of a video, have more than anyone reads."""
 
@@ -21,8 +25,36 @@ _ORDER = np.random.default_rng(0).permutation(128)
 _BITS = np.array([bin(i).count("1") for i in range(1 << 16)], dtype=np.uint8)
 
 
-def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]:
-    """Return the pairs (i, j), i < j, of fingerprints that differ in at most `NEAR` bits, the most alike first.
+def near_limit(prints: Sequence[str]) -> int:
+    """Return in how many bits near duplicates of a set may differ: `NEAR`, less where its images are all alike.
+
+    Drawn digits, scans of one form or the frames of one scene have distances that reach down to those of copies. The
+    limit is where `_CHANCE` pairs of different images are to be expected, by a normal distribution whose middle and
+    upper half are those of the distances (copies are in the lower). Below zero, nothing can be told.
+    """
+    count = len(prints)
+    if count < 3:
+        return NEAR
+    words = _words(prints)
+    if count <= 150:
+        a, b = np.triu_indices(count, 1)
+    else:
+        a, b = np.random.default_rng(0).integers(0, count, (2, 10_000))
+        a, b = a[a != b], b[a != b]
+    apart = _BITS[words[a] ^ words[b]].sum(axis=1, dtype=np.int64)
+    middle, upper = np.percentile(apart, [50, 84.13])
+    pairs = count * (count - 1) / 2
+    return min(NEAR, math.floor(middle + NormalDist().inv_cdf(_CHANCE / (pairs + 1)) * (upper - middle)))
+
+
+def _words(prints: Sequence[str]) -> np.ndarray:
+    """Return fingerprints as (count, 8) uint16, bits in another order."""
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex("".join(prints)), np.uint8).reshape(-1, 16), axis=1)
+    return np.ascontiguousarray(np.packbits(bits[:, _ORDER], axis=1)).view(np.uint16)
+
+
+def near_pairs(prints: Sequence[str], limit: int = NEAR, most: int = MOST) -> list[tuple[int, int]]:
+    """Return the pairs (i, j), i < j, of fingerprints that differ in at most ``limit`` bits, the most alike first.
 
     Where more than ``most`` pairs would be compared, some of the alike ones are not found.
 
@@ -31,12 +63,12 @@ def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]
 
     Args:
         prints: 32 hexadecimal digits each.
+        limit: bits; below zero there are no such pairs.
         most: pairs to compare.
     """
-    if len(prints) < 2:
+    if len(prints) < 2 or limit < 0:
         return []
-    bits = np.unpackbits(np.frombuffer(bytes.fromhex("".join(prints)), np.uint8).reshape(-1, 16), axis=1)
-    words = np.ascontiguousarray(np.packbits(bits[:, _ORDER], axis=1)).view(np.uint16)
+    words = _words(prints)
     found: list[np.ndarray] = []
     for band in range(8):
         order = np.argsort(words[:, band], kind="stable")
@@ -48,7 +80,7 @@ def near_pairs(prints: Sequence[str], most: int = MOST) -> list[tuple[int, int]]
             most -= len(same)
             a, b = order[same], order[same + step]
             apart = _BITS[words[a] ^ words[b]].sum(axis=1, dtype=np.int64)
-            close = apart <= NEAR
+            close = apart <= limit
             low, high = np.minimum(a[close], b[close]), np.maximum(a[close], b[close])
             found.append(np.stack([apart[close], low, high]))
             step += 1

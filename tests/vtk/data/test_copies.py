@@ -17,7 +17,7 @@ from vtk.data.enlarged import NOMINAL
 from vtk.data.fingerprint import fingerprints, grid
 from vtk.data.layout import split
 from vtk.data.multi import scan_multi
-from vtk.data.near import _ORDER, NEAR, near_pairs
+from vtk.data.near import _ORDER, NEAR, near_limit, near_pairs
 from vtk.data.page import page
 from vtk.data.record import record_of
 from vtk.errors import DataError, UsageError
@@ -269,6 +269,25 @@ def test_blank_and_tiny_images_are_never_near(tmp_path: Path) -> None:
 def test_the_demo_set_has_no_near_duplicates_and_at_most_a_line(tmp_path: Path) -> None:
     audit = quiet(write_digits(tmp_path / "digits"))
     assert len(audit.samples) == 1797 and audit.copies.near == () and len(audit.warnings) <= 1
+
+
+def test_sets_whose_images_are_all_alike_are_not_judged(tmp_path: Path) -> None:
+    write_digits(tmp_path / "digits", limit=30)
+    for path in (tmp_path / "digits").glob("*/*/*.png"):  # enlarged, they are no longer too small
+        Image.open(path).resize((64, 64), Image.Resampling.BICUBIC).save(path)
+    audit = quiet(tmp_path / "digits")
+    assert audit.copies.near_limit < 0 and audit.copies.near == () and audit.warnings == ()
+    assert audit.notes == (
+        "the images are too alike, as digits or forms are, for near duplicates to be told among them",
+    )
+
+
+def test_the_limit_does_not_depend_on_the_copies(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    for count in (3, 10, 100, 1000):
+        values = [int.from_bytes(rng.bytes(16)) for _ in range(count)]
+        values += [value ^ 1 for value in values[: count // 3]]
+        assert near_limit([f"{v:032x}" for v in values]) == NEAR, count
 
 
 def test_near_pairs_are_those_of_comparing_each_with_each() -> None:
