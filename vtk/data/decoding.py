@@ -116,12 +116,12 @@ def special(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) 
         return None
     from vtk.data import pixels
 
-    if image is not None and images.is_wide(image.mode) and image.format != "TIFF":
-        return pixels.decode(image, b"", max_pixels)
-    if file is None or file.closed:  # in memory, and read before: what Pillow keeps is all there is
-        return pixels.decode(image, b"", max_pixels) if image is not None and images.is_wide(image.mode) else None
-    file.seek(0)
-    return pixels.decode(image, file.read(), max_pixels)
+    if image is not None and (file is None or file.closed):  # in memory, and read before: what Pillow keeps is all
+        if image.format == "TIFF" and not images.is_wide(image.mode):
+            pixels.check_kept(image)
+            return None
+        return pixels.kept(image)
+    return pixels.decode(image, file, max_pixels)
 
 
 def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> "np.ndarray":

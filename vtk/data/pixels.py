@@ -10,14 +10,14 @@ import io
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vtk.data.depth import deep_ppm
 from vtk.data.profiles import to_srgb
-from vtk.data.tiff import GREY, INKS, MASK, RGB, WHITE_IS_ZERO, Page, is_tiff, pages, read_samples
+from vtk.data.tiff import GREY, INKS, MASK, RGB, WHITE_IS_ZERO, Page, page_of, pages, read_samples
 
 Range = tuple[float, float]
 Ranges = Sequence[Range]
@@ -64,33 +64,52 @@ class Pixels(NamedTuple):
         ]  # fmt: skip
 
 
-def decode(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | None:
+def decode(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -> Pixels | None:
     """Return the bands of an image; None where Pillow's own 8-bit reading of ``image`` has all that there is.
 
     Args:
         image: as Pillow opened it; it is moved to its main page. None of a TIFF for which Pillow knows no mode.
-        data: the whole file.
+        file: it lies in; not needed for grey images that are no TIFF.
         max_pixels: of a page.
 
     Raises:
         ValueError: bands of unlike sizes or types, or in a form that cannot be read; the text says what to do.
         OSError: the file is damaged.
     """
-    if is_tiff(data):
-        return _tiff(image, data, max_pixels)
-    assert image is not None
+    if image is None or image.format == "TIFF":
+        assert file is not None
+        return _tiff(image, file, max_pixels)
     profile = image.info.get("icc_profile") or b""
     if image.format == "PNG" and not image.mode.startswith("I"):
         tiles: Any = image.tile  # type: ignore[attr-defined]
         stored = str(tiles[0][3]).partition(";")[0]  # of grey with opacity Pillow's mode is another
-        return Pixels(_png(data, stored), "YA" if stored == "LA" else stored, profile)
+        return Pixels(_png(_whole(file), stored), "YA" if stored == "LA" else stored, profile)
     if deep := deep_ppm(image):
-        return Pixels(_ppm(data, image.size, *deep), "RGB", profile)
+        return Pixels(_ppm(_whole(file), image.size, *deep), "RGB", profile)
+    return kept(image)
+
+
+def kept(image: Image.Image) -> Pixels:
+    """Return the values of a grey image of more than 8 bits, as Pillow has them."""
     image.load()
     values = np.asarray(image)
     if image.mode == "I" and image.format in ("PNG", "PPM"):  # Pillow scales these to 16 bits
         values = values.astype(np.uint16)
-    return Pixels((values.astype(values.dtype.newbyteorder("="), copy=False),), "Y", profile)
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return Pixels((native,), "Y", image.info.get("icc_profile") or b"")
+
+
+def check_kept(image: Image.Image) -> None:
+    """Refuse a TIFF that Pillow read before, if it kept not all of it.
+
+    Raises:
+        ValueError: says so.
+    """
+    tags: Any = getattr(image, "tag_v2", {})
+    bits = tags.get(258, (8,))
+    samples = int(tags.get(277, 1))
+    if samples > len(image.getbands()) or max(bits if isinstance(bits, tuple) else (bits,)) > 8:
+        raise ValueError("Pillow read it before and kept not all of its bands or bits; give the path of the file")
 
 
 def _png(data: bytes, mode: str) -> tuple[np.ndarray, ...]:
@@ -125,8 +144,20 @@ def _ppm(data: bytes, size: tuple[int, int], start: int, top: int) -> tuple[np.n
     return tuple(np.ascontiguousarray(found[..., c]) for c in range(3))
 
 
-def _tiff(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | None:
-    found = pages(io.BytesIO(data))
+def _whole(file: IO[bytes] | None) -> bytes:
+    assert file is not None
+    file.seek(0)
+    return file.read()
+
+
+def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int) -> Pixels | None:
+    own: Any = getattr(image, "tag_v2", None)
+    # of a single page Pillow has read the directory; of one that was moved to another page not the first
+    found = (
+        [page_of(0, dict(own))]
+        if getattr(own, "next", 1) == 0 and image is not None and image.tell() == 0
+        else pages(file)
+    )
     main = [page for page in found if not page.reduced and page.photometric != MASK] or found[:1]
     if not main:
         raise ValueError("it has no pages")
@@ -140,6 +171,7 @@ def _tiff(image: Image.Image | None, data: bytes, max_pixels: int) -> Pixels | N
         if main[0].number:
             image.seek(main[0].number)
         return None
+    data = _whole(file)
     planes: list[np.ndarray] = []
     roles = ""
     for page in main:

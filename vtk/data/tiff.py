@@ -101,13 +101,18 @@ def _pages(file: IO[bytes]) -> Iterator[Page]:
             file.seek(at)
             directory = TiffImagePlugin.ImageFileDirectory_v2(header)
             directory.load(file)
-            yield _page(len(seen) - 1, dict(directory))
+            yield page_of(len(seen) - 1, dict(directory))
             at = directory.next
     except (struct.error, SyntaxError, TypeError, LookupError, OSError, OverflowError) as error:
         raise ValueError(f"its directory is damaged ({type(error).__name__})") from error
 
 
-def _page(number: int, tags: dict[int, Any]) -> Page:
+def page_of(number: int, tags: dict[int, Any]) -> Page:
+    """Return what a directory says of a page.
+
+    Raises:
+        ValueError: something impossible.
+    """
     samples = int(tags.get(_SAMPLES, 1))
     if not 1 <= samples <= 4096:
         raise ValueError(f"it claims {samples} samples a pixel")

@@ -11,10 +11,11 @@ from PIL import Image
 from tests.conftest import REPO
 from tests.vtk.data._made import tiff
 from vtk.data.bands import read_image
+from vtk.data.memory_images import take_image
 from vtk.data.probe import probe
 from vtk.data.rules import SRGB, V0_1, Decoding
 from vtk.data.tiff import pages, read_samples
-from vtk.errors import DataError
+from vtk.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
 STORED = REPO / "tests" / "fixtures" / "tiff"
@@ -152,6 +153,23 @@ def test_bands_stand_upright(tmp_path: Path, orientation: int) -> None:
     assert np.array_equal(bands(path, 5, TWO), np.rint((turned - 200.0) * (255 / 2400)).astype(np.uint8))
     found = probe(str(path), 5)
     assert (found.height, found.width) == turned.shape[:2] and found.orientation == orientation
+
+
+def test_an_open_image_is_read_whole_or_refused(tmp_path: Path) -> None:
+    values = eight(6, 9, 4)
+    path = tiff(tmp_path / "nir.tif", values, photometric=2, extra=(0,))
+    with Image.open(path) as image:
+        found = take_image(image, 4, SRGB)
+    assert np.array_equal(np.stack([np.asarray(band) for band in found], -1), values)
+    with Image.open(path) as image:
+        image.load()
+        image.fp = None  # as Pillow leaves it when nothing else holds the file
+        with pytest.raises(UsageError, match="kept not all of its bands or bits; give the path of the file"):
+            take_image(image, 3, SRGB)
+    plain = tiff(tmp_path / "rgb.tif", values[..., :3], photometric=2)
+    with Image.open(plain) as image:
+        image.load()
+        assert np.array_equal(np.asarray(take_image(image, 3, SRGB)), values[..., :3])
 
 
 @pytest.mark.filterwarnings("ignore")  # of doubtful metadata

@@ -98,7 +98,7 @@ def _decode(data: bytes, spec: Mapping[str, Any], *, raw: bool) -> Any:
         pixels = None
         if spec.get("decoding", "v0.1") != "v0.1":
             if image is None or _module("depth").is_special(image):
-                pixels = _module("pixels").decode(image, data, MOST_PIXELS)
+                pixels = _module("pixels").decode(image, io.BytesIO(data), MOST_PIXELS)
             if pixels is None:
                 shown: Decoded = _rgb(_module("profiles").converted(image))
             else:
