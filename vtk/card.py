@@ -83,6 +83,11 @@ class InputSpec:
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in _NEWER or value != _NEWER[name]}
 
+    def describe_range(self) -> str:
+        """Return what becomes 0 to 255, for people; empty where images have 8 bits."""
+        ranges = ", ".join(f"{low:g} to {high:g}" for low, high in self.value_range)
+        return f"{self.value_type} values from {ranges} become 0 to 255" if ranges else ""
+
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) in pixels."""

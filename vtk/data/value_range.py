@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from vtk.card import VALUE_TYPES
 from vtk.data import profiles
 from vtk.data.images import one_line
 from vtk.data.rules import SRGB, Decoding
@@ -178,6 +179,7 @@ def settle(
     tables = [_table(list(wide.values()), weights, band if bands > 1 else None) for band in range(bands)]
     everything = _table(list(wide.values()), weights, None)
     kind = np.result_type(*(values.type for values in wide.values())).name
+    kind = kind if kind in VALUE_TYPES else "float64"  # of 32-bit integers with and without a sign
     if not known:
         chosen = [_range(t if len(t.rows) else everything, option, kind) for t in tables]
         if len(chosen) not in (1, in_chans):

@@ -132,6 +132,7 @@ def readme(
         f"model: {span(card.model.name)}" + (f" with {span(card.model.kwargs)}" if card.model.kwargs else ""),
         f"input: {spec.in_chans}×{spec.height}×{spec.width} pixels, {spec.interpolation}, "
         f"crop_pct {spec.crop_pct:g} ({spec.resize_mode}), mean {span(list(spec.mean))}, std {span(list(spec.std))}",
+        *([f"more than 8 bits: {spec.describe_range()}"] if spec.value_range else []),
         *(f"then: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]

@@ -53,6 +53,7 @@ def readme(
         f"```python\n{code}\n```\n\n"
         f"Input: {spec.in_chans}×{spec.height}×{spec.width}, {spec.interpolation}, crop_pct {spec.crop_pct:g} "
         f"({spec.resize_mode}), mean {spec.mean}, std {spec.std}. "
+        f"{f'More than 8 bits: {spec.describe_range()}. ' if spec.value_range else ''}"
         f"{len(card.classes)} classes in this order: {classes}\n"
     )
     return text, code

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec, ModelSpec
+from vtk.data.value_range import show_range
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
 from vtk.models.base import base_id, tensor_hash
@@ -119,6 +120,9 @@ class Teacher:
             scale, shift = std / to_std, (mean - to_mean) / to_std
             self._affine = scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
             self.notes.append(f"images are renormalised for it (mean {_numbers(own.mean)}, std {_numbers(own.std)})")
+        if own.value_range != student.value_range:
+            ranges = (", ".join(map(show_range, spec.value_range[:3])) or "none" for spec in (own, student))
+            self.notes.append("caution: its value range is {}, the images are mapped by {}".format(*ranges))
         self._size = None if own.size == student.size else own.size
         if self._size is not None:
             (h, w), (th, tw) = student.size, own.size
