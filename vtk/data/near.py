@@ -42,7 +42,8 @@ def near_limit(prints: Sequence[str]) -> int:
         a, b = np.random.default_rng(0).integers(0, count, (2, 10_000))
         a, b = a[a != b], b[a != b]
     apart = _BITS[words[a] ^ words[b]].sum(axis=1, dtype=np.int64)
-    middle, upper = np.percentile(apart, [50, 84.13])
+    apart.sort()  # np.percentile and np.unique would import masked arrays: longer than all of this
+    middle, upper = (int(apart[int(share * (len(apart) - 1))]) for share in (0.5, 0.8413))
     pairs = count * (count - 1) / 2
     return min(NEAR, math.floor(middle + NormalDist().inv_cdf(_CHANCE / (pairs + 1)) * (upper - middle)))
 
@@ -89,5 +90,6 @@ def near_pairs(prints: Sequence[str], limit: int = NEAR, most: int = MOST) -> li
     if not found:
         return []
     apart, low, high = np.concatenate(found, axis=1)
-    keys = np.unique((apart * len(prints) + low) * len(prints) + high)  # a pair may agree in several words
+    keys = np.sort((apart * len(prints) + low) * len(prints) + high)
+    keys = keys[np.diff(keys, prepend=-1) > 0]  # a pair may agree in several words
     return list(zip((keys // len(prints) % len(prints)).tolist(), (keys % len(prints)).tolist(), strict=True))
