@@ -54,8 +54,10 @@ def others(folder: Path) -> dict[str, str]:
     return {name: text for name, text in found(folder).items() if name != "notes.txt"}
 
 
-@pytest.mark.parametrize("next_version", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_killed_at_any_operation_the_set_is_never_mixed(folder: Path, next_version: int) -> None:
+@pytest.mark.parametrize(
+    ("next_version", "step"), [(2, 3), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (2, 3))]
+)
+def test_killed_at_any_operation_the_set_is_never_mixed(folder: Path, next_version: int, step: int) -> None:
     alone, deaths, seen = not (folder / "notes.txt").exists(), 0, []
     while killed_at(deaths, lambda: write(folder, next_version), folder.parent):
         now = others(folder)
@@ -68,7 +70,7 @@ def test_killed_at_any_operation_the_set_is_never_mixed(folder: Path, next_versi
         assert now in (of(1), of(next_version)), deaths
         seen.append(now == of(next_version))
         assert (folder / "notes.txt").exists() is not alone
-        deaths += 1
+        deaths += step
         write(folder, 1)
     assert others(folder) == of(next_version)
     assert deaths > 10 and {False, True} == set(seen)

@@ -197,8 +197,8 @@ def test_a_copy_that_somebody_keeps_beside_a_pack_stays(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("name", [
-    "profile", "eval", *(pytest.param(name, marks=pytest.mark.slow) for name in
-                         ("profile sizes", "analyze", "parallelize", "export onnx"))
+    "eval", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                         ("profile", "profile sizes", "analyze", "parallelize", "export onnx"))
 ])  # fmt: skip
 def test_a_disk_that_fills_leaves_the_earlier_set(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

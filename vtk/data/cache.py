@@ -1,5 +1,6 @@
 """What earlier scans of a folder found, so that only new and changed files are decoded again."""
 
+import gc
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -38,16 +39,21 @@ def load(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Known:
     path = cache_path(root, in_chans, rules)
     if not path.is_file():
         return {}
+    collecting = gc.isenabled()
+    gc.disable()  # a hundred thousand lists that all stay: looking for garbage among them takes as long as reading them
     try:
         value = _read(path)
         if value["format"] != _FORMAT or value["pillow"] != PIL.__version__:
             return {}
-        return {
-            str(name): (Found(str(name), *map(int, found)), _probe(told))
-            for name, (found, told) in value["files"].items()
-        }
+        entries = value["files"]
+        _check_columns([found for found, _ in entries.values()], (int, int, int))
+        _check_columns([told for _, told in entries.values()], _TYPES)
+        return {name: (Found(name, *found), Probe(*told)) for name, (found, told) in entries.items()}
     except (OSError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
         return {}
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def save(
@@ -63,15 +69,14 @@ def save(
 
 
 def _read(path: Path) -> Any:
-    """Read JSON of our own, whose values are checked one by one: ``formats.parse_json`` looks at each of them twice."""
+    """Read JSON of our own, whose values are checked column by column: `formats.parse_json` looks at each of them."""
     if path.stat().st_size > _LIMIT:
         raise ValueError("it is too large")
     return json.loads(path.read_bytes())
 
 
-def _probe(values: Sequence[Any]) -> Probe:
-    """Return a probe that was written; a value of another type than the field's is damage."""
-    probe = Probe(*values)
-    if tuple(map(type, probe)) != _TYPES:
-        raise ValueError(f"{values} is no probe")
-    return probe
+def _check_columns(rows: Sequence[Sequence[Any]], types: tuple[type, ...]) -> None:
+    """Refuse rows of another length, or a value of another type than its column's: that is damage."""
+    for column, wanted in zip(zip(*rows, strict=True), types, strict=True) if rows else ():
+        if set(map(type, column)) != {wanted}:
+            raise ValueError(f"a value is no {wanted.__name__}")

@@ -14,6 +14,9 @@ from vtk.data.odd import SHOWN
 from vtk.data.probe import Probe
 from vtk.errors import DataError
 
+LISTED = 1000
+"""Groups whose files are written down."""
+
 
 class Placed(NamedTuple):
     """An image that is used: its path below the folder (with ``/``), its class, and ``train`` or ``val``."""
@@ -64,7 +67,7 @@ class Copies:
         return sum(len(group) - len({placed[1:] for placed in group}) for group in self.groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values: numbers, and the files of each group."""
+        """Return plain JSON values: numbers, and the files of the first `LISTED` groups."""
         return {
             "leaked": self.leaked,
             "conflicts": len(self.conflicts),
@@ -72,7 +75,7 @@ class Copies:
             "near_leaked": self.near_leaked,
             "near_within": self.near_within,
             "links": self.links,
-            "groups": [[placed._asdict() for placed in group] for group in self.groups],
+            "groups": [[placed._asdict() for placed in group] for group in self.groups[:LISTED]],
             "near": [[placed._asdict() for placed in pair] for pair in self.near],
         }
 

@@ -45,8 +45,10 @@ def copies(audit: DataAudit, figure: Callable[[OddImage], str]) -> str:
     across = [pair for pair in found.near if pair[0].part != pair[1].part]
     within = [pair for pair in found.near if pair[0].part == pair[1].part]
     leaks = found.leaks
-    conflicts = [group for group in found.conflicts if group not in set(leaks)]
-    rest = [group for group in found.groups if group not in {*leaks, *conflicts}]
+    known = set(leaks)
+    conflicts = [group for group in found.conflicts if group not in known]
+    known |= set(conflicts)
+    rest = [group for group in found.groups if group not in known]
     sections: list[tuple[str, int, str, Sequence[Group]]] = [
         (
             "Held out and trained on",

@@ -70,10 +70,10 @@ Split = Annotated[
     Option("part of --data (default: what judges takes val, held out; what calibrates train)", "data", often=True),
 ]
 """None is the default of what both judges and calibrates; elsewhere it is ``val``."""
-Folder = Annotated[Path, Option("folder with train/ and val/, or with class folders", "data", often=True)]
+Folder = Annotated[Path, Option("train/ and val/, class folders, or a table of labels", "data", often=True)]
 MaybeFolder = Annotated[
     Path | None,
-    Option("folder with train/ and val/, or with class folders", "data", often=True),
+    Option("train/ and val/, class folders, or a table of labels", "data", often=True),
 ]
 ValSplit = Annotated[
     float, Option("fraction of the images held out, where the folder has no val/", "data", above=0, below=1)

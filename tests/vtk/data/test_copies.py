@@ -11,14 +11,18 @@ import pytest
 from PIL import Image, ImageOps
 
 from vtk.__main__ import main
+from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data import load_image, scan, write_digits
 from vtk.data.enlarged import NOMINAL
 from vtk.data.fingerprint import fingerprints, grid
 from vtk.data.layout import split
 from vtk.data.multi import scan_multi
-from vtk.data.near import NEAR, near_pairs
+from vtk.data.near import _ORDER, NEAR, near_pairs
 from vtk.data.page import page
+from vtk.data.record import record_of
 from vtk.errors import DataError, UsageError
+from vtk.runtime.images import choose_images, find_images
+from vtk.runtime.source import Source
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 
@@ -150,6 +154,21 @@ def test_copies_come_to_one_side_of_a_flat_folder(tree: Tree, seed: int) -> None
     assert max(apart) > 0  # as version 0.1 divided
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_runs_of_version_0_1_are_evaluated_on_their_own_division(tree: Tree, recorded: bool) -> None:
+    root = tree({"a": 12, "b": 12})
+    for i in range(6):
+        shutil.copy(root / f"a/{i}.png", root / f"a/copy{i}.png")
+    apart, together = quiet(root, together=False), quiet(root)
+    assert set(apart.val) != set(together.val)
+    data = {"layout": "flat", "val_split": 0.2, "seed": 0, "root": root.name}
+    data |= {"images": record_of(together).to_dict()} if recorded else {}
+    card = Card(ModelSpec("test_vit"), InputSpec(32, 32), ("a", "b"), data=data)
+    _, part = find_images(Source("checkpoint", "m", None, card), root, "val")
+    assert set(part.samples) == set((together if recorded else apart).val)
+    assert set(choose_images(card, root, "val").paths) == {s.path for s in part.samples}
+
+
 def test_a_set_without_copies_is_divided_as_ever(tree: Tree) -> None:
     root = tree({"a": 11, "b": 7})
     for seed in range(3):
@@ -267,6 +286,13 @@ def test_near_pairs_are_those_of_comparing_each_with_each() -> None:
     apart = [(values[i] ^ values[j]).bit_count() for i, j in found]
     assert apart == sorted(apart)
     assert near_pairs([]) == near_pairs(["0" * 32]) == []
+
+
+def test_twelve_bits_are_near_and_thirteen_are_not() -> None:
+    value = int.from_bytes(np.random.default_rng(2).bytes(16))
+    flipped = [sum(1 << (127 - int(bit)) for bit in _ORDER[:count]) for count in (12, 13)]  # six words stay as they are
+    assert near_pairs([f"{v:032x}" for v in (value, value ^ flipped[0])]) == [(0, 1)]
+    assert near_pairs([f"{v:032x}" for v in (value, value ^ flipped[1])]) == []
 
 
 def test_the_search_is_bounded_where_all_images_are_alike() -> None:

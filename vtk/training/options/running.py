@@ -82,6 +82,6 @@ class DryRunOptions(Config):
 
     GROUP: ClassVar[str] = "running"
 
-    dry_run: Annotated[
-        bool, Option("show images, memory in each mode and an estimate of time; keep nothing", "memory", often=True)
-    ] = False
+    dry_run: Annotated[bool, Option("show images, memory and about how long; keep nothing", "memory", often=True)] = (
+        False
+    )
