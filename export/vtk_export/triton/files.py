@@ -10,7 +10,7 @@ from vtk.card import Card
 from vtk.formats import write_json
 from vtk_export.triton.names import label_lines
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
-from vtk_export.triton.publish import forbid_bytecode
+from vtk_export.triton.publish import DECODING, forbid_bytecode
 
 _SERVED = Path(__file__).with_name("served")
 _CODE = {
@@ -19,8 +19,6 @@ _CODE = {
     "preprocess": {"preprocess_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_images.py": "vtk_images.py"},
 }
 _CLIENT = ("client.py", "vtk_images.py")
-_DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
-"""Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports its copies of them."""
 _DECODES = ("preprocess",)
 IMAGES = ("encoded", "images", "pixel_values")
 """What a model may take images by; a client sends the first of them that there is."""
@@ -51,7 +49,7 @@ def decoding_code() -> dict[str, bytes]:
         .with_name(f"{name}.py")
         .read_bytes()
         .replace(b"from vtk.data.", b"from vtk_")
-        for name in _DECODING
+        for name in DECODING
     }
 
 

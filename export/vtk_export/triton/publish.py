@@ -21,7 +21,10 @@ from vtk.nodes import check_folder, resolve_output
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
-OWN = frozenset({"warmup", "client.py", "client.json", "vtk_images.py"})
+DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
+"""Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports copies of them, ``vtk_NAME.py``."""
+
+OWN = frozenset({"warmup", "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING)})
 """Names in a model's folder beside its versions, config and labels."""
 
 
