@@ -21,14 +21,16 @@ _SIDES = frozenset("left right leftward rightward leftwards rightwards lefthand 
 _PAIRS = (
     ("links", "rechts"), ("linke", "rechte"), ("gauche", "droite"), ("izquierda", "derecha"), ("izquierdo", "derecho"),
     ("sinistra", "destra"), ("sinistro", "destro"), ("esquerda", "direita"), ("esquerdo", "direito"),
-    ("слева", "справа"), ("налево", "направо"), ("左", "右"), ("l", "r"), ("lt", "rt"), ("lh", "rh"), ("os", "od"),
+    ("слева", "справа"), ("налево", "направо"), ("左", "右"), ("l", "r"), ("lt", "rt"), ("lh", "rh"), ("lhs", "rhs"), ("os", "od"),
+    ("sx", "dx"), ("izq", "der"),
     ("east", "west"), ("eastbound", "westbound"), ("port", "starboard"), ("cw", "ccw"),
 )  # fmt: skip
-_NUMBERS = frozenset("zero one two three four five six seven eight nine".split())
+_NUMBERS = "zero one two three four five six seven eight nine".split()
 # what may stand beside a digit or a letter in the name of its class
 _BESIDE = frozenset("digit digits number num letter letters char chars character characters glyph class cls sample "
                     "upper lower uppercase lowercase capital small cap".split())  # fmt: skip
 _SHARE = 2 / 3  # of the classes that must be characters: a set of letters may have a class for what is none
+_ALPHABET = 8  # classes called by one letter; as many are no views from left and right, front, back, above, below
 _SAMPLED = 64
 _SIDE = 32
 _LEVELS = 4.0  # by which the channels of a grey JPEG may differ
@@ -51,9 +53,12 @@ def choose_mirroring(audit: DataAudit, in_chans: int = 3) -> Mirroring:
         in_chans: of the model; of one channel everything is grey.
     """
     words = [_words(name) for name in audit.classes]
-    if side := _side(words):
+    characters = _are_characters(words)
+    # L and R of an alphabet are letters, alone they are sides
+    letters = characters and sum(_is_character(own) for own in words) > _ALPHABET
+    if side := _side([own for own in words if not (letters and _is_character(own))]):
         return Mirroring(0.0, f"a class is called {side}")
-    if _are_characters(words) and _are_grey(audit, in_chans):
+    if characters and _are_grey(audit, in_chans):
         return Mirroring(0.0, "the classes are digits or letters and the images grey")
     return Mirroring(USUAL, "")
 
@@ -71,7 +76,10 @@ def _side(names: Sequence[Sequence[str]]) -> str:
     for word in found:
         if word in _SIDES or re.search(r"[左右]", word):
             return word
-    # with a partner that differs by the side alone, such as knee L and knee R
+    # with a partner that differs by the side alone, such as lefteye and righteye, knee L and knee R
+    joined = {"".join(words) for words in names}
+    if any("left" in name and name.replace("left", "right") in joined for name in joined):
+        return "left and another right"
     whole = {tuple(words) for words in names}
     for one, other in _PAIRS:
         for words in whole:
@@ -87,12 +95,14 @@ def _are_characters(names: Sequence[Sequence[str]]) -> bool:
 
 def _is_character(words: Sequence[str]) -> bool:
     own = [word for word in words if word not in _BESIDE]
+    if len(own) == 2 and own[0].isdigit() and own[1] in _NUMBERS:  # 0 - zero, as torchvision calls them
+        return int(own[0]) == _NUMBERS.index(own[1])
     return len(own) == 1 and (own[0].isdigit() or own[0] in _NUMBERS or (len(own[0]) == 1 and own[0].isalpha()))
 
 
 def _are_grey(audit: DataAudit, in_chans: int) -> bool:
     if in_chans != 3:
-        return in_chans == 1
+        return in_chans in (1, 2)  # luminance, and that with opacity
     samples = audit.train or audit.val
     count = min(_SAMPLED, len(samples))
     seen = grey = 0

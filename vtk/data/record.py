@@ -91,7 +91,8 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
     """Say what a run did with the images of a folder.
 
     An image is known by its content wherever it lies. One of unknown content that lies where the run found an image is
-    that image, changed. One that the run both trained on and held out, as two files, is what its path says.
+    that image, changed, if most of what lies so has the content that it had: other folders may have files of the same
+    names. One that the run both trained on and held out, as two files, is what its path says.
 
     Args:
         record: of the run.
@@ -104,8 +105,12 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
     found: dict[str, list[Sample]] = {"held": [], "trained": [], "new": []}
     seen: set[bytes] = set()
     changed = 0
-    for sample in samples:
-        entry = _entry(audit, sample)
+    mine = [_entry(audit, sample) for sample in samples]
+    before = {entry.path: entry.content for entries in sides.values() for entry in entries}
+    named = [before[entry.path] == entry.content for entry in mine if entry.path in before]
+    if 2 * sum(named) < len(named):  # another folder, whose names say nothing
+        paths = {side: set() for side in sides}
+    for sample, entry in zip(samples, mine, strict=True):
         same = [side for side in sides if entry.content in contents[side]]
         at = [side for side in sides if entry.path in paths[side]]
         if same:

@@ -63,6 +63,10 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     mine, other = ("held out", "trained on") if split == "val" else ("trained on", "held out")
     by_run = sort_images(record, audit, audit.samples)
     if not by_run.known:
+        if record.val is None or record.train is None:
+            part = "trained on" if record.train is None else "held out"
+            console.warn(f"the card does not list what the training run {part}: they were too many; if some of these "
+                         "images are among them, that is not seen")
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
             return Part(_filled(audit.samples, data, split), f"images of {data}")
@@ -70,6 +74,7 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
         name = "held-out" if split == "val" else "training"
         console.say(f"no image of {data} is one of the training run's: the {len(part)} of its {name} part are taken")
         return Part(_filled(part, data, split), f"{name} images of {data}")
+    unseen = False
     wrong = {sample.path for sample in (by_run.trained if split == "val" else by_run.held)}
     if audit.layout == "split":
         own = audit.val if split == "val" else audit.train
@@ -78,6 +83,8 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     else:
         right = by_run.held if split == "val" else by_run.trained
         if (record.val if split == "val" else record.train) is None:  # too many to be listed
+            right = by_run.new
+        if unseen := not right and bool(by_run.new):  # other images, of which it knows some
             right = by_run.new
         taken = right
         left = {other: len(wrong), "unknown to it": len(audit.samples) - len(wrong) - len(taken)}
@@ -94,13 +101,17 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     if audit.layout == "split" and not same:
         folder = "held-out" if split == "val" else "training"
         told = f"{len(taken)} images of {data}: its {folder} part"
+    elif unseen:
+        told = f"{len(taken)} images of {data}: those that the training run has not seen"
     if left:
         reasons = ", ".join(f"{count} that it {why}" if " on" in why or " out" in why else f"{count} {why}"
                             for why, count in left.items())  # fmt: skip
         told += f"; left out: {reasons} (--split all takes every image)"
     console.say(told)
-    _warn_of_changes(by_run, record, split, data)
-    return Part(taken, f"{'held-out' if split == 'val' else 'training'} images of {data}", same, left)
+    if not unseen:
+        _warn_of_changes(by_run, record, split, data)
+    kind = "unseen" if unseen else "held-out" if split == "val" else "training"
+    return Part(taken, f"{kind} images of {data}", same, left)
 
 
 def _warn_of_changes(by_run: Sorted, record: Record, split: Split, data: Path) -> None:

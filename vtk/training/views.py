@@ -40,7 +40,8 @@ def describe_views(config: object, mirroring: Mirroring) -> str:
         steps.append("not mirrored" + (f", since {mirroring.why} (--hflip 0.5 mirrors)" if mirroring.why else ""))
     if policy := getattr(config, "auto_augment", None):
         steps.append(f"augmented by {policy}")
-    if jitter := getattr(config, "color_jitter", None):
+    # timm's policies but 3-Augment leave it out
+    if (jitter := getattr(config, "color_jitter", None)) and (not policy or "3a" in policy):
         steps.append(f"colours changed by up to {100 * jitter:g} %")
     if reprob := getattr(config, "reprob", 0.0):
         steps.append(f"a rectangle erased with probability {reprob:g}")

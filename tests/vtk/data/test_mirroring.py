@@ -24,11 +24,12 @@ def write(root: Path, names: list[str], *, colour: bool = False, mode: str = "L"
 SIDES = [
     ["turn_left", "turn_right", "stop"], ["TurnLeft", "straight"], ["left-hand", "right-hand"], ["LEFT", "RIGHT"],
     ["knee L", "knee R"], ["links", "rechts"], ["gauche", "droite"], ["左", "右"], ["clockwise", "counterclockwise"],
-    ["arrow east", "arrow west"], ["eye_OD", "eye_OS"],
+    ["arrow east", "arrow west"], ["eye_OD", "eye_OS"], ["lefteye", "righteye"], ["L", "R", "C"],
 ]  # fmt: skip
 CHARACTERS = [
     list("0123456789"), list("ABC"), ["digit_3", "digit_8"], ["three", "eight", "two"], ["upper_a", "lower_b"],
     ["a", "b", "c", "other"], ["00", "01", "17"], ["Sample001", "Sample002"], ["д", "ж"],
+    ["0 - zero", "1 - one", "2 - two"], list("ABCDEFGHIJKLMNOPQR"),
 ]  # fmt: skip
 OTHERS = [
     ["cat", "dog"], ["bright", "copyright"], ["leftover", "soup"], ["links golf", "course"], ["1st floor", "attic"],
@@ -50,6 +51,7 @@ def test_characters_are_not_mirrored_where_images_are_grey(names: list[str], tmp
     assert choose_mirroring(scan(grey)).probability == choose_mirroring(scan(rgb)).probability == 0
     assert choose_mirroring(scan(colour)) == (0.5, "")
     assert choose_mirroring(scan(colour), in_chans=1).probability == 0  # the model sees no colour
+    assert choose_mirroring(scan(grey, in_chans=2), in_chans=2).probability == 0
 
 
 @pytest.mark.parametrize("names", OTHERS, ids=" ".join)
