@@ -64,9 +64,11 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     by_run = sort_images(record, audit, audit.samples)
     if not by_run.known:
         if record.val is None or record.train is None:
-            part = "trained on" if record.train is None else "held out"
-            console.warn(f"the card does not list what the training run {part}: they were too many; if some of these "
-                         "images are among them, that is not seen")
+            unlisted = "trained on" if record.train is None else "held out"
+            console.warn(
+                f"the card does not list what the training run {unlisted}: they were too many; if some of these "
+                "images are among them, that is not seen"
+            )
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
             return Part(_filled(audit.samples, data, split), f"images of {data}")
