@@ -21,8 +21,8 @@ _SIDES = frozenset("left right leftward rightward leftwards rightwards lefthand 
 _PAIRS = (
     ("links", "rechts"), ("linke", "rechte"), ("gauche", "droite"), ("izquierda", "derecha"), ("izquierdo", "derecho"),
     ("sinistra", "destra"), ("sinistro", "destro"), ("esquerda", "direita"), ("esquerdo", "direito"),
-    ("слева", "справа"), ("налево", "направо"), ("左", "右"), ("l", "r"), ("lt", "rt"), ("lh", "rh"), ("lhs", "rhs"), ("os", "od"),
-    ("sx", "dx"), ("izq", "der"),
+    ("слева", "справа"), ("налево", "направо"), ("左", "右"), ("l", "r"), ("lt", "rt"), ("lh", "rh"), ("os", "od"),
+    ("lhs", "rhs"), ("sx", "dx"), ("izq", "der"),
     ("east", "west"), ("eastbound", "westbound"), ("port", "starboard"), ("cw", "ccw"),
 )  # fmt: skip
 _NUMBERS = "zero one two three four five six seven eight nine".split()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vtk.data.samples import DataAudit, Sample
+from vtk.errors import DataError
 
 MOST = 200_000
 """Images of a part that a card lists: over three million characters. Larger parts it does not list."""
@@ -77,14 +78,17 @@ def read_record(data: Mapping[str, Any]) -> Record | None:
     """Return the record in ``Card.data``; None where there is none, as of runs of version 0.1.
 
     Raises:
-        ValueError: it is damaged.
+        DataError: it is damaged.
     """
     told = data.get("images")
     if told is None:
         return None
-    if not isinstance(told, Mapping):
-        raise ValueError("it is no object")
-    return Record(_decode(told.get("train")), _decode(told.get("val")))
+    try:
+        if not isinstance(told, Mapping):
+            raise ValueError("it is no object")
+        return Record(_decode(told.get("train")), _decode(told.get("val")))
+    except ValueError as error:
+        raise DataError(f"the card's list of the run's images is damaged: {error}; take the pack anew") from error
 
 
 def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> Sorted:

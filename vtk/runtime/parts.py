@@ -49,10 +49,7 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
     """
     if split == "all":
         return Part(_filled(audit.samples, data, split), f"images of {data}")
-    try:
-        record = read_record(card.data)
-    except ValueError as error:
-        raise DataError(f"the card's list of the run's images is damaged: {error}; take the pack anew") from error
+    record = read_record(card.data)
     if record is not None and (record.val is not None or record.train is not None):
         return _recorded(record, audit, data, split)
     return _divided(card, audit, data, split, described)
@@ -64,9 +61,11 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     by_run = sort_images(record, audit, audit.samples)
     if not by_run.known:
         if record.val is None or record.train is None:
-            part = "trained on" if record.train is None else "held out"
-            console.warn(f"the card does not list what the training run {part}: they were too many; if some of these "
-                         "images are among them, that is not seen")
+            lacking = "trained on" if record.train is None else "held out"
+            console.warn(
+                f"the card does not list what the training run {lacking}: they were too many; if some of these images "
+                "are among them, that is not seen"
+            )
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
             return Part(_filled(audit.samples, data, split), f"images of {data}")
