@@ -10,7 +10,7 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data import bands, images
+from vtk.data import bands, images, transforms
 from vtk.data.listing import list_images
 from vtk.errors import DataError
 from vtk.runtime.images import Chosen
@@ -60,12 +60,13 @@ def test_every_image_of_an_export_is_read_with_the_packs_limit(
         own = getattr(module, name)
 
         def read(*args: Any, **kwargs: Any) -> Any:
-            limits.append(kwargs["max_pixels"] if "max_pixels" in kwargs else args[-1] if len(args) > 2 else 0)
+            limits.append(kwargs["max_pixels"] if "max_pixels" in kwargs else args[2] if len(args) > 2 else 0)
             return own(*args, **kwargs)
 
         monkeypatch.setattr(module, name, read)
 
     watch(bands, "read_image")
+    watch(transforms, "read_image")
     watch(images, "load_image")
     data = limited.parent / "photos"
     argv = ["export", "onnx", str(limited), "--out", str(tmp_path / "out"), "--data", str(data), *flags]

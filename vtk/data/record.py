@@ -96,7 +96,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
 
     An image is known by its content wherever it lies. One of unknown content that lies where the run found an image is
     that image, changed, if most of what lies so has the content that it had: other folders may have files of the same
-    names. One that the run both trained on and held out, as two files, is what its path says.
+    names. One that the run both trained on and held out, as two files, is what its path says, else trained on.
 
     Args:
         record: of the run.
@@ -118,7 +118,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
         same = [side for side in sides if entry.content in contents[side]]
         at = [side for side in sides if entry.path in paths[side]]
         if same:
-            side = at[0] if len(same) == 2 and at else same[0]
+            side = same[0] if len(same) == 1 else at[0] if at else "trained"
         else:
             side = at[0] if at else "new"
             changed += side == "held"

@@ -208,7 +208,7 @@ class Setup:
         if config.weights is not None or config.pretrained:
             known = created.base.classes
             there = not head_names(self.model).isdisjoint(created.base.tensors)
-            if known and there and match_rows(known, self.audit.classes) is not None:  # rows of theirs, maybe in another order
+            if known and there and match_rows(known, self.audit.classes) is not None:  # rows of theirs, by name
                 return False
             new = frozenset(name for name in new if created.key_map.get(name) is None)
         return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)

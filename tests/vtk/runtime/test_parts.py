@@ -205,3 +205,18 @@ def test_a_part_too_large_to_be_listed_is_said(flat: Path, tmp_path: Path, capsy
     judged(source, tmp_path / "own")  # only images that it was trained on
     assert "the card does not list what the training run trained on" in capsys.readouterr().err
     assert judged(source, flat, "train")[0] == parts(flat)[0]
+
+
+def test_a_leak_judges_only_under_the_path_where_it_was_held_out(flat: Path, tmp_path: Path) -> None:
+    split = tmp_path / "split"
+    for i, path in enumerate(sorted(flat.rglob("*.png"))):
+        target = split / ("train" if i % 2 else "val") / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    leak = split / "train" / CLASSES[0] / "1.png"
+    shutil.copy(leak, split / "val" / CLASSES[0] / "leak.png")
+    source = trained_on(split)
+    assert digest(leak) in judged(source, split)[0]  # as the run measured it
+    assert digest(leak) not in judged(source, split / "val")[0]
+    with pytest.raises(DataError, match="no image that the training run held out"):
+        judged(source, split / "train")
