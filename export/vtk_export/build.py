@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,14 +144,20 @@ def _quantize(
     else:
         assert given is not None
         photographs = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
-        batches = (images for images, _ in photographs.batches(card.input, config.static_batch or 1)
-                   if config.static_batch in (None, len(images)))  # fmt: skip
-        quantize_static(plain, target, batches)
-        console.say(f"calibrated on {len(photographs.paths)} {photographs.what}")
+        used = []
+
+        def batches() -> Iterator[Tensor]:
+            for images, _ in photographs.batches(card.input, config.static_batch or 1):
+                if config.static_batch in (None, len(images)):
+                    used.append(len(images))
+                    yield images
+
+        quantize_static(plain, target, batches())
+        console.say(f"calibrated on {sum(used)} {photographs.what}")
     quantized: onnx.ModelProto = onnx.load(target)
     shutil.rmtree(place)
-    used = {node.domain for node in quantized.graph.node} | {""}
-    kept = [entry for entry in quantized.opset_import if entry.domain in used]
+    domains = {node.domain for node in quantized.graph.node} | {""}
+    kept = [entry for entry in quantized.opset_import if entry.domain in domains]
     del quantized.opset_import[:]
     quantized.opset_import.extend(kept)
     quantized.producer_name, quantized.producer_version = proto.producer_name, proto.producer_version

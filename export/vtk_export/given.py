@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.probe import content_digest
 from vtk.errors import DataError, UsageError
 from vtk.runtime.images import Chosen, choose_images
 from vtk.runtime.parts import Split
@@ -44,9 +45,9 @@ class Given:
             except DataError:
                 console.say(f"{self.data} has no training images: every second held-out image calibrates")
         if set(found.paths).isdisjoint(self.judging.paths):
-            return found, self.judging
+            return found, _without_copies(self.judging, found)
         halves = [_every_second(self.judging, first) for first in (1, 0)]
-        return halves[0], halves[1]
+        return halves[0], _without_copies(halves[1], halves[0])
 
 
 def give_images(card: Card, data: Path | None, split: Split | None = None, *, described: bool = True) -> Given | None:
@@ -69,6 +70,24 @@ def _every_second(chosen: Chosen, first: int) -> Chosen:
     paths = chosen.paths[first::2] or chosen.paths  # of one image, both halves are that one
     labels = None if chosen.labels is None else (chosen.labels[first::2] or chosen.labels)
     return Chosen(paths, labels, f"{chosen.what}, every second one")
+
+
+def _without_copies(chosen: Chosen, others: Chosen) -> Chosen:
+    """Leave out images of which others have a copy, unless that leaves none."""
+    seen = {digest for path in others.paths if (digest := _digest(path))}
+    kept = [i for i, path in enumerate(chosen.paths) if _digest(path) not in seen]
+    if not kept or len(kept) == len(chosen.paths):
+        return chosen
+    console.say(f"left out of those that judge: {len(chosen.paths) - len(kept)} copies of images that calibrate")
+    labels = None if chosen.labels is None else tuple(chosen.labels[i] for i in kept)
+    return Chosen(tuple(chosen.paths[i] for i in kept), labels, chosen.what)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return content_digest(path)
+    except OSError:  # said where it is used
+        return ""
 
 
 def folders_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, Path | None]:

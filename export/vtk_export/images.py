@@ -55,18 +55,16 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
 
 
 def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
-    from vtk.data.bands import read_image
-    from vtk.data.rules import Decoding
-    from vtk.data.transforms import eval_transform
+    from vtk.data.transforms import eval_transform, read_input
 
     paths = chosen.paths
     # an even distance walks through all class folders
     ordered = [paths[i * len(paths) // count] for i in range(count)] if len(paths) > count else paths
-    transform, decoding = eval_transform(spec), Decoding.of(spec)
+    transform = eval_transform(spec)
     images = []
     for path in ordered:
         try:
-            images.append(transform(read_image(path, spec.in_chans, max_pixels, decoding)))
+            images.append(read_input(path, transform, max_pixels))
         except (DataError, OSError) as error:
             console.warn(f"skipped: {error}")
     if not images:

@@ -77,17 +77,15 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.bands import read_image
-        from vtk.data.rules import Decoding
-        from vtk.data.transforms import eval_transform
+        from vtk.data.transforms import eval_transform, read_input
 
-        transform, decoding = eval_transform(spec), Decoding.of(spec)
+        transform = eval_transform(spec)
         images: list[Tensor] = []
         places: list[int] = []
         read = 0
         for i, path in enumerate(self.paths):
             try:
-                images.append(transform(read_image(path, spec.in_chans, self.max_pixels, decoding)))
+                images.append(read_input(path, transform, self.max_pixels))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
                 continue

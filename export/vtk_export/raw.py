@@ -70,6 +70,7 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | Non
         VerificationError: the file does not run.
         DataError: no image of ``--data`` can be read.
     """
+    from vtk.data.images import unreadable
     from vtk.data.memory_images import take_image
     from vtk.data.rules import Decoding
     from vtk.data.transforms import eval_transform
@@ -77,8 +78,12 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | Non
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
     with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
-        for image in _images(card, config, given):
-            inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
+        for name, image in _images(card, config, given):
+            try:
+                inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
+            except DataError as fault:
+                console.warn(f"skipped: {unreadable(name, fault.__cause__ or fault)}")
+                continue
             expected.append(reference_outputs(file.model, inputs, file.names)[file.names[0]])
             got.append(_run(session, image, file.names[0]))
             count += 1
@@ -129,8 +134,8 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
         ) from error
 
 
-def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[np.ndarray]:
-    """Yield raw images, (height, width, 3) of the type that the graph takes."""
+def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[tuple[Path, np.ndarray]]:
+    """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.bands import pixel_limit
     from vtk.data.decoding import read_raw
     from vtk.data.raw import spread
@@ -139,7 +144,7 @@ def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[np.
     if given is not None:
         for path in Photographs(given.judging, _COUNT).paths:
             try:
-                yield read_raw(path, spec, pixel_limit(card))
+                yield path, read_raw(path, spec, pixel_limit(card))
             except (DataError, OSError) as error:
                 console.warn(f"skipped: {error}")
         return
@@ -148,4 +153,5 @@ def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[np.
         # coarse noise made smooth, as `vtk_export.images` draws its
         coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
-        yield spread(np.asarray(coarse.resize(size, Image.Resampling.BICUBIC)), spec.value_range, spec.value_type)
+        drawn = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
+        yield Path("drawn"), spread(drawn, spec.value_range, spec.value_type)

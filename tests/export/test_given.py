@@ -14,8 +14,8 @@ from PIL import Image
 from vtk.__main__ import main
 from vtk.data.audit import scan
 from vtk.data.record import record_of
-from vtk.errors import UsageError
-from vtk.tasks.load import read_card
+from vtk.errors import DataError, UsageError
+from vtk.tasks.load import load_task, read_card
 from vtk.tasks.pack import update_card
 from vtk_export.given import folders_of, give_images
 
@@ -55,6 +55,49 @@ def test_what_calibrates_was_trained_on_and_what_judges_was_not(trained: tuple[P
         halves = [contents(half.paths) for half in one.calibration]  # of one part, no image does both
         assert not halves[0] & halves[1] and halves[0] | halves[1] == wanted
     assert give_images(card, None) is None
+
+
+def test_copies_of_what_calibrates_do_not_judge(trained: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
+    pack, data = trained
+    fresh = tmp_path / "fresh"
+    for i, path in enumerate(sorted(data.rglob("[0-3].png"))):
+        target = fresh / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).rotate(180).save(target)
+        if i % 4 == 1:
+            shutil.copy(target, target.with_name("2copy.png"))
+    given = give_images(read_card(pack), fresh)
+    assert given is not None
+    calibrating, judging = given.calibration
+    assert not contents(calibrating.paths) & contents(judging.paths) and judging.labels is not None
+    assert [judging.labels[i] for i in range(len(judging.paths))] == [
+        read_card(pack).classes.index(path.parent.name) for path in judging.paths
+    ]
+    assert "copies of images that calibrate" in capsys.readouterr().out
+
+
+def test_what_cannot_be_used_is_named_and_not_counted(
+    trained: tuple[Path, Path], fake_calm: Any, tmp_path: Path, capsys: Any
+) -> None:
+    pack, data = trained
+    fake_calm()
+    loose = tmp_path / "loose"
+    for i, path in enumerate(sorted(data.rglob("[0-2].png"))):
+        loose.mkdir(exist_ok=True)
+        Image.open(path).rotate(180).save(loose / f"{i:02}.png")
+    for i in (3, 4):  # one calibrates, one judges
+        Image.new("L", (60000, 1)).save(loose / f"{i:02}.png")
+    count = len(list(loose.iterdir()))
+    for flags in (["--int8", "static"], ["--with-preproc"]):
+        main(["export", "onnx", str(pack), "--out", str(tmp_path / "out"), "--data", str(loose), "--overwrite", *flags])
+        told = capsys.readouterr()
+        said = " ".join((told.out + told.err).split())
+        assert "03.png: 1×60000 pixels" in said or "04.png: 1×60000 pixels" in said
+        assert "an image cannot be used" not in said
+        if flags[-1] == "static":
+            assert f"calibrated on {count // 2 - 1} images" in said
+    with pytest.raises(DataError, match=r"03\.png: 1×60000 pixels"):
+        load_task(pack, base=fake_calm()).predict(loose / "03.png")
 
 
 @pytest.mark.parametrize("flags", [("--int8", "static"), ("--dtype", "fp16"), ("--with-preproc",)], ids=lambda f: f[-1])

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data import bands, decoding, images
+from vtk.data import bands, decoding, images, transforms
 from vtk.data.listing import list_images
 from vtk.errors import DataError
 from vtk.runtime.images import Chosen
@@ -66,6 +66,7 @@ def test_every_image_of_an_export_is_read_with_the_packs_limit(
         monkeypatch.setattr(module, name, read)
 
     watch(bands, "read_image")
+    watch(transforms, "read_image")
     watch(images, "load_image")
     watch(decoding, "read_image")  # of raw images
     data = limited.parent / "photos"

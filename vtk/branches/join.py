@@ -43,7 +43,7 @@ from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.options import expect
 from vtk.runtime.drift import Drift, measure_drift
-from vtk.runtime.images import choose_images
+from vtk.runtime.images import choose_images, find_images
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.parts import choose_part
 from vtk.runtime.source import Opening, Source
@@ -199,29 +199,35 @@ def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
         or not config.labels
     ):
         return None
-    try:
-        channels, limit = source.card.input.in_chans, pixel_limit(source.card)
-        division = _split(source.card, config)
-        audit = scan(config.data, **division, in_chans=channels, max_pixels=limit, show_progress=False,
-                     decoding=Decoding.of(source.card.input))  # fmt: skip
-    except DataError:
-        if config.finetune:
-            raise
-        return None  # loose images, which the drift was measured on all the same
+    if not config.finetune:
+        if source.card.multi_label:
+            return None
+        try:
+            audit, part = find_images(source, config.data, "val")
+        except DataError:
+            return None  # loose images, which the drift was measured on all the same
+        return dataclasses.replace(audit, val=part.samples)
+    channels, limit = source.card.input.in_chans, pixel_limit(source.card)
+    audit = scan(config.data, **_split(source.card, config), in_chans=channels, max_pixels=limit, show_progress=False,
+                 decoding=Decoding.of(source.card.input))  # fmt: skip
     if audit.classes != source.card.classes or not audit.val:
         return None
-    return dataclasses.replace(audit, val=_unseen(source.card, audit, config))
+    val = _unseen(source.card, audit, config.data)
+    return dataclasses.replace(audit, val=val) if val else None
 
 
-def _unseen(card: Card, audit: DataAudit, config: ParallelizeConfig) -> tuple[Sample, ...]:
+def _unseen(card: Card, audit: DataAudit, data: Path) -> tuple[Sample, ...]:
     """Return held-out images that the source was not trained on, nor will be by ``--finetune``."""
     record = read_record(card.data)
     if record is None or not sort_images(record, audit, audit.samples).known:
         return audit.val
-    assert config.data is not None
-    found = choose_part(card, audit, config.data, "val").samples
     held = {sample.path for sample in audit.val}
-    return tuple(sample for sample in found if sample.path in held) if config.finetune else found
+    try:
+        found = choose_part(card, audit, data, "val").samples
+    except DataError as error:
+        console.warn(f"the models are not compared: {error}")
+        return ()
+    return tuple(sample for sample in found if sample.path in held)
 
 
 def _judge(

@@ -89,7 +89,7 @@ def decode(
         return (
             upright(to_rgb(image), orientation(image)) if in_chans in (1, 3) else to_bands(image, in_chans, max_pixels)
         )
-    pixels = special(image, file, max_pixels)
+    pixels = special(image, file, max_pixels, in_chans)
     if pixels is None:
         assert image is not None
         if in_chans in (1, 3):
@@ -110,7 +110,9 @@ def decode(
     return result[0] if in_chans in (1, 3) else result
 
 
-def special(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -> "Pixels | None":
+def special(
+    image: Image.Image | None, file: IO[bytes] | None, max_pixels: int, in_chans: int | None = None
+) -> "Pixels | None":
     """Return the bands of a TIFF or of an image of more than 8 bits; None where Pillow's own reading has them all."""
     if image is not None and not is_special(image):  # nearly every image
         return None
@@ -121,7 +123,7 @@ def special(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) 
             pixels.check_kept(image)
             return None
         return pixels.kept(image)
-    return pixels.decode(image, file, max_pixels)
+    return pixels.decode(image, file, max_pixels, in_chans)
 
 
 def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> "np.ndarray":

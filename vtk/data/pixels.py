@@ -23,6 +23,12 @@ Range = tuple[float, float]
 Ranges = Sequence[Range]
 """One for all bands, or one for each; empty where none was settled."""
 
+_MOST_ROLES = 5
+"""Channels of an image of inks with opacity: so many a model of fewer can take."""
+
+_MOST_BANDS = 4
+"""Values of a TIFF in all, in shares of the largest image: as many as one of RGB and opacity has."""
+
 OPACITY = "Aa"
 """Roles of opacity: as it is, and one that colours were multiplied by."""
 
@@ -64,13 +70,16 @@ class Pixels(NamedTuple):
         ]  # fmt: skip
 
 
-def decode(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -> Pixels | None:
+def decode(
+    image: Image.Image | None, file: IO[bytes] | None, max_pixels: int, in_chans: int | None = None
+) -> Pixels | None:
     """Return the bands of an image; None where Pillow's own 8-bit reading of ``image`` has all that there is.
 
     Args:
         image: as Pillow opened it; it is moved to its main page. None of a TIFF for which Pillow knows no mode.
         file: it lies in; not needed for grey images that are no TIFF.
         max_pixels: of a page.
+        in_chans: of the model: a file of many more pages is refused before they are decoded. None takes any.
 
     Raises:
         ValueError: bands of unlike sizes or types, or in a form that cannot be read; the text says what to do.
@@ -78,7 +87,7 @@ def decode(image: Image.Image | None, file: IO[bytes] | None, max_pixels: int) -
     """
     if image is None or image.format == "TIFF":
         assert file is not None
-        return _tiff(image, file, max_pixels)
+        return _tiff(image, file, max_pixels, in_chans)
     profile = image.info.get("icc_profile") or b""
     if image.format == "PNG" and not image.mode.startswith("I"):
         tiles: Any = image.tile  # type: ignore[attr-defined]
@@ -150,7 +159,7 @@ def _whole(file: IO[bytes] | None) -> bytes:
     return file.read()
 
 
-def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int) -> Pixels | None:
+def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int, in_chans: int | None) -> Pixels | None:
     own: Any = getattr(image, "tag_v2", None)
     # of a single page Pillow has read the directory; of one that was moved to another page not the first
     found = (
@@ -171,6 +180,14 @@ def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int) -> Pixels
         if main[0].number:
             image.seek(main[0].number)
         return None
+    if in_chans is not None and len(main) > max(in_chans, _MOST_ROLES):
+        raise ValueError(f"it has {len(main)} pages of a channel or more, --in-chans is {in_chans}; save only one page")
+    values = sum(page.width * page.height * len(page.bits) for page in main)
+    if values > _MOST_BANDS * max_pixels:  # a few bytes may claim thousands of bands
+        raise ValueError(
+            f"its {len(main)} page{'s have' if len(main) > 1 else ' has'} {values:,} values in all, more than "
+            f"{_MOST_BANDS} × --max-pixels {max_pixels:,}; make it smaller, or allow more if the file is trusted"
+        )
     data = _whole(file)
     planes: list[np.ndarray] = []
     roles = ""

@@ -81,7 +81,7 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rul
     try:
         with opened(path, max_pixels) as (image, file):
             digest = content_digest(path)
-            pixels = special(image, file, max_pixels) if rules != "v0.1" else None
+            pixels = special(image, file, max_pixels, in_chans) if rules != "v0.1" else None
             if pixels is not None:
                 return _of_pixels(pixels, image, in_chans, digest)
             if image is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vtk.data.samples import DataAudit, Sample
+from vtk.errors import DataError
 
 MOST = 200_000
 """Images of a part that a card lists: over three million characters. Larger parts it does not list."""
@@ -77,14 +78,17 @@ def read_record(data: Mapping[str, Any]) -> Record | None:
     """Return the record in ``Card.data``; None where there is none, as of runs of version 0.1.
 
     Raises:
-        ValueError: it is damaged.
+        DataError: it is damaged.
     """
     told = data.get("images")
     if told is None:
         return None
-    if not isinstance(told, Mapping):
-        raise ValueError("it is no object")
-    return Record(_decode(told.get("train")), _decode(told.get("val")))
+    try:
+        if not isinstance(told, Mapping):
+            raise ValueError("it is no object")
+        return Record(_decode(told.get("train")), _decode(told.get("val")))
+    except ValueError as error:
+        raise DataError(f"the card's list of the run's images is damaged: {error}; take the pack anew") from error
 
 
 def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> Sorted:
@@ -92,7 +96,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
 
     An image is known by its content wherever it lies. One of unknown content that lies where the run found an image is
     that image, changed, if most of what lies so has the content that it had: other folders may have files of the same
-    names. One that the run both trained on and held out, as two files, is what its path says.
+    names. One that the run both trained on and held out, as two files, is what its path says, else trained on.
 
     Args:
         record: of the run.
@@ -114,7 +118,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
         same = [side for side in sides if entry.content in contents[side]]
         at = [side for side in sides if entry.path in paths[side]]
         if same:
-            side = at[0] if len(same) == 2 and at else same[0]
+            side = same[0] if len(same) == 1 else at[0] if at else "trained"
         else:
             side = at[0] if at else "new"
             changed += side == "held"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-from PIL import TiffImagePlugin
+from PIL import Image, ImageFile, TiffImagePlugin
 
 _BYTEWISE = {1: "raw", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate", 34925: "LZMA", 50000: "Zstandard"}
 """Compressions of bytes, whatever these mean; JPEG, WebP and fax compress pixels of certain kinds."""
@@ -210,10 +210,22 @@ def _bytes(data: bytes, order: str, page: Page, plane: int, planes: int, step: i
     else:
         rows = min(int(tags.get(_ROWS, page.height)), page.height)
         entries |= {_ROWS: (rows,), _STRIPS: at[part], _STRIP_BYTES: sizes[part]}
-    # made directly, since Image.open would take so wide a picture for a decompression bomb
-    with TiffImagePlugin.TiffImageFile(io.BytesIO(_described(data, order, entries))) as image:
+    with _Rows(io.BytesIO(_described(data, order, entries))) as image:
         image.load()
         return np.asarray(image)
+
+
+class _Rows(TiffImagePlugin.TiffImageFile):
+    """A picture of bytes, each a pixel: Pillow would take so wide a one for a decompression bomb.
+
+    How many pixels and bands a page may have was checked before.
+    """
+
+    def load_prepare(self) -> None:
+        own: Any = self
+        core: Any = Image
+        own.im = core.core.new(self.mode, getattr(own, "_tile_size", self.size))
+        ImageFile.ImageFile.load_prepare(self)
 
 
 def _described(data: bytes, order: str, entries: dict[int, tuple[int, ...]]) -> bytes:

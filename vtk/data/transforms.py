@@ -1,6 +1,7 @@
 """From an upright RGB image to the model's input, for evaluation and for training."""
 
 import dataclasses
+import os
 import random
 import re
 from collections.abc import Callable
@@ -15,10 +16,11 @@ from torch import Tensor
 from torchvision.transforms import RandomCrop
 
 from vtk.card import InputSpec
-from vtk.data.bands import Bands
+from vtk.data.bands import Bands, read_image
 from vtk.data.enlarged import check_enlarged
-from vtk.data.images import TooLargeError
+from vtk.data.images import TooLargeError, unreadable
 from vtk.data.mended import FitInside, mend_crops, mend_posterize
+from vtk.data.rules import Decoding
 from vtk.errors import DataError, UsageError
 
 _CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
@@ -53,12 +55,13 @@ class EvalTransform:
         first = image[0] if isinstance(image, tuple) else image
         try:
             check_enlarged(self.spec, first.height, first.width)
-        except TooLargeError as error:
-            raise DataError(f"an image cannot be used: {error}") from error
-        if isinstance(image, tuple):
-            pairs = zip(self.of_channel, image, strict=True)
-            return self.normalize(tuple(_follow(steps, band) for steps, band in pairs))
-        return self.normalize(_follow(self.geometry, image))
+            if isinstance(image, tuple):
+                pairs = zip(self.of_channel, image, strict=True)
+                return self.normalize(tuple(_follow(steps, band) for steps, band in pairs))
+            return self.normalize(_follow(self.geometry, image))
+        except (TooLargeError, MemoryError) as error:
+            why = str(error) or "there is not enough memory for it"
+            raise DataError(f"an image cannot be used: {why}") from error
 
 
 class TrainTransform:
@@ -137,6 +140,27 @@ def _geometry(spec: InputSpec, mean: tuple[float, ...]) -> list[Step]:
     if spec.resize_mode == "pad":
         steps[0] = FitInside(spec)
     return steps
+
+
+def read_input(
+    path: str | os.PathLike[str], transform: EvalTransform, max_pixels: int, decoding: Decoding | None = None
+) -> Tensor:
+    """Return what evaluation makes of a file, (C, H, W) fp32.
+
+    Args:
+        path: the file.
+        transform: made by `eval_transform`.
+        max_pixels: a larger image cannot be read.
+        decoding: how it becomes an 8-bit one, by default as the transform's input says.
+
+    Raises:
+        DataError: the file cannot be read or used; the message names it.
+    """
+    image = read_image(path, transform.spec.in_chans, max_pixels, decoding or Decoding.of(transform.spec))
+    try:
+        return transform(image)
+    except DataError as error:
+        raise unreadable(path, error.__cause__ or error) from error
 
 
 def eval_transform(spec: InputSpec) -> EvalTransform:

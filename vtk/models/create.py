@@ -221,7 +221,7 @@ def _load(
             )
         filled[key] = value
     lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if named and (told := tell_rows(base.classes, classes)):
+    if named and not (rows and lost) and (told := tell_rows(base.classes, classes)):
         notes.append(f"of the weights: {told}")
     elif lost:
         known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}

@@ -20,8 +20,12 @@ from vtk.models.shapes import shapes_only
 Size = tuple[int, int]
 
 
-def stored_model(name: str, kwargs: Mapping[str, Any], stored: Stored) -> tuple[nn.Module, Size | None]:
+def stored_model(
+    name: str, kwargs: Mapping[str, Any], stored: Stored, classes: int = 0
+) -> tuple[nn.Module, Size | None]:
     """Build the model at the size the file was stored at, so that timm's renaming resamples nothing.
+
+    ``classes`` is of a classifier whose names are told beside a file without a card; 0 where none are.
 
     Returns:
         The model, without values, and the pixels of its images, height first; None where only a grid is known.
@@ -32,6 +36,8 @@ def stored_model(name: str, kwargs: Mapping[str, Any], stored: Stored) -> tuple[
             if stored.card is not None:
                 # with the file's classifier, which timm's own default may lack
                 kwargs = {**kwargs, "num_classes": len(stored.card.classes)}
+            elif classes:
+                kwargs = {**kwargs, "num_classes": classes}
             if stored.size is not None:
                 return _build_sized(name, kwargs, stored.size), stored.size
             model = parallel.build(name, **kwargs)

@@ -42,7 +42,8 @@ def read_base(
     """
     stored = read_npz(name, kwargs, path) if path.suffix == ".npz" else read_weights(path)
     raw, card = stored.tensors, stored.card
-    reference, size = stored_model(name, kwargs, stored)
+    names = read_names(path, card)
+    reference, size = stored_model(name, kwargs, stored, len(names))
     transforms = tuple(card.transforms) if card else ()
     raw, made, gone = _before(raw, transforms, reference, path)
     gone = gone | frozenset(absent)
@@ -77,7 +78,7 @@ def read_base(
         tensors, source=str(file), task_names=task, grid=stored.grid if size is None else grid_of(reference), size=size,
         file=file,
     )  # fmt: skip
-    return dataclasses.replace(base, transforms=transforms, made=made, classes=read_names(path, card)), notes
+    return dataclasses.replace(base, transforms=transforms, made=made, classes=names), notes
 
 
 def random_base(model: nn.Module, seed: int, size: tuple[int, int] | None = None) -> Base:

@@ -189,7 +189,8 @@ def _print(result: EvalResult, *, exact: bool) -> None:
     elif value == result.training:
         console.say(f"{told} is exactly the training run's")
     else:
-        console.warn(f"the training run's {told} was {then}, this is {now}: other images, or another torch or machine")
+        why = "other images or labels, or another torch or machine"
+        console.warn(f"the training run's {told} was {then}, this is {now}: {why}")
 
 
 def _write(result: EvalResult, out: Path) -> None:

@@ -14,6 +14,7 @@ from vtk.data.listing import list_images
 from vtk.data.multi import scan_multi
 from vtk.data.probe import content_digest
 from vtk.data.probed import Look
+from vtk.data.record import read_record
 from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.table import is_table
@@ -78,7 +79,7 @@ class Chosen(NamedTuple):
 
 
 def choose_images(card: Card, data: Path, split: Split, *, described: bool = True) -> Chosen:
-    """Return images of a part of a folder, and say which; nothing is decoded.
+    """Return images of a part of a folder, and say which; nothing is decoded, but for cards that do not list images.
 
     Args:
         card: of the model.
@@ -91,10 +92,10 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
     """
     if data.is_file() and not is_table(data):
         return Chosen((data,), None, f"{data}")
-    # contents are read only where they are compared with those of a run
-    look: Look = "read" if card.data.get("images") else "list"
+    look = _look(card)
     options: dict[str, Any] = {
-        "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look,
+        "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look, "spec": card.input,
+        "decoding": Decoding.of(card.input),
         **recorded_division(card), **_reading(card, card.multi_label),
     }  # fmt: skip
     find = scan_multi if card.multi_label else scan
@@ -102,7 +103,7 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
         audit: DataAudit = find(data, classes=card.classes if described else None, **options)
     except DataError:  # its folders are not the model's classes
         audit = _loose(data, look)
-        if audit.layout == "flat" and look == "list":
+        if audit.layout == "flat" and look != "read":
             return Chosen(tuple(sample.path for sample in audit.train), None, f"images of {data}")
     for warning in audit.warnings:
         console.warn(warning)
@@ -110,6 +111,14 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
     known = described and not card.multi_label and audit.classes == card.classes
     labels = tuple(sample.label for sample in part.samples) if known else None
     return Chosen(tuple(sample.path for sample in part.samples), labels, part.what)
+
+
+def _look(card: Card) -> Look:
+    """Return how closely files are looked at: only as far as the choice depends on it."""
+    record = read_record(card.data)
+    if record is not None and (record.val is not None or record.train is not None):
+        return "read"  # contents are compared with those of the run
+    return "decode" if recorded_division(card) else "list"  # a run divided those that can be read
 
 
 def _loose(data: Path, look: Look) -> DataAudit:

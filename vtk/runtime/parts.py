@@ -49,10 +49,7 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
     """
     if split == "all":
         return Part(_filled(audit.samples, data, split), f"images of {data}")
-    try:
-        record = read_record(card.data)
-    except ValueError as error:
-        raise DataError(f"the card's list of the run's images is damaged: {error}; take the pack anew") from error
+    record = read_record(card.data)
     if record is not None and (record.val is not None or record.train is not None):
         return _recorded(record, audit, data, split)
     return _divided(card, audit, data, split, described)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from vtk.card import Card
 from vtk.data.ahead import batches_ahead
-from vtk.data.bands import pixel_limit, read_image
+from vtk.data.bands import pixel_limit
 from vtk.data.listing import list_images
 from vtk.data.memory_images import take_image
 from vtk.data.rules import Decoding
-from vtk.data.transforms import eval_transform
+from vtk.data.transforms import eval_transform, read_input
 from vtk.errors import UsageError
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.models.devices import dtype_name, resolve_device, resolve_dtype
@@ -55,7 +55,7 @@ class ImageTransform:
             DataError: the file cannot be read.
         """
         if isinstance(image, (str, os.PathLike)):
-            return self._prepare(read_image(image, self.spec.in_chans, self._limit, self._decoding))
+            return read_input(image, self._prepare, self._limit, self._decoding)
         return self._prepare(take_image(image, self.spec.in_chans, self._decoding))
 
 

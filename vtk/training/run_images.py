@@ -7,6 +7,9 @@ import csv
 import hashlib
 import io
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from vtk.data.images import one_line
 from vtk.data.record import content_lines
@@ -18,9 +21,18 @@ _HEAD = ("part", "path", "content")
 
 
 def images_digest(audit: DataAudit) -> str:
-    """Return the sha256 of all images of a run: part, path and content of each, in any order."""
-    lines = sorted("\0".join(line) for line in content_lines(audit))
+    """Return the sha256 of all images of a run: part, path, content and labels of each, in any order."""
+    labels = [_labels(audit, sample.label) for sample in audit.samples]
+    lines = sorted("\0".join((*line, *own)) for line, own in zip(content_lines(audit), labels, strict=True))
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _labels(audit: DataAudit, label: Any) -> list[str]:
+    """Return the names of an image's labels; none of images without classes."""
+    if not audit.classes:
+        return []
+    numbers = label.nonzero()[0] if isinstance(label, np.ndarray) else [label]
+    return [audit.classes[number] for number in numbers]
 
 
 def write_images(out: Path, audit: DataAudit) -> None:

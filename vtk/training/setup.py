@@ -207,7 +207,8 @@ class Setup:
         new = head_names(self.model) & created.initial.keys()
         if config.weights is not None or config.pretrained:
             known = created.base.classes
-            if known and match_rows(known, self.audit.classes) is not None:  # rows of theirs, maybe in another order
+            there = not head_names(self.model).isdisjoint(created.base.tensors)
+            if known and there and match_rows(known, self.audit.classes) is not None:  # rows of theirs, by name
                 return False
             new = frozenset(name for name in new if created.key_map.get(name) is None)
         return any(torch.equal(state[name].float().cpu(), created.initial[name]) for name in new)

@@ -66,10 +66,9 @@ def measure_served(
 
 
 def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
-    from vtk.data.bands import read_image
     from vtk.data.memory_images import take_image
     from vtk.data.rules import Decoding
-    from vtk.data.transforms import eval_transform
+    from vtk.data.transforms import eval_transform, read_input
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []
@@ -77,14 +76,13 @@ def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int
         try:
             if not path and spec.in_chans not in (1, 3):
                 array = np.frombuffer(raw, np.uint8).reshape(*spec.size, spec.in_chans)
-                theirs.append(torch.from_numpy(prepare(from_array(array, plain), plain)))
+                served = torch.from_numpy(prepare(from_array(array, plain), plain))
                 mine.append(transform(take_image(array, spec.in_chans, decoding)))
+                theirs.append(served)
                 continue
-            image = (
-                read_image(path, spec.in_chans, limit, decoding) if path else Image.open(io.BytesIO(raw)).convert("RGB")
-            )
+            own = read_input(path, transform, limit) if path else transform(Image.open(io.BytesIO(raw)).convert("RGB"))
             theirs.append(torch.from_numpy(prepare(decode(raw, plain), plain)))
-            mine.append(transform(image))
+            mine.append(own)
         except DataError as error:
             console.warn(f"skipped: {error}")
         except Unreadable as error:

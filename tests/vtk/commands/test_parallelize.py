@@ -134,6 +134,20 @@ def test_a_checkpoint_becomes_parallel_and_is_used_like_any_other(
     assert vtk(capsys, "predict", out, photos / "val" / "red", "--out", tmp_path / "p.csv")
 
 
+def test_other_images_of_some_classes_judge_whole(
+    merged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    fresh = tmp_path / "fresh"  # without parts, and images that the run has not seen
+    for path in (photos / "val" / CLASSES[1]).iterdir():
+        target = fresh / CLASSES[1] / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).rotate(90).save(target)
+    told = vtk(capsys, "parallelize", merged, "--data", fresh, "--images", 2, "--out", tmp_path / "parallel")
+    images = len(list(fresh.rglob("*.png")))
+    assert told["before"]["count"] == images
+    assert vtk(capsys, "eval", merged, fresh)["top1"] == told["top1_sequential"]
+
+
 @pytest.mark.slow
 def test_the_result_is_exported_and_profiled(merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "parallel"

@@ -185,3 +185,26 @@ def test_damaged_files_are_bad_files_and_nothing_else(tmp_path: Path) -> None:
         seen.add(bool(found.bad))
         assert found.bad.count("\n") == 0
     assert seen == {True, False}
+
+
+def test_a_wide_type_is_no_decompression_bomb(tmp_path: Path, monkeypatch: Any) -> None:
+    values = RNG.integers(0, 65536, (12, 14), dtype=np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.tif", compression="tiff_lzw")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 150)  # Pillow refuses more than 300; its 168 pixels are 336 bytes
+    found = np.asarray(read_image(tmp_path / "a.tif", decoding=Decoding("srgb", ((0.0, 65535.0),), "uint16")))
+    assert np.array_equal(found[..., 0], np.rint(values / 257).astype(np.uint8))
+
+
+def test_what_a_file_becomes_is_limited_before_it_is_decoded(tmp_path: Path, monkeypatch: Any) -> None:
+    page = Image.fromarray(eight(10, 10))
+    page.save(tmp_path / "pages.tif", save_all=True, append_images=[page] * 39)
+    tiff(tmp_path / "bands.tif", eight(10, 10, 6), photometric=1, extra=(0,) * 5)
+    assert bands(tmp_path / "bands.tif", 6).shape == (10, 10, 6)
+    monkeypatch.setattr("vtk.data.pixels._page", lambda *a: pytest.fail("a page was decoded"))
+    with pytest.raises(DataError, match=r"pages\.tif: it has 40 pages of a channel or more, --in-chans is 3"):
+        read_image(tmp_path / "pages.tif", 3, decoding=SRGB)
+    assert "40 pages" in probe(str(tmp_path / "pages.tif")).bad
+    with pytest.raises(
+        DataError, match=r"bands\.tif: its 1 page has 600 values in all, more than 4 × --max-pixels 100"
+    ):
+        read_image(tmp_path / "bands.tif", 6, 100, SRGB)

@@ -185,3 +185,38 @@ def test_exports_take_the_same_images_without_decoding_them(flat: Path, monkeypa
     assert "no image of" in capsys.readouterr().out
     one = choose_images(source.card, loose / "0.png", "val")
     assert one.paths == (loose / "0.png",) and one.labels is None
+
+
+def test_what_version_0_1_divided_is_divided_alike_in_exports_and_evaluations(flat: Path) -> None:
+    source = trained_on(flat)
+    del source.card.data["images"]
+    for path in scan(flat).val:
+        path.path.write_bytes(b"no image any more")
+    held, judged_by_exports = judged(source, flat)[0], choose_images(source.card, flat, "val").paths
+    assert held and contents(judged_by_exports) == held
+
+
+def test_a_part_too_large_to_be_listed_is_said(flat: Path, tmp_path: Path, capsys: Any) -> None:
+    source = trained_on(flat)
+    source.card.data["images"]["train"] = None
+    shutil.copytree(flat / CLASSES[0], tmp_path / "own" / CLASSES[0])
+    for path in scan(flat).val:
+        (tmp_path / "own" / path.path.parent.name / path.path.name).unlink(missing_ok=True)
+    judged(source, tmp_path / "own")  # only images that it was trained on
+    assert "the card does not list what the training run trained on" in capsys.readouterr().err
+    assert judged(source, flat, "train")[0] == parts(flat)[0]
+
+
+def test_a_leak_judges_only_under_the_path_where_it_was_held_out(flat: Path, tmp_path: Path) -> None:
+    split = tmp_path / "split"
+    for i, path in enumerate(sorted(flat.rglob("*.png"))):
+        target = split / ("train" if i % 2 else "val") / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    leak = split / "train" / CLASSES[0] / "1.png"
+    shutil.copy(leak, split / "val" / CLASSES[0] / "leak.png")
+    source = trained_on(split)
+    assert digest(leak) in judged(source, split)[0]  # as the run measured it
+    assert digest(leak) not in judged(source, split / "val")[0]
+    with pytest.raises(DataError, match="no image that the training run held out"):
+        judged(source, split / "train")

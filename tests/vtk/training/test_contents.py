@@ -48,6 +48,24 @@ def test_a_run_does_not_go_on_with_images_replaced_under_their_names(config: Any
         finetune(config(data=own, epochs=2, resume=True))
 
 
+@pytest.mark.parametrize("multi", [False, True])
+def test_a_run_does_not_go_on_with_other_labels_of_held_out_images(
+    config: Any, photos: Path, tmp_path: Path, multi: bool
+) -> None:
+    table = tmp_path / "photos.csv"
+    rows = [(str(path), path.parent.name, path.parent.parent.name) for path in sorted(photos.rglob("*.png"))]
+    text = "path,label,split\n" + "\n".join(map(",".join, rows))
+    table.write_text(text)
+    options: dict[str, Any] = {"data": table, "epochs": 2, "multi_label": multi}
+    finetune(config(**options, stop_after=1))
+    name = str(photos / "val/red/0.png")
+    table.write_text(text.replace(f"{name},red", f"{name},blue"))
+    with pytest.raises(DataError, match=r"the images or their labels are not those the run started with"):
+        finetune(config(**options, resume=True))
+    table.write_text(text)
+    assert len(finetune(config(**options, resume=True)).rows) == 2
+
+
 def test_one_task_of_several_with_other_images_is_named(config: Any, own: Path, photos: Path) -> None:
     options: dict[str, Any] = {"data": None, "tasks": (f"a={photos}", f"b={own}"), "epochs": 2}
     finetune_tasks(config(**options, stop_after=1))
@@ -116,6 +134,19 @@ def test_rows_of_a_classifier_are_taken_by_the_names_of_their_classes(
             assert not torch.allclose(found[key], value[: len(found[key])], atol=1e-6) or not value.any()
         else:
             assert torch.allclose(found[key], value[list(rows)], atol=1e-6)
+
+
+def test_a_classifier_of_a_model_that_timm_builds_without_one_is_taken_by_name(tmp_path: Path) -> None:
+    name, kwargs = "vit_small_patch14_dinov2", {"depth": 1, "embed_dim": 32, "num_heads": 2}
+    first = build_model(name, num_classes=3, img_size=28, pretrained=False, kwargs=kwargs).model.state_dict()
+    first["head.weight"] = torch.randn(3, 32)
+    save_file(first, tmp_path / "own.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"label_names": ["a", "b", "c"]}))
+    made = build_model(
+        name, num_classes=2, img_size=28, weights=tmp_path / "own.safetensors", kwargs=kwargs, classes=("c", "a")
+    )
+    assert torch.equal(made.model.state_dict()["head.weight"], first["head.weight"][[2, 0]])
+    assert any("their rows are taken by name" in note for note in made.notes)
 
 
 def test_a_pack_to_start_from_gives_its_rows_by_name(config: Any, photos: Path, tmp_path: Path, capsys: Any) -> None:
