@@ -26,6 +26,7 @@ _PAIRS = (
     ("east", "west"), ("eastbound", "westbound"), ("port", "starboard"), ("cw", "ccw"),
 )  # fmt: skip
 _NUMBERS = "zero one two three four five six seven eight nine".split()
+_OF_NUMBERS = frozenset(("even", "odd", "prime", "composite"))
 # what may stand beside a digit or a letter in the name of its class
 _BESIDE = frozenset("digit digits number num letter letters char chars character characters glyph class cls sample "
                     "upper lower uppercase lowercase capital small cap".split())  # fmt: skip
@@ -97,7 +98,9 @@ def _is_character(words: Sequence[str]) -> bool:
     own = [word for word in words if word not in _BESIDE]
     if len(own) == 2 and own[0].isdigit() and own[1] in _NUMBERS:  # 0 - zero, as torchvision calls them
         return int(own[0]) == _NUMBERS.index(own[1])
-    return len(own) == 1 and (own[0].isdigit() or own[0] in _NUMBERS or (len(own[0]) == 1 and own[0].isalpha()))
+    return len(own) == 1 and (
+        own[0].isdigit() or own[0] in (*_NUMBERS, *_OF_NUMBERS) or (len(own[0]) == 1 and own[0].isalpha())
+    )
 
 
 def _are_grey(audit: DataAudit, in_chans: int) -> bool:

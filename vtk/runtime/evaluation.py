@@ -24,7 +24,7 @@ from vtk.models.devices import dtype_name
 from vtk.packages import require
 from vtk.runtime.agreement import Agreement
 from vtk.runtime.backend import load_backend, predictor
-from vtk.runtime.facts import PLAIN
+from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.images import find_images
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
@@ -160,15 +160,16 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         same_conditions=conditions.same,
         left_out=dict(part.left_out),
     )
-    _print(result, exact=source.facts == PLAIN)
+    _print(result, source.facts)
     return result
 
 
-def _print(result: EvalResult, *, exact: bool) -> None:
+def _print(result: EvalResult, facts: Facts) -> None:
+    exact, precision = facts == PLAIN, f"int8 ({facts.int8})" if facts.int8 else result.precision
     result.metrics.print()
     skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
     console.say(
-        f"{result.metrics.count} images ({result.split}), {result.backend} on {result.provider}, {result.precision}, "
+        f"{result.metrics.count} images ({result.split}), {result.backend} on {result.provider}, {precision}, "
         f"batch {result.batch_size}{skipped}"
     )
     if result.agreement is not None:

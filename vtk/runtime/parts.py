@@ -47,12 +47,24 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
     Raises:
         DataError: there is no such image, or the card's list of images is damaged.
     """
-    if split == "all":
-        return Part(_filled(audit.samples, data, split), f"images of {data}")
     record = read_record(card.data)
+    if split == "all":
+        console.say(f"all {len(audit.samples)} images of {data}{_of_the_run(record, audit)}")
+        return Part(_filled(audit.samples, data, split), f"images of {data}")
     if record is not None and (record.val is not None or record.train is not None):
         return _recorded(record, audit, data, split)
     return _divided(card, audit, data, split, described)
+
+
+def _of_the_run(record: Record | None, audit: DataAudit) -> str:
+    """Say how many images a model was trained on, where what judges it takes those, too."""
+    by_run = sort_images(record, audit, audit.samples) if record is not None else None
+    if by_run is None or not by_run.trained:
+        return ""
+    counts = {"trained on": by_run.trained, "held out": by_run.held}
+    told = ", ".join(f"{len(images)} that the run {why}" for why, images in counts.items() if images)
+    new = f", {len(by_run.new)} unknown to it" if by_run.new else ""
+    return f": {told}{new}; accuracy on images that it trained on says too much"
 
 
 def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Part:

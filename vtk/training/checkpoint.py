@@ -274,7 +274,7 @@ def check_identity(
     # a run of version 0.1 did not note contents: of it only names and labels are compared
     if saved["data"] != now["data"] or (saved.get("images") and saved["images"] != now["images"]):
         told = (change() if change else "") or "the images or their labels are not those the run started with"
-        raise DataError(f"`--resume`: {told}; put the images back, or {_RESTART}")
+        raise DataError(f"`--resume`: {told}; take the change back, or {_RESTART}")
     if not saved.get("images"):
         console.say("the run's state is of version 0.1: whether its images have the content they had is not known")
 

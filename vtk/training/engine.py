@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
+from vtk import console
 from vtk.errors import UsageError
 from vtk.training.callbacks import Callbacks
 from vtk.training.loop import DivergedError, FitConfig, Loop
@@ -82,6 +83,9 @@ def fit(
     result = FitResult()
     if start is not None:
         loop.load(start)
+        if ranks.main:
+            within = f"step {start.step} of epoch {start.epoch + 1}" if start.step else f"epoch {start.epoch}"
+            console.say(f"goes on after {within}")
         result.rows = [dict(row) for row in start.rows]
     saves = saves or Saves(lambda state: None)
     last = loop.epochs if config.stop_after is None else min(loop.epochs, loop.epoch + config.stop_after)

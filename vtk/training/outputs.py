@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vtk.evaluation.multilabel import MultiLabelMetrics
 
 TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
+STATE_INFO = "state.json"  # in LAST
 MODEL, MODEL_LAST = "model.safetensors", "model-last.safetensors"  # of a run that trains the whole model
 FILES = (
     "config.yaml", "metrics.csv", "metrics.jsonl", "curves.png", "confusion.png", "per_class.csv", "audit.json",
@@ -95,6 +96,11 @@ def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
         UnavailableError: what draws a run's plots is not installed.
     """
     require("matplotlib")
+    if (out / LAST / STATE_INFO).is_file() and not (overwrite or resume):
+        raise DataError(
+            f"`--out` {out} holds a run: --resume goes on with it, --overwrite starts anew in its place; or give "
+            "another folder"
+        )
     prepare_output(out, overwrite=overwrite, resume=resume)
     find_own(out, MARKS, _WRITER)
     for folder in _own_folders(out):

@@ -196,7 +196,8 @@ class Run(Packs):
     def describe_best(self) -> None:
         """Say how good the best epoch is, and of what."""
         config, metrics = self.config, self.best_metrics()
-        trial = "".join(f", a trial with --{name.replace('_', '-')} {value}" for name, value in config.trial.items())
+        given = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in config.trial.items())
+        trial = f", a trial with {given}" if given else ""
         console.say(
             f"{self.title}best epoch {self.best['epoch']}: held-out {metrics.headline(config.chosen_metric)}, of "
             f"{metrics.count} images{trial}; {self.what} {self.best_path}"

@@ -68,7 +68,10 @@ def tell_change(out: Path, audit: DataAudit) -> str:
     if not count:
         return ""
     why, names = next((why, names) for why, names in kinds.items() if names)
+    others = ", ".join(f"{len(more)} {kind.replace('is ', 'are ')}" for kind, more in kinds.items() if more)
+    told = f": {others}" if len([more for more in kinds.values() if more]) > 1 else ""
+    are = "s are" if count > 1 else " is"
     return (
-        f"{count} image{'s are' if count > 1 else ' is'} not as when the run started with {len(before)}: for example "
+        f"{count} image{are} not as when the run started with {len(before)}{told}; for example "
         f"{one_line(names[0])} {why}"
     )

@@ -44,7 +44,7 @@ def test_a_run_does_not_go_on_with_images_replaced_under_their_names(config: Any
     finetune(config(data=own, epochs=2, stop_after=1))
     replace_all(own, part=part)
     count = len(list((own / part).rglob("*.png")))
-    with pytest.raises(DataError, match=rf"{count} images are not as when .* with 51: for example {part}/"):
+    with pytest.raises(DataError, match=rf"{count} images are not as when .* with 51; for example {part}/"):
         finetune(config(data=own, epochs=2, resume=True))
 
 

@@ -161,7 +161,7 @@ def test_resume_with_other_flags_or_images_is_refused_by_name(config, photos, tm
     state = tmp_path / "run" / "last" / "state.json"
     info = json.loads(state.read_text())
     state.write_text(json.dumps({**info, "data": "0" * 64}))
-    with pytest.raises(DataError, match="the images are not those"):
+    with pytest.raises(DataError, match="the images or their labels are not those"):
         finetune(config(epochs=4, resume=True))
     state.write_text(json.dumps({**info, "base": "0" * 64}))
     with pytest.raises(DataError, match="started from base 000000000000"):
