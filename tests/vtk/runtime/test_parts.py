@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vtk.analysis.sources import Images
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data.audit import scan
 from vtk.data.record import Record, read_record, record_of
@@ -220,3 +221,17 @@ def test_a_leak_judges_only_under_the_path_where_it_was_held_out(flat: Path, tmp
     assert digest(leak) not in judged(source, split / "val")[0]
     with pytest.raises(DataError, match="no image that the training run held out"):
         judged(source, split / "train")
+
+
+def test_an_analysis_knows_its_images_by_content(flat: Path) -> None:
+    for path in list(flat.rglob("*.png")):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+
+    def told() -> str:
+        audit = scan(flat)
+        return Images(audit.val, None, audit).digest()
+
+    before, path = told(), scan(flat).val[0].path
+    size = path.stat().st_size
+    assert draw(path, 9000).stat().st_size == size and told() != before
