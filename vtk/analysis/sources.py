@@ -76,11 +76,10 @@ class Images:
     audit: DataAudit
 
     def digest(self) -> str:
-        """Return what tells these images from others: names, labels and sizes of the files."""
+        """Return what tells these images from others: names, labels and contents of the files."""
         told = hashlib.sha256()
         for path, label in self.samples:
-            size = path.stat().st_size if path.exists() else 0
-            told.update(f"{path.name}\0{label}\0{size}\n".encode(errors="surrogateescape"))
+            told.update(f"{path.name}\0{label}\0{self.audit.digests.get(path, '')}\n".encode(errors="surrogateescape"))
         return told.hexdigest()
 
 

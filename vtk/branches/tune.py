@@ -17,6 +17,7 @@ from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.data.loader import make_loader
+from vtk.data.mirroring import choose_mirroring
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.transforms import eval_transform, train_transform
 from vtk.files import replace_file, write_text
@@ -35,6 +36,7 @@ from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.scoring import default_workers
 from vtk.training.streams import ImageStream
+from vtk.training.views import describe_views
 
 MODEL, LOAD, RUN, DISTILLED, DRIFT = "model.safetensors", "load.py", "finetune", "distilled", "drift.json"
 WRITER = "vtk parallelize"
@@ -162,8 +164,11 @@ def distill_images(
         console.say(note)
     run = FinetuneConfig(
         data=config.data, epochs=config.finetune or 1, lr=config.lr, batch_size=config.batch_size, head_lr_mult=1.0,
-        train=config.train, seed=config.seed, device=config.device,
+        train=config.train, seed=config.seed, device=config.device, smoothing=0.0,
     )  # fmt: skip
+    known = teacher.card.classes if teacher.described else ()
+    mirroring = choose_mirroring(dataclasses.replace(audit, classes=known), spec.in_chans)
+    console.say(describe_views(run, mirroring, hint=False))
     loader = held_out(audit.val, card)
     sequential, joined = teacher.model.to(device), joined.to(device)
     before = likeness(sequential, joined, loader, device)
@@ -174,7 +179,7 @@ def distill_images(
     policy.apply(student, trained)
     precision = make_precision(run.precision, device)
     stream = ImageStream(
-        audit.train, train_transform(spec), batch_size=config.batch_size, seed=config.seed,
+        audit.train, train_transform(spec, hflip=mirroring.probability), batch_size=config.batch_size, seed=config.seed,
         workers=default_workers(None), ranks=Ranks(device), max_pixels=limit,
     )  # fmt: skip
     objective = Distillation(

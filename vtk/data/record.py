@@ -54,6 +54,7 @@ class Sorted(NamedTuple):
         new: it has not seen them.
         changed: those of ``held`` that it knows by their path only: their content is another.
         missing: how many of those that it held out are not in the folder.
+        named: how many of ``new`` lie where it found other images, which says nothing of this folder.
     """
 
     held: tuple[Sample, ...]
@@ -61,6 +62,7 @@ class Sorted(NamedTuple):
     new: tuple[Sample, ...]
     changed: int
     missing: int
+    named: int
 
     @property
     def known(self) -> bool:
@@ -112,8 +114,9 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
     mine = [_entry(audit, sample) for sample in samples]
     before = {entry.path: entry.content for entries in sides.values() for entry in entries}
     named = [before[entry.path] == entry.content for entry in mine if entry.path in before]
+    others = 0
     if 2 * sum(named) < len(named):  # another folder, whose names say nothing
-        paths = {side: set() for side in sides}
+        paths, others = {side: set() for side in sides}, len(named) - sum(named)
     for sample, entry in zip(samples, mine, strict=True):
         same = [side for side in sides if entry.content in contents[side]]
         at = [side for side in sides if entry.path in paths[side]]
@@ -125,7 +128,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
         found[side].append(sample)
         seen |= {entry.content if same else entry.path}
     missing = sum(entry.content not in seen and entry.path not in seen for entry in sides["held"])
-    return Sorted(tuple(found["held"]), tuple(found["trained"]), tuple(found["new"]), changed, missing)
+    return Sorted(tuple(found["held"]), tuple(found["trained"]), tuple(found["new"]), changed, missing, others)
 
 
 def same_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> bool:

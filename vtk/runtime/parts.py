@@ -78,6 +78,11 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
                 f"the card does not list what the training run {unlisted}: they were too many; if some of these "
                 "images are among them, that is not seen"
             )
+        if by_run.named:
+            console.warn(
+                f"{by_run.named} images of {data} lie where the training run's lay, with other content: if they are "
+                "the same images, written anew, it was trained on some of them"
+            )
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
             return Part(_filled(audit.samples, data, split), f"images of {data}")

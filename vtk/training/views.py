@@ -23,12 +23,13 @@ def settle_mirroring(given: float | None, before: object, audit: DataAudit, in_c
     return choose_mirroring(audit, in_chans)
 
 
-def describe_views(config: object, mirroring: Mirroring) -> str:
+def describe_views(config: object, mirroring: Mirroring, *, hint: bool = True) -> str:
     """Return what is done to training images, for people.
 
     Args:
         config: of a run; options that it does not have change nothing.
         mirroring: probability, and why it was chosen.
+        hint: name the flag that decides it otherwise.
     """
     low, high = getattr(config, "crop_scale", (1.0, 1.0))
     steps = [f"cropped at random to {100 * low:g}–{100 * high:g} % of the area"]
@@ -37,7 +38,8 @@ def describe_views(config: object, mirroring: Mirroring) -> str:
     if mirroring.probability:
         steps.append(f"mirrored with probability {mirroring.probability:g}")
     else:
-        steps.append("not mirrored" + (f", since {mirroring.why} (--hflip 0.5 mirrors)" if mirroring.why else ""))
+        why = f", since {mirroring.why}" + " (--hflip 0.5 mirrors)" * hint if mirroring.why else ""
+        steps.append(f"not mirrored{why}")
     if policy := getattr(config, "auto_augment", None):
         steps.append(f"augmented by {policy}")
     # timm's policies but 3-Augment leave it out

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from tests._plots import not_drawn
 from vtk.__main__ import main
+from vtk.branches import tune
 from vtk.card import Card
 from vtk.data.audit import scan
 from vtk.data.loader import make_loader
+from vtk.data.mirroring import Mirroring
 from vtk.data.transforms import eval_transform
 from vtk.models.create import build_model
 from vtk.tasks import load_checkpoint, load_task
@@ -227,10 +229,15 @@ def test_the_original_teaches_the_parallel_model(
 
 @pytest.mark.parametrize("kind", ["soft", "tokens"])
 def test_images_without_classes_are_enough(
-    kind: str, merged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    kind: str, merged: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: Any
 ) -> None:
     loose, out = tmp_path / "loose", tmp_path / "out"
     loose.mkdir()
+    views: list[Any] = []  # mirrored or not by the teacher's classes, since the images have none
+    own = tune.train_transform
+    monkeypatch.setattr(tune, "choose_mirroring", lambda audit, channels: Mirroring(0.0, " ".join(audit.classes)))
+    monkeypatch.setattr(tune, "train_transform", lambda spec, **given: views.append(given) or own(spec, **given))
+    monkeypatch.setattr(tune, "describe_views", lambda run, mirroring, **_: views.append(mirroring.why) or "told")
     for i, path in enumerate(sorted(photos.rglob("*.png"))):
         (loose / f"{i}.png").write_bytes(path.read_bytes())
     told = vtk(
@@ -239,6 +246,7 @@ def test_images_without_classes_are_enough(
     )  # fmt: skip
     assert told["after"]["cosine"] > told["before"]["cosine"] and told["before"]["count"] == 3
     assert told["rows"][-1]["loss"] < told["rows"][0]["loss"]
+    assert views == [" ".join(CLASSES), {"hflip": 0.0}]
     task = load_checkpoint(out / "distilled" / "model.safetensors")
     start = load_checkpoint(out / "model.safetensors")
     assert task.card == start.card and len(task.model.blocks) == 2

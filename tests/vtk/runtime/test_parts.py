@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vtk.analysis.sources import Images
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data.audit import scan
 from vtk.data.record import Record, read_record, record_of
@@ -113,7 +114,8 @@ def test_a_folder_without_an_image_of_the_run_is_taken_whole(flat: Path, tmp_pat
             draw(tmp_path / "fresh" / name / f"{i}.png", 5000 + 100 * label + i)  # the run's names, other images
     found, part = judged(source, tmp_path / "fresh")
     assert len(found) == 6 and not part.same and not part.left_out
-    assert "no image of" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "no image of" in said.out and "6 images of" in said.err and "lay, with other content" in said.err
     # one image that was trained on does not make the others' names those of the run
     leak = next(sample.path for sample in scan(flat).train)
     shutil.copy(leak, tmp_path / "fresh" / CLASSES[0] / "leak.png")
@@ -220,3 +222,17 @@ def test_a_leak_judges_only_under_the_path_where_it_was_held_out(flat: Path, tmp
     assert digest(leak) not in judged(source, split / "val")[0]
     with pytest.raises(DataError, match="no image that the training run held out"):
         judged(source, split / "train")
+
+
+def test_an_analysis_knows_its_images_by_content(flat: Path) -> None:
+    for path in list(flat.rglob("*.png")):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.unlink()
+
+    def told() -> str:
+        audit = scan(flat)
+        return Images(audit.val, None, audit).digest()
+
+    before, path = told(), scan(flat).val[0].path
+    size = path.stat().st_size
+    assert draw(path, 9000).stat().st_size == size and told() != before

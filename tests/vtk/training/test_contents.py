@@ -15,12 +15,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from vtk.card import InputSpec
 from vtk.data.demo import write_digits
+from vtk.data.mirroring import Mirroring
+from vtk.data.transforms import train_transform
 from vtk.errors import DataError, UsageError
 from vtk.models.class_names import match_rows, read_names, tell_rows
 from vtk.models.create import build_model
 from vtk.tasks.load import load_task
 from vtk.training.finetune import finetune, finetune_tasks
+from vtk.training.views import describe_views
 
 
 def replace_all(folder: Path, *, part: str = "train") -> None:
@@ -218,6 +222,16 @@ def test_digits_are_not_mirrored_and_every_run_says_what_it_does(
     assert files[0] == files[1] != files[2]
     finetune(config(out=tmp_path / "photos", data=photos, epochs=1))
     assert "mirrored with probability 0.5" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("policy", "said"), [(None, True), ("3a", True), ("rand-m9-mstd0.5-inc1", False)])
+def test_colours_that_a_policy_leaves_alone_are_not_said_to_change(config: Any, policy: Any, said: bool) -> None:
+    run = config(auto_augment=policy, color_jitter=0.3)
+    text = describe_views(run, Mirroring(0.0, "a class is called left"), hint=False)
+    assert ("colours changed by up to 30 %" in text) == said
+    steps = repr(vars(train_transform(InputSpec(32, 32), auto_augment=policy, color_jitter=0.3))["steps"])
+    assert ("ColorJitter" in steps) == said
+    assert "not mirrored, since a class is called left," in text or text.endswith("labels smoothed by 0.1")
 
 
 def test_a_run_that_was_mirrored_goes_on_so(config: Any, tmp_path: Path) -> None:
