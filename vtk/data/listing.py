@@ -43,7 +43,11 @@ def is_hidden(name: str) -> bool:
 
 def is_image(name: str) -> bool:
     """Tell by its name whether a file should be an image."""
-    return not is_hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+    return not is_hidden(name) and _has_suffix(name)
+
+
+def _has_suffix(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def folders(root: Path) -> list[str]:
@@ -140,7 +144,7 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: Re
                 if rest is not None and entry.is_symlink():
                     rest.links.append(prefix + entry.name)
                 yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, key), rest)
-            elif is_image(entry.name):
+            elif _has_suffix(entry.name):
                 info = entry.stat()
                 if stat.S_ISREG(info.st_mode):
                     yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)

@@ -1,5 +1,6 @@
 """What is unusual among the images of a folder, and what will be done about it: the body of the audit's page."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -77,13 +78,16 @@ _KINDS = {
 }
 
 
+_Kind = tuple[str, str, float]
+
+
 def find_odd(images: Iterable[tuple[str, str, Probe]]) -> tuple[Odd, ...]:
     """Sort (name, class, probe) into kinds; an image may be of several."""
     found: dict[str, list[tuple[float, OddImage]]] = {kind: [] for kind in _KINDS}
     good = 0
     for name, of_class, probe in images:
         good += not probe.bad
-        for kind, text, rank in _odd(probe):
+        for kind, text, rank in _odd(*probe[:5], probe.colors):
             found[kind].append((rank, OddImage(name, of_class, text)))
     if 2 * len(found["grey"]) >= good:
         del found["grey"]
@@ -98,14 +102,18 @@ def find_odd(images: Iterable[tuple[str, str, Probe]]) -> tuple[Odd, ...]:
     return tuple(result)
 
 
-def _odd(probe: Probe) -> Iterable[tuple[str, str, float]]:
-    """Yield (kind, what is odd, rank: the lowest first)."""
-    if probe.bad:
-        yield "bad", probe.bad, 0
+@functools.lru_cache(4096)  # images of a set are alike
+def _odd(width: int, height: int, mode: str, orientation: int, bad: str, colors: str) -> tuple[_Kind, ...]:
+    """Return (kind, what is odd, rank: the lowest first) of a probe."""
+    return tuple(_kinds(width, height, mode, orientation, bad, colors))
+
+
+def _kinds(width: int, height: int, mode: str, orientation: int, bad: str, colors: str) -> Iterable[_Kind]:
+    if bad:
+        yield "bad", bad, 0
         return
-    if not probe.mode:  # not decoded
+    if not mode:  # not decoded
         return
-    mode, width, height = probe.mode, probe.width, probe.height
     size, short = f"{height}×{width}", min(width, height)
     if mode in ("RGBA", "LA", "PA", "RGBa", "La") or mode.endswith(TRANSPARENT):
         yield "transparent", mode, 0
@@ -113,14 +121,14 @@ def _odd(probe: Probe) -> Iterable[tuple[str, str, float]]:
         yield "wide", {"F": "F, 32-bit float", "I": "I, 32-bit integer"}.get(mode, f"{mode}, 16-bit"), 0
     elif "×" in mode:
         yield ("bands" if mode.endswith("×uint8") else "wide"), mode, 0
-    if probe.colors and probe.colors != SRGB:
-        yield "profile", probe.colors, 0
+    if colors and colors != SRGB:
+        yield "profile", colors, 0
     if mode in ("CMYK", "YCbCr", "LAB", "HSV"):
         yield "ink", mode, 0
     if mode in ("L", "1", "LA", "La") or is_wide(mode):
         yield "grey", mode, 0
-    if probe.orientation != 1:
-        yield "turned", f"orientation {probe.orientation}", 0
+    if orientation != 1:
+        yield "turned", f"orientation {orientation}", 0
     if max(width, height) > LONG * short:
         yield "long", size, -max(width, height) / short
     if short < SMALL:

@@ -159,8 +159,9 @@ def test_the_range_can_be_given(tmp_path: Path) -> None:
     assert found.decoding.ranges == ((-100.0, 1000.5),)
     assert np.array_equal(grey(tmp_path / "b" / "011.png", found.decoding), mapped(images[11], -100, 1000.5))
     assert len(found.values["outside"]) == sum(values.max() > 1000.5 for values in images)
-    every = np.concatenate([values.ravel() for values in images])
-    low, high = audit(root, "p5", "p95").decoding.ranges[0]
+    large = [np.random.default_rng(i).integers(0, 2000 + 170 * i, (60, 70)).astype(np.uint16) for i in range(12)]
+    every = np.concatenate([values.ravel() for values in large])
+    low, high = audit(folder(tmp_path.with_name("large"), large), "p5", "p95").decoding.ranges[0]
     assert abs(low - np.percentile(every, 5)) < 41 and abs(high - np.percentile(every, 95)) < 41  # 1 % of the range
     assert audit(root, "0", "p100").decoding.ranges == ((0.0, 4095.0),)
     for given, says in (
