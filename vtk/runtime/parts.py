@@ -49,8 +49,9 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
     """
     record = read_record(card.data)
     if split == "all":
-        console.say(f"all {len(audit.samples)} images of {data}{_of_the_run(record, audit)}")
-        return Part(_filled(audit.samples, data, split), f"images of {data}")
+        every = _filled(audit.samples, data, split)
+        console.say(f"all {len(every)} images of {data}{_of_the_run(record, audit)}")
+        return Part(every, f"images of {data}")
     if record is not None and (record.val is not None or record.train is not None):
         return _recorded(record, audit, data, split)
     return _divided(card, audit, data, split, described)
@@ -145,27 +146,32 @@ def _divided(card: Card, audit: DataAudit, data: Path, split: Split, described: 
     division, recorded = recorded_division(card), card.data
     if audit.layout == "flat" and not division:
         console.say(
-            f"{data} does not say which images are held out, and the training run had another layout: all images "
-            "are taken"
+            f"{data} does not say which images are held out, and the training run had another layout: all "
+            f"{len(audit.samples)} images are taken"
             if described
-            else f"{data} does not say which images are held out: all images are taken"
+            else f"{data} does not say which images are held out: all {len(audit.samples)} images are taken"
         )
         return Part(_filled(audit.samples, data, split), f"images of {data}")
     name = recorded.get("root")
     if name and name != audit.root.resolve().name:
         console.say(f"the training run's folder was called `{name}`, this one is `{audit.root.resolve().name}`")
-    part = audit.val if split == "val" else audit.train
+    part = _filled(audit.val if split == "val" else audit.train, data, split)
+    what = f"{'held-out' if split == 'val' else 'training'} images of {data}"
     count = card.metrics.get("count")
     same = split == "val" and audit.layout == recorded.get("layout") and count in (None, len(part))
     if audit.layout == "flat":
         said = f"val_split {division['val_split']}, seed {division['seed']}"
-        console.say(f"{data} is divided as in the training run ({said}); --split all takes every image")
+        console.say(
+            f"{data} is divided as in the training run ({said}): {len(part)} {what}; --split all takes every image"
+        )
+    else:
+        console.say(f"{len(part)} {what}")
     if recorded and split == "val" and isinstance(count, int) and count != len(part):
         console.warn(
             f"the training run held out {count} images, this part of {data} has {len(part)}; its card does not list "
             "them, so if the folder has changed since, images that it trained on may be among these"
         )
-    return Part(_filled(part, data, split), f"{'held-out' if split == 'val' else 'training'} images of {data}", same)
+    return Part(part, what, same)
 
 
 def recorded_division(card: Card) -> dict[str, Any]:
