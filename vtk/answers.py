@@ -9,24 +9,23 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.evaluation import metrics
 from vtk.evaluation.config import EvalConfig, PredictConfig
-from vtk.evaluation.metrics import Metrics
 from vtk.options import expect
 from vtk.runtime.backend import check_backend
-from vtk.runtime.evaluation import EvalResult, evaluate_source
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.prediction import PredictResult, predict_images
 from vtk.runtime.source import Opening, Source, open_source
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # scikit-learn, which measures, is not needed to predict
+    from vtk.evaluation.metrics import Metrics
+    from vtk.runtime.evaluation import EvalResult
     from vtk.runtime.source import Openable
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 @overload
-def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult: ...
+def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult": ...
 @overload
 def evaluate(
     predict: Callable[[Tensor], Tensor],
@@ -35,7 +34,7 @@ def evaluate(
     *,
     device: torch.device | str = "cpu",
     show_progress: bool = True,
-) -> Metrics: ...
+) -> "Metrics": ...
 def evaluate(*given: Any, **options: Any) -> Any:
     """Evaluate a model on a folder of images; or, as in version 0.1, a function on a loader.
 
@@ -59,6 +58,8 @@ def evaluate(*given: Any, **options: Any) -> Any:
     first = given[0] if given else options.get("predict")
     configs = any(isinstance(one, EvalConfig) for one in given)
     if callable(first) and not configs and len(given) + len(options.keys() & {"predict", "loader", "classes"}) == 3:
+        from vtk.evaluation import metrics
+
         return metrics.evaluate(*given, **options)
     what = "a module" if isinstance(first, nn.Module) else repr(first)[:60]
     raise UsageError(
@@ -67,7 +68,9 @@ def evaluate(*given: Any, **options: Any) -> Any:
     )
 
 
-def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> EvalResult:
+def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult":
+    from vtk.runtime.evaluation import evaluate_source
+
     if config.backend is not None:
         check_backend(config.backend)
     opened = open_and_tell(source, **opening)
