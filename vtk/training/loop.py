@@ -214,6 +214,8 @@ class Loop:
         self.objective.start_epoch(mix(self.config.seed, epoch, ranks.rank, 1))
         train_mode(self.model)
         self.groups = self._plan(epoch)
+        if self.midway is not None and self.midway.epoch != epoch:  # of an epoch that nobody saved
+            self.midway = None
         part = self.midway = self.midway or Midway.start(epoch, len(self.learners), ranks.device)
         sources = [batches(stream, epoch, done) for stream, done in zip(self.streams, self._done(), strict=True)]
         self._go_on()
