@@ -1,4 +1,4 @@
-"""What one command writes belongs together: its files take the place of the earlier ones all at once, or not at all.
+"""Sets of files: those that one command writes take the place of the earlier ones all at once, or not at all.
 
 They are written to a hidden folder first, so that a full disk or an error leaves everything as it was. Then, where the
 folder holds nothing but the set and the system can exchange two names (Linux), the new set appears in one step.

@@ -1,4 +1,4 @@
-"""What lies at an output path: only a name that is free, a regular file or a folder may be written to."""
+"""Refuses output paths that are neither free nor a regular file or folder."""
 
 import os
 import stat

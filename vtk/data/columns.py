@@ -1,4 +1,4 @@
-"""What the columns of a table of labels mean: paths, labels, parts, or one column of 0 and 1 for each label."""
+"""Reads the header of a table of labels: paths, labels, parts, or one column of 0 and 1 for each label."""
 
 import os
 import posixpath

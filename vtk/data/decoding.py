@@ -1,4 +1,4 @@
-"""How a file's pixels become the 8-bit image that a model sees: the rules that a card stores.
+"""Decoding: a file's pixels become the 8-bit image that a model sees, by the rules that a card stores.
 
 ====  ===================================================================================================
 rules what they do

@@ -1,4 +1,4 @@
-"""Which images hold more than Pillow's own 8-bit reading of them shows; told by the header, before NumPy is needed.
+"""Tells by its header, before NumPy is needed, whether an image holds more than Pillow's 8-bit reading of it shows.
 
 Needs Pillow only: servers run a copy of this file.
 """

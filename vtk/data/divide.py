@@ -1,4 +1,4 @@
-"""What is held out of a set that does not say it: a part of every class, and all copies of one image on one side."""
+"""Divides a set that has no held-out part: a part of every class, and all copies of one image on one side."""
 
 import hashlib
 from collections import Counter

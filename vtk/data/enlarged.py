@@ -1,4 +1,4 @@
-"""What the centre crop makes of an image before it cuts: a thin one is enlarged until its shorter side fits."""
+"""Refuses thin images, which the centre crop would enlarge until their shorter side fits."""
 
 import math
 

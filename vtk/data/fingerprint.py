@@ -1,4 +1,4 @@
-"""What an image looks like in 128 bits: a difference hash, made of the small picture that the audit decodes anyway.
+"""Fingerprints of 128 bits: a difference hash, made of the small picture that the audit decodes anyway.
 
 Workers make a grid of 9×9 grey values of each image, with Pillow alone; the bits of many grids are made at once, where
 NumPy is there, which takes a tenth of the time.

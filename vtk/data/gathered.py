@@ -1,4 +1,4 @@
-"""What a set names before anything is decoded: its parts, the images of each class, and what is left out."""
+"""Gathers a set before anything is decoded: its parts, the images of each class, and what is left out."""
 
 from collections.abc import Sequence
 from pathlib import Path

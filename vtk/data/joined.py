@@ -1,4 +1,4 @@
-"""What separates the labels of one image in a table: found from all cells of labels, or given."""
+"""Separators between the labels of one image in a table: found from all cells of labels, or given."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

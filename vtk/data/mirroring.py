@@ -1,4 +1,4 @@
-"""Whether a mirrored image still shows its class: of digits, letters, and of left and right, it does not."""
+"""Decides whether images may be mirrored: of digits, letters, and of left and right, they may not."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""Which images a run trained on and which it held out, by content and by path, so that later commands take the same.
+"""The record of a run's images, by content and by path: later commands take the ones that it held out.
 
 A card holds twelve bytes an image: six of the digest of the file's bytes and six of the hash of its path below the
 folder. That tells a million images apart, whatever was added to the folder, moved or renamed since.

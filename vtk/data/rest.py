@@ -1,4 +1,4 @@
-"""What lies in a folder beside the images that are used: every file has a reason why it is not one of them."""
+"""Accounts for the files of a folder that are not used: every one has a reason."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What a run does to its training images, in one line, and what is said of small ones before they cost memory."""
+"""Says in one line what a run does to its training images, and warns of small ones before they cost memory."""
 
 from vtk import console
 from vtk.card import InputSpec
