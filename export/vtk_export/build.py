@@ -23,7 +23,7 @@ from vtk_export.outputs import WithFeatures, append_softmax, output_names, split
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
 from vtk_export.precision import to_half
-from vtk_export.sizes import check_sizes
+from vtk_export.sizes import Sizes, check_sizes, probe_sizes
 from vtk_export.targets import parse_target
 from vtk_export.verify import GateRow
 
@@ -32,7 +32,10 @@ _RANGE_IMAGES = 8
 
 @dataclass(frozen=True)
 class File:
-    """A written file and what the gate needs of it; ``model`` is in torch what the file should give."""
+    """A written file and what the gate needs of it.
+
+    ``model`` is in torch what the file should give, ``sizes`` what it takes where height and width are open.
+    """
 
     path: Path
     model: nn.Module
@@ -42,6 +45,7 @@ class File:
     nodes: int
     rows: tuple[GateRow, ...] = ()
     judgement: Judgement | None = None
+    sizes: Sizes | None = None
 
     def widths(self, card: Card) -> dict[str, int]:
         """Return the last axis of every output."""
@@ -73,8 +77,10 @@ def build(
             "`--softmax` is of one label an image; this model gives several: take the sigmoid of each of its logits"
         )
     names = output_names(config.output, softmax=config.softmax)
+    sizes = None
     if config.dynamic_size:
         check_sizes(model, card.input, card.model.name)
+        sizes = probe_sizes(model, card.input)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
     vits = config.int8 != "static"
     if divide_scores is None:
@@ -89,7 +95,7 @@ def build(
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
-                    dynamic_size=config.dynamic_size)  # fmt: skip
+                    sizes=sizes)  # fmt: skip
     _check_resize(proto, config)
     del graph
     if config.softmax:
@@ -112,7 +118,7 @@ def build(
         target=config.target or "",
     )
     nodes = len(proto.graph.node)
-    return File(write(proto, card, folder, facts), model, names, facts, fused, nodes)
+    return File(write(proto, card, folder, facts), model, names, facts, fused, nodes, sizes=sizes)
 
 
 def _divides_scores(config: OnnxConfig) -> bool:

@@ -18,6 +18,7 @@ from vtk.locks import hold_folder
 from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, tail_says
 from vtk.nodes import HIDDEN
 from vtk.runtime.facts import PLAIN, Facts
+from vtk_export.readme import IS_OURS, README
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights above which they go to ``model.onnx.data``: protobuf cannot hold 2 GiB in one message."""
@@ -34,7 +35,7 @@ GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"
 """How an ONNX file is recognised."""
 
 MARKS = {
-    "model.onnx": GRAPH, "model.onnx.data": beside("model.onnx", GRAPH), "model.json": CARD, **LATENCY,
+    "model.onnx": GRAPH, "model.onnx.data": beside("model.onnx", GRAPH), "model.json": CARD, README: IS_OURS, **LATENCY,
 }  # fmt: skip
 """Everything an export can leave in its folder, and how it is recognised."""
 
