@@ -167,7 +167,11 @@ def varied(kind: str) -> nn.Module:
     return timm.create_model(name, num_classes=3, **small, **kwargs).eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+_QUICK = ("patch of 8", "windows")
+_BY_COST = [kind if kind in _QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", _BY_COST)
 def test_what_sizes_a_model_takes_is_found_by_trying(kind: str) -> None:
     assert probe_sizes(varied(kind), InputSpec(96, 96)) == KINDS[kind][2]
 
