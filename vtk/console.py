@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.table import Table
 from vtk.formats import to_json
 
 _json_mode = False
+_stages: ContextVar[bool] = ContextVar("stages", default=False)
 
 
 class _Console(Console):
@@ -41,6 +43,22 @@ def say(text: str = "", style: str | None = None) -> None:
 def warn(text: str) -> None:
     """Print one warning line on stderr."""
     Console(file=sys.stderr, highlight=False, soft_wrap=True).print(f"warning: {text}", style="yellow", markup=False)
+
+
+@contextlib.contextmanager
+def stages(on: bool) -> Iterator[None]:
+    """Let `stage` print inside of the context, or not: work that is called from Python is silent unless it is told."""
+    token = _stages.set(on)
+    try:
+        yield
+    finally:
+        _stages.reset(token)
+
+
+def stage(text: str) -> None:
+    """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
+    if _stages.get() and not _json_mode:
+        stream().print(f"{text} …", style="dim", markup=False)
 
 
 def emit_json(value: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
+from vtk.packages import require
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk_export.build import File, build
@@ -116,6 +117,7 @@ def export_tensorrt(
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
+    require("onnxscript", "onnxruntime")
     source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
@@ -124,19 +126,24 @@ def export_tensorrt(
                                "build_engine.py where the engine is to run")  # fmt: skip
     assert config.out is not None
     start, target = time.perf_counter(), config.target
-    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder:
+    with (
+        console.stages(show),
+        workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
             card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
+        console.stage(f"loading {source.name}")
         file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
         file = gate(file, card, config.onnx_config(config.out), images, what, batches, given, show=show)
         if target is OLD:
             file = _lower(file, card, config, images, batches)
         proto = load(file.path)
+        console.stage(f"checking the graph for TensorRT {target.version}")
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
         half = "" if config.dtype == "fp32" or config.keep_io_types else config.dtype
