@@ -44,7 +44,7 @@ def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
     """
     kinds = ["held" if not isinstance(m, (str, Path)) else "file" if Path(m).expanduser().exists() else "name"
              for m in models]  # fmt: skip
-    takers = {"base": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
+    takers = {"base": {"file"}, "trust": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
     found = []
     for model, kind in zip(models, kinds, strict=True):
         options: dict[str, Any] = {}
