@@ -255,7 +255,7 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
 
 def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
     from vtk.runtime.onnx_file import open_onnx
-    from vtk.tasks.load import read_card
+    from vtk.tasks.cards import read_card
 
     if found.is_file():
         if found.suffix == ".onnx":

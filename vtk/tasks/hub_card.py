@@ -5,7 +5,6 @@ library, and every value in the page is a Markdown code span or stands in a code
 """
 
 import dataclasses
-import json
 import math
 import re
 import shlex
@@ -18,6 +17,8 @@ import yaml
 from vtk.card import BaseRef, Card
 from vtk.console import percent, size
 from vtk.evaluation import choice
+from vtk.markdown import block, quoted, span
+from vtk.text import printable
 
 LIBRARY = "vit-toolkit"
 _SHOWN = 500
@@ -136,7 +137,7 @@ def readme(
         *(f"then: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]
-    classes = "\n".join(f"{i} {_quoted(text)}" for i, text in enumerate(card.classes[:_SHOWN]))
+    classes = "\n".join(f"{i} {quoted(text)}" for i, text in enumerate(card.classes[:_SHOWN]))
     if len(card.classes) > _SHOWN:
         classes += f"\n… {len(card.classes) - _SHOWN} more in task.json"
     parts = [
@@ -151,25 +152,11 @@ def readme(
     if metrics := _metrics(card):
         parts.append(f"## Metrics\n\nOf held-out images.\n\n{metrics}")
     parts.append(f"## {len(card.classes)} classes\n\nIndex and name.\n\n{block(classes)}")
-    made = block(_printable(card.command), "sh") + "\n" if card.command else ""
+    made = block(printable(card.command), "sh") + "\n" if card.command else ""
     versions = ", ".join(f"{k} {v}" for k, v in card.versions.items())
     if made or versions:
         parts.append(f"## How it was made\n\n{made}" + (f"With {span(versions)}.\n" if versions else ""))
     return "\n".join(parts)
-
-
-def span(value: object) -> str:
-    """Return a Markdown code span that shows ``value`` (JSON where it is no text) and nothing else."""
-    text = _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-    ticks = "`" * (_longest_run(text) + 1)
-    pad = " " if not text or text[0] in "` " or text[-1] in "` " else ""
-    return f"{ticks}{pad}{text or '-'}{pad}{ticks}"
-
-
-def block(text: str, language: str = "text") -> str:
-    """Return a fenced code block that no line of ``text`` can end."""
-    fence = "`" * max(3, _longest_run(text) + 1)
-    return f"{fence}{language}\n{text}\n{fence}\n"
 
 
 def _metrics(card: Card) -> str:
@@ -208,16 +195,3 @@ def _public_word(word: str) -> str:
     end = image_size.start() if image_size else len(word)
     name = PureWindowsPath(word[found.start() : end]).name  # knows both kinds of slashes
     return word[: found.start()] + (name if name.endswith(_WEIGHTS) else "PATH") + word[end:]
-
-
-def _quoted(name: str) -> str:
-    return _printable(json.dumps(name, ensure_ascii=False))
-
-
-def _printable(text: str) -> str:
-    """Escape line breaks, control and direction characters: a page shows one line for one line, in reading order."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
