@@ -5,10 +5,10 @@ import importlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from vtk import __version__, console
+from vtk._path import leave_current_folder
 from vtk.commands import COMMANDS
 from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except StoppedError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes one says it
-            print(f"vtk {args[0]}: {error}", file=sys.stderr)
+            console.complain(f"vtk {args[0]}: {error}")
             console.emit_json({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     except VtkError as error:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(known, known.exit_code, args)
     except KeyboardInterrupt:
-        print("vtk: stopped", file=sys.stderr)
+        console.complain("vtk: stopped")
         console.emit_json({"error": "stopped", "exit_code": 130})
         return 130
     except BrokenPipeError:
@@ -64,10 +64,17 @@ def _run(args: list[str]) -> int:
 
 def entry() -> None:
     """Console-script entry point."""
+    leave_current_folder()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(main())
+    console.guard_messages()
+    try:
+        code = main()
+    except Exception:  # a fault of the toolkit
+        console.show_traceback()
+        code = 1
+    sys.exit(code)
 
 
 def _module(command: str) -> str:
@@ -80,9 +87,9 @@ def _module(command: str) -> str:
 
 def _report(error: Exception, code: int, args: Sequence[str]) -> int:
     if "--debug" in args:
-        traceback.print_exc()
+        console.show_traceback()
     line = " ".join(str(error).split())
-    print(f"vtk {args[0]}: error: {line}", file=sys.stderr)
+    console.complain(f"vtk {args[0]}: error: {line}")
     console.emit_json({"error": line, "exit_code": code})
     return code
 

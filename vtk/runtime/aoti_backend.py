@@ -84,7 +84,7 @@ def open_aoti(path: Path) -> Source:
     if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:
         raise DataError(f"{path} carries no vtk card; give a file made by `vtk export aoti`")
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]))
+    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]), trusted=True)
 
 
 def device_of(source: Source) -> str:
@@ -127,6 +127,7 @@ class AotiBackend:
             raise UsageError(f"`aoti` runs .pt2 files, not the {source.kind} {source.name}: `vtk export aoti`")
         if options:
             raise UsageError(f"back-end `aoti` has no option `{min(options)}`; it has none")
+        source.require_trust(source.path)
         meta = read_metadata(source.path)
         if dtype != aoti_load.DTYPES[meta[DTYPE]]:
             raise UsageError(

@@ -77,7 +77,7 @@ def open_engine(path: Path) -> Source:
     card = Card.from_dict(read_json(card_path), card_path)
     precision = read_profile(path, stamp)["precision"]
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("tensorrt", name, path, card, facts=Facts(precision))
+    return Source("tensorrt", name, path, card, facts=Facts(precision), trusted=True)
 
 
 def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
