@@ -4,7 +4,6 @@ Such a file belongs to the torch release, the kind of device and the instruction
 which, and are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
 """
 
-import json
 import platform
 import time
 import zipfile
@@ -17,8 +16,10 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.formats import parse_json
 from vtk.models.compiling import check_compiler
 from vtk.models.fp32 import FullPrecision
+from vtk.readers import check_plain, reading
 from vtk.runtime.facts import Facts
 from vtk.runtime.source import Source
 
@@ -28,6 +29,7 @@ MAX_BATCH = 4096
 CARD, DTYPE, TORCH, DEVICE, CPU = "vtk", "vtk.precision", "vtk.torch", "AOTI_DEVICE_KEY", "vtk.cpu"
 """Keys of a file's metadata."""
 
+_LONGEST = 16 << 20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
 
@@ -48,12 +50,16 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         DataError: not a file of AOTInductor.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if "/aotinductor/" in n and n.endswith("wrapper_metadata.json")]
-            value = json.loads(archive.read(names[0])) if names else None
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
-        raise DataError(f"{path} is not a readable .pt2 file ({error})") from error
+    check_plain(path, "a .pt2")
+    with reading(path, "is not a readable .pt2 file"), zipfile.ZipFile(path) as archive:
+        names = [n for n in archive.namelist() if "/aotinductor/" in n and n.endswith("wrapper_metadata.json")]
+        text = b""
+        if names:
+            with archive.open(names[0]) as file:
+                text = file.read(_LONGEST + 1)  # not what the archive says that it unpacks to
+        if len(text) > _LONGEST:
+            raise DataError(f"{path} has more than {_LONGEST:,} bytes of metadata; give one made by `vtk export aoti`")
+        value = parse_json(text.decode("utf-8"), f"the metadata of {path}") if names else None
     if not isinstance(value, dict):
         raise DataError(f"{path} is not a file of AOTInductor; give one made by `vtk export aoti`")
     return {str(k): str(v) for k, v in value.items()}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from vtk.card import Card
@@ -21,6 +21,8 @@ from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import blank_model
 from vtk.models.parts import head_names
+from vtk.models.torch_file import NARROW
+from vtk.readers import reading
 from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.tasks.int8 import differences, expand
 from vtk.tasks.pack import CARD, TENSORS, read_hashes
@@ -31,9 +33,6 @@ if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
 
 _TIMES, _SMALL = 2, 2_000_000
 """A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
-_NARROW = frozenset(
-    getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
-)
 
 
 @dataclass
@@ -142,11 +141,8 @@ def read_card(path: Path) -> Card:
         return Card.from_dict(read_json(folder / CARD, limit=16 << 20), folder / CARD)
     if path.suffix == ".safetensors" and path.is_file():
         check_safetensors(path)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} is not a whole safetensors file ({error}); was it cut short?") from error
+        with reading(path, "is not a whole safetensors file"), safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
         if "vtk" not in metadata:
             raise DataError(f"{path} has no vtk card; make one with `vtk tasks merge PACK`")
         return Card.from_json(metadata["vtk"], path)
@@ -280,7 +276,7 @@ def _check_complete(
             raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
-        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in _NARROW:
+        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:
             raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")
