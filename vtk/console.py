@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from vtk import stdio
 from vtk.formats import to_json
 from vtk.text import printable, printable_json, several_lines
 
@@ -59,7 +60,7 @@ def warn(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print one line on stderr, without colours."""
-    print(printable(text), file=sys.stderr)
+    stdio.say_error(printable(text))
 
 
 def show_traceback() -> None:

@@ -6,7 +6,6 @@ which, and are held against this machine before anything of it is loaded: the li
 
 import os
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +17,7 @@ from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiling import check_compiler
 from vtk.models.fp32 import FullPrecision
+from vtk.readers import check_plain, reading
 from vtk.runtime import aoti_load
 from vtk.runtime.facts import Facts
 from vtk.runtime.source import Source
@@ -50,10 +50,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         DataError: not a file of AOTInductor, or its models are not those of one export.
     """
-    try:
+    check_plain(path, "a .pt2")
+    with reading(path, "is not a readable .pt2 file"):
         models = aoti_load.read_metadata(path)
-    except (OSError, zipfile.BadZipFile, ValueError, RecursionError, NotImplementedError) as error:
-        raise DataError(f"{path} is not a readable .pt2 file ({error})") from error
     if not models:
         raise DataError(f"{path} is not a file of AOTInductor; give one made by `vtk export aoti`")
     if models.keys() == {_OLD}:
