@@ -32,7 +32,7 @@ def gate(
     spec = card.input
     sides = ("height", "width") if config.dynamic_size else spec.size
     verify_structure(
-        file.path, card, opset=config.opset, static_batch=config.static_batch,
+        file.path, card, opset=config.file_opset, static_batch=config.static_batch,
         inputs={"pixel_values": (number, (spec.in_chans, *sides))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=config.ir,
     )  # fmt: skip
@@ -94,7 +94,7 @@ def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None
     """
     number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
     verify_structure(
-        file.path, card, opset=config.opset, static_batch=config.static_batch, ir_version=config.ir,
+        file.path, card, opset=config.file_opset, static_batch=config.static_batch, ir_version=config.ir,
         inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
     )  # fmt: skip

@@ -28,6 +28,7 @@ from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
 from vtk_export.targets import describe_oldest, oldest
+from vtk_export.tensorrt.lint import check, load
 from vtk_export.verify import (
     BATCHES,
     GateRow,
@@ -80,7 +81,12 @@ class ExportResult:
 
     def needs(self) -> str:
         """Return one line with the oldest run times that take the file."""
-        return describe_oldest(self.opset, self.ir_version)
+        return describe_oldest(self.opset, self.ir_version, tensorrt=self._tensorrt)
+
+    @property
+    def _tensorrt(self) -> bool:
+        """Whether some TensorRT has the file's operators: it lacks ranges that are found at every run, and resizing."""
+        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -91,7 +97,7 @@ class ExportResult:
             "fused": self.fused, "nodes": self.nodes, "facts": dataclasses.asdict(self.facts),
             "outputs": list(self.outputs),
             "judged": None if self.judgement is None else dataclasses.asdict(self.judgement),
-            "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version, tensorrt=self._tensorrt),
             "preprocessing_drift": None if self.drift is None else dataclasses.asdict(self.drift),
         }  # fmt: skip
 
@@ -128,6 +134,9 @@ def export_onnx(
         if config.with_preproc:
             check_preproc(card.input)
         file = build(source.model(), card, config, folder, images, given)
+        if config.for_tensorrt:
+            assert config.runtime is not None
+            check(load(file.path), config.runtime)
         file = gate(file, card, config, images, what, batches, given, show=show)
         drift = None
         if config.with_preproc:
@@ -137,7 +146,7 @@ def export_onnx(
         _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
         path=config.out / "model.onnx",
-        opset=config.opset,
+        opset=config.file_opset,
         batch=config.static_batch,
         bytes=size,
         rows=file.rows,

@@ -19,6 +19,7 @@ from vtk_export.many.index import COMMAND, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
 from vtk_export.place import workspace
+from vtk_export.targets import describe_oldest, oldest
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class TasksExportResult:
         rows: the gate.
         images: what it was verified with.
         seconds: of export and verification.
+        opset: of the files.
+        ir_version: of the files.
     """
 
     path: Path
@@ -67,6 +70,12 @@ class TasksExportResult:
     rows: tuple[TaskRow, ...] = field(repr=False)
     images: str
     seconds: float
+    opset: int = 18
+    ir_version: int = 10
+
+    def needs(self) -> str:
+        """Return one line with the oldest run times that take the files."""
+        return describe_oldest(self.opset, self.ir_version)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -78,6 +87,7 @@ class TasksExportResult:
             "gathered": None if self.gathered is None else str(self.gathered),
             "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
             "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
+            "opset": self.opset, "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
         }  # fmt: skip
 
 
@@ -128,5 +138,5 @@ def export_tasks(
         shared=out / built.shared if built.shared else None,
         gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
         bytes=built.total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
-        images=built.loader.what, seconds=time.perf_counter() - start,
+        images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
     )  # fmt: skip

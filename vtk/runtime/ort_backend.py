@@ -229,7 +229,10 @@ def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
         return [cuda, "CPUExecutionProvider"]
     precision = open_onnx(path, many=True).facts.precision
     half = {} if precision == "fp32" else {f"trt_{precision}_enable": "1"}
-    return [(provider, {**index, **half}), cuda, "CPUExecutionProvider"]
+    # TensorRT's provider names a kept engine by the graph's structure, not by its weights: none is kept, whatever the
+    # environment says (ORT_TENSORRT_ENGINE_CACHE_ENABLE), or a model that was trained again gets the old one's
+    fresh = {"trt_engine_cache_enable": "0"}
+    return [(provider, {**index, **half, **fresh}), cuda, "CPUExecutionProvider"]
 
 
 def _open(

@@ -11,15 +11,19 @@ import torch
 from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.formats import write_json
+from vtk.runtime import digests
+from vtk.runtime.facts import Facts
 from vtk_export.config import TasksConfig
-from vtk_export.convert import choose_form, convert
+from vtk_export.convert import choose_form, convert, explicit_attention
 from vtk_export.given import folders_of
 from vtk_export.many.gate import BATCHES, TaskRow, verify_file, verify_gathered
 from vtk_export.many.gather import GatheredViT
 from vtk_export.many.index import SESSION_OPTIONS
 from vtk_export.many.packs import Loader, Member, twin
-from vtk_export.many.pool import LEAST, Pool, digest, file_digest
+from vtk_export.many.pool import LEAST, Pool, digest
 from vtk_export.place import INLINE_LIMIT
+from vtk_export.tensorrt.down import lower
+from vtk_export.tensorrt.lint import check
 
 GATHERED = "gathered"
 """Stem of the file of all tasks, and the ``--form`` that makes it alone."""
@@ -54,10 +58,13 @@ class Build:
         for member in self.members:
             model = self.loader.load(member)
             self._count(member.name, model)
+            trt = self.config.for_tensorrt
+            if trt:
+                explicit_attention(model)
             if self.config.form != "files":
                 models.append(twin(model))
             if self.config.form != GATHERED:
-                graph = choose_form(model, self.config.fuse)
+                graph = choose_form(model, self.config.fuse, vits=trt, divide_scores=not trt)
                 spec, opset, static = member.card.input, self.config.opset, self.config.static_batch
                 self.pool.add(member.name, convert(graph, spec, opset=opset, static_batch=static))
                 del graph
@@ -103,8 +110,14 @@ class Build:
                 mine = {**places, **self.pool.write(self.pool.own(name), folder, name)[1]}
             shared = self.pool.bytes_of(name) - own
             proto = self.pool.release(name, mine)
+            proto.ir_version = self.config.ir
+            if self.config.file_opset < self.config.opset:
+                lower(proto, ir_version=self.config.ir)
+            if self.config.runtime is not None and self.config.for_tensorrt:
+                check(proto, self.config.runtime)
             proto.ClearField("metadata_props")
             onnx.helper.set_model_props(proto, self._props(name))
+            digests.stamp(proto, folder)
             (folder / f"{name}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
             files = [file for file in folder.iterdir() if file.name == f"{name}.onnx" or _is_data(file, name)]
             self.sizes[name] = (sum(file.stat().st_size for file in files), shared)
@@ -127,20 +140,18 @@ class Build:
         if name == GATHERED:  # no task can be called so
             tasks = [{"name": m.name, "card": m.card.to_dict()} for m in self.members]
             return {"vtk.tasks": json.dumps({"format": 1, "tasks": tasks}, ensure_ascii=False)}
-        return {"vtk": next(m.card for m in self.members if m.name == name).to_json()}
+        facts = Facts(target=self.config.target or "")
+        return {"vtk": next(m.card for m in self.members if m.name == name).to_json(), **facts.props()}
 
     def verify(self, folder: Path) -> list[TaskRow]:
         """Run the files and return the gate's rows, passed or not."""
         rows: list[TaskRow] = []
-        opset, static, threads = self.config.opset, self.config.static_batch, self.config.threads
+        asked: dict[str, Any] = {"opset": self.config.file_opset, "ir_version": self.config.ir,
+                 "static_batch": self.config.static_batch, "threads": self.config.threads}  # fmt: skip
         for member in self.members if self.config.form != GATHERED else ():
-            rows += verify_file(
-                folder / f"{member.name}.onnx", member, opset=opset, static_batch=static, threads=threads
-            )
+            rows += verify_file(folder / f"{member.name}.onnx", member, **asked)
         if GATHERED in self.sizes:
-            rows += verify_gathered(
-                folder / f"{GATHERED}.onnx", self.members, opset=opset, static_batch=static, threads=threads
-            )
+            rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, **asked)
         return rows
 
     def index(self, folder: Path) -> dict[str, Any]:
@@ -161,7 +172,7 @@ class Build:
         shared = None
         if self.shared:
             path = folder / self.shared
-            shared = {"file": path.name, "sha256": file_digest(path), "bytes": path.stat().st_size}
+            shared = {"file": path.name, "sha256": digests.file_digest(path), "bytes": path.stat().st_size}
         gathered = {"file": f"{GATHERED}.onnx"} if GATHERED in self.sizes else None
         return {"tasks": tasks, "shared": shared, "gathered": gathered, "session_options": SESSION_OPTIONS}
 

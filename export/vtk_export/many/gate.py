@@ -46,14 +46,14 @@ class TaskRow:
 
 
 def verify_file(
-    path: Path, member: Member, *, opset: int, static_batch: int | None, threads: int | None
+    path: Path, member: Member, *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
 ) -> list[TaskRow]:
     """Check a task's own file.
 
     Raises:
         VerificationError: its structure is not what was asked for, or it cannot be run. Wrong values are in the rows.
     """
-    verify_structure(path, member.card, opset=opset, static_batch=static_batch)
+    verify_structure(path, member.card, opset=opset, static_batch=static_batch, ir_version=ir_version)
     sessions = _sessions(path, threads)
     rows, start = [], 0
     try:
@@ -68,7 +68,7 @@ def verify_file(
 
 
 def verify_gathered(
-    path: Path, members: Sequence[Member], *, opset: int, static_batch: int | None, threads: int | None
+    path: Path, members: Sequence[Member], *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
 ) -> list[TaskRow]:
     """Check the file of all tasks on mixed batches, its padding, and numbers that no task has.
 
@@ -82,7 +82,7 @@ def verify_gathered(
         "task": ("INT32", ()),
     }
     outputs: dict[str, tuple[str, Axes]] = {"logits": ("FLOAT", (most,)), "num_classes": ("INT32", ())}
-    verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch)
+    verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch, ir_version=ir_version)
     sessions = _sessions(path, threads)
     counts = torch.tensor([len(m.card.classes) for m in members], dtype=torch.int32)
     width, lowest = int(counts.max()), torch.finfo(torch.float32).min
