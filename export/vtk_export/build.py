@@ -19,6 +19,8 @@ from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, explicit_attention
 from vtk_export.given import Given
 from vtk_export.judge import Judgement, Photographs
+from vtk_export.neighbours import Dependence
+from vtk_export.nonfinite import mark_rows
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
@@ -42,6 +44,7 @@ class File:
     nodes: int
     rows: tuple[GateRow, ...] = ()
     judgement: Judgement | None = None
+    dependence: Dependence | None = None
 
     def widths(self, card: Card) -> dict[str, int]:
         """Return the last axis of every output."""
@@ -107,6 +110,7 @@ def build(
         del plain
     elif config.int8:
         proto = _quantize(proto, card, config, folder, given)
+        mark_rows(proto, clean=config.int8 == "dynamic")
         proto.ir_version = config.ir
     facts = Facts(
         precision=config.dtype,

@@ -24,6 +24,7 @@ from vtk_export.gate import gate, gate_preproc
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
+from vtk_export.neighbours import Dependence
 from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
@@ -62,6 +63,7 @@ class ExportResult:
         judgement: on the images of ``--data``, of a file that is not fp32.
         ir_version: of the file.
         drift: what preprocessing in the graph changes.
+        dependence: what the other images of a call do to an image's outputs.
     """
 
     path: Path
@@ -78,6 +80,7 @@ class ExportResult:
     judgement: Judgement | None = None
     ir_version: int = 10
     drift: Drift | None = None
+    dependence: Dependence | None = None
 
     def needs(self) -> str:
         """Return one line with the oldest run times that take the file."""
@@ -99,6 +102,7 @@ class ExportResult:
             "judged": None if self.judgement is None else dataclasses.asdict(self.judgement),
             "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version, tensorrt=self._tensorrt),
             "preprocessing_drift": None if self.drift is None else dataclasses.asdict(self.drift),
+            "batch_dependence": None if self.dependence is None else dataclasses.asdict(self.dependence),
         }  # fmt: skip
 
 
@@ -159,6 +163,7 @@ def export_onnx(
         judgement=file.judgement,
         ir_version=config.ir,
         drift=drift,
+        dependence=file.dependence,
     )
 
 

@@ -183,7 +183,11 @@ def _bank(made: Draft, order: Order) -> Filled:
                     part_of=order.part_of)  # fmt: skip
     if made.old is not None and made.old.versions:
         last = made.old.path / str(made.old.versions[-1])
-        if made.old.config == message and read_base_id(last) == packed.base and same_code(last, "vtk"):
+        # what runs follows an index of this format, whichever its code
+        if made.old.config == message and read_base_id(last) == packed.base:
+            if not same_code(last, "vtk"):
+                console.say(f"{order.name}: a server that runs version {made.old.versions[-1]} takes up the packs now, "
+                            "and this toolkit's code when it starts again")  # fmt: skip
             made.reuse()
     return Filled(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
 
@@ -202,7 +206,7 @@ def _say_notes(source: Source) -> Source:
 
 def _facts(result: ExportResult) -> dict[str, object]:
     """Return what the gate of a graph measured."""
-    names = ("facts", "outputs", "judged", "preprocessing_drift", "fused", "nodes")
+    names = ("facts", "outputs", "judged", "preprocessing_drift", "batch_dependence", "fused", "nodes")
     return {name: value for name, value in result.to_dict().items() if name in names}
 
 

@@ -145,7 +145,7 @@ def read_base_id(version: Path) -> str | None:
         index = read_json(version / INDEX)
     except DataError:
         return None
-    return index.get("base") if isinstance(index, dict) else None
+    return index.get("base") if isinstance(index, dict) and index.get("format") == 1 else None
 
 
 def _pack(path: Path) -> Path:
