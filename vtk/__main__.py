@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from vtk import __version__, console
-from vtk._path import leave_current_folder
+from vtk._path import leave_current_folder, leave_plot_settings
 from vtk.commands import COMMANDS
 from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
@@ -65,6 +65,7 @@ def _run(args: list[str]) -> int:
 def entry() -> None:
     """Console-script entry point."""
     leave_current_folder()
+    leave_plot_settings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")

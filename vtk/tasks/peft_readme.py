@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vtk.card import Card
+from vtk.markdown import block, span
 from vtk.tasks.plain import PlainCall
 
 _SHOWN = 8
@@ -38,19 +39,18 @@ def readme(
     spec = card.input
     if not with_base:
         assert card.base is not None
-        place = (
-            f"The base weights are not here: put {card.base.source} beside it as base.safetensors, with timm's keys."
-        )
+        source = span(card.base.source)
+        place = f"The base weights are not here: put {source} beside it as base.safetensors, with timm's keys."
     elif in_base:
-        names = ", ".join(f"`{name}`" for name in in_base[:_SHOWN]) + (", …" if len(in_base) > _SHOWN else "")
+        names = ", ".join(map(span, in_base[:_SHOWN])) + (", …" if len(in_base) > _SHOWN else "")
         place = f"Use it on this base.safetensors only, which holds what no adapter can: {names}."
     else:
         place = "Its base is base.safetensors."
-    classes = ", ".join(card.classes[:_SHOWN]) + (", …" if len(card.classes) > _SHOWN else "")
+    classes = ", ".join(map(span, card.classes[:_SHOWN])) + (", …" if len(card.classes) > _SHOWN else "")
     text = (
-        f"# A PEFT adapter for {card.model.name}\n\n"
+        f"# A PEFT adapter for {span(card.model.name)}\n\n"
         f"{place} In this folder, with timm and peft installed:\n\n"
-        f"```python\n{code}\n```\n\n"
+        f"{block(code, 'python')}\n"
         f"Input: {spec.in_chans}×{spec.height}×{spec.width}, {spec.interpolation}, crop_pct {spec.crop_pct:g} "
         f"({spec.resize_mode}), mean {spec.mean}, std {spec.std}. "
         f"{f'More than 8 bits: {spec.describe_range()}. ' if spec.value_range else ''}"
