@@ -20,7 +20,7 @@ from vtk.__main__ import entry, main
 from vtk.text import in_plot, one_line, printable, printable_json, several_lines
 
 HOSTILE = (
-    r"\[/b]", "[/b]", "[bold]", ":smile:", "\x1b[2J\x1b]0;title\x07", "\x1b[31mred", "\x9b31m", "a\rb", "\x08", "\ufeff",
+    r"\[/b]", "[/b]", "[b]", ":smile:", "\x1b[2J\x1b]0;title\x07", "\x1b[31mred", "\x9b31m", "a\rb", "\x08", "\ufeff",
     "\u202etxt.exe", "a\nvtk predict: error: b", "\u2066", "\u2028", "\udcff\udc80", "\x7f", "$\\frac{$", "_hidden",
     "<img src=x>", "```", "=1+1",
 )  # fmt: skip
