@@ -42,8 +42,8 @@ def latency_png(result: ProfileResult, *, stacked: bool = False) -> bytes:
     chans, high, wide = result.input_shape
     where = f"{result.device_name}, threads {result.threads}"
     between = "\n" if stacked else ", "
-    title = f"{result.model}, {chans}×{high}×{wide}, {result.precision}{between}{where}"
-    figure.suptitle(in_plot(title), fontsize=10)
+    title = f"{in_plot(result.model)}, {chans}×{high}×{wide}, {result.precision}{between}{in_plot(where)}"
+    figure.suptitle(title, fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()

@@ -158,7 +158,7 @@ def build_engine(folder: Path) -> dict[str, Any]:
         lines = run.stderr.strip().splitlines() or [f"it ended with {run.returncode} and said nothing"]
         kind = _ERRORS.get(run.returncode, VerificationError)
         raise kind(f"{lines[-1].removeprefix(f'{scripts.PYTHON}: ')} (the ONNX file is kept)")
-    console.say(run.stdout.strip())
+    console.say(*run.stdout.strip().splitlines())
     stamp: dict[str, Any] = read_json(folder / scripts.STAMP)
     return stamp
 
