@@ -120,6 +120,7 @@ def _answered(name: str, model: Callable[[Any], Any], value: Any, refusal: tuple
 def main() -> None:
     """Write what the arguments say."""
     folder, source, target = map(Path, sys.argv[1:])
+    sys.dont_write_bytecode = True
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "0"  # the worst that a user's environment may say
     batches = load_file(source)
     answers, answered = through_loader(folder, batches)
