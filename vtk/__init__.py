@@ -4,6 +4,14 @@ The names below are functions and classes imported on first use; ``import vtk`` 
 Their types are in ``__init__.pyi``.
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"]:  # before anything else is imported, since the current folder comes first
+    from vtk._path import by_module, leave_current_folder
+
+    if by_module():
+        leave_current_folder()
+
 from vtk._lazy import attach
 
 __version__ = "0.1.0"

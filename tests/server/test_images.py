@@ -19,7 +19,7 @@ from vtk.data.images import load_image
 from vtk.data.transforms import eval_transform
 from vtk.formats import write_json
 from vtk.tasks import load_task
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.served import build_engine
 from vtk_export.triton.export import export_triton

@@ -87,6 +87,7 @@ class TensorrtBackend:
         if path is None:
             raise UsageError(f"`tensorrt` runs engines and {source.name} has none; `vtk export tensorrt --build` makes "
                              "one")  # fmt: skip
+        source.require_trust(path)
         if device.type != "cuda":
             raise UsageError(f"`tensorrt` runs on CUDA, not on {device}; leave out --device, or give --device cuda")
         cls.check()

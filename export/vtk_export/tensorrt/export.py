@@ -8,7 +8,6 @@ import dataclasses
 import importlib.util
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import onnx
 from torch import Tensor
 
 from vtk import console
+from vtk._path import child, environment
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
@@ -152,7 +152,8 @@ def build_engine(folder: Path) -> dict[str, Any]:
         UnavailableError, DataError, VerificationError: what the script ended with.
     """
     console.say("building the engine; TensorRT tries kernels for minutes")
-    run = subprocess.run([sys.executable, str(folder / scripts.PYTHON)], capture_output=True, text=True, check=False)
+    command = child(str(folder / scripts.PYTHON))
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if run.returncode:
         lines = run.stderr.strip().splitlines() or [f"it ended with {run.returncode} and said nothing"]
         kind = _ERRORS.get(run.returncode, VerificationError)

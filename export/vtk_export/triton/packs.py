@@ -20,8 +20,8 @@ from vtk.formats import read_json, write_json
 from vtk.runtime.source import open_source
 from vtk.serving import TaskBank
 from vtk.tasks.base import store_base
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.load import load_task
-from vtk.tasks.pack import CARD, HASHES, TENSORS
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.triton_config import TritonCommand
