@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
+from vtk.formats import parse_json
+from vtk.readers import reading
+from vtk.runtime.external import external_ends
 
 KEY = "vtk.weights"
 """Name of the property; files of version 0.1 have none and are not checked."""
@@ -24,6 +27,9 @@ REWRITTEN = "another tool has changed the graph since its export, so its weights
 _AGAIN = "copy it again, or export it again"
 _RACY_NS = 50_000_000
 """A file changed so short a time ago may change once more without its times showing it."""
+
+State = tuple[int, ...]
+_checked: dict[str, tuple[list[State], str]] = {}
 
 
 def stamp(proto: Any, folder: Path) -> None:
@@ -36,15 +42,13 @@ def stamp(proto: Any, folder: Path) -> None:
     kept = [entry for entry in proto.metadata_props if entry.key != KEY]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
-    found = {
-        "graph": _graph(proto), "inside": _inside(proto),
-        "files": {name: file_digest(folder / name) for name in _locations(proto)},
-    }  # fmt: skip
+    files = {name: file_digest(folder / name) for name in external_ends(proto, folder)}
+    found = {"graph": _graph(proto), "inside": _inside(proto), "files": files}
     proto.metadata_props.add(key=KEY, value=json.dumps(found))
 
 
 def check(proto: Any, path: Path) -> str:
-    """Hold a model against the digests in its metadata.
+    """Hold a model against the digests in its metadata; once for as long as its files do not change.
 
     Args:
         proto: the model, read without the weights beside it; `vtk.runtime.data_files` has found these whole.
@@ -56,23 +60,31 @@ def check(proto: Any, path: Path) -> str:
     Raises:
         DataError: its weights are others than those that were exported.
     """
-    told = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
-    if told is None:
+    stated = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+    if stated is None:
         return ""
-    try:
-        found = json.loads(told)
+    names = list(external_ends(proto, path))
+    states = [_state(file) for file in (path, *(path.parent / name for name in names))]
+    before = _checked.get(str(path))
+    if before is not None and before[0] == states:
+        return before[1]
+    where = f"{path}: `{KEY}` in its metadata"
+    with reading(where, "is no record of digests", _AGAIN):
+        found = parse_json(stated, where)
         graph, inside, files = found["graph"], found["inside"], dict(found["files"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(f"{path}: `{KEY}` in its metadata is damaged; {_AGAIN}") from error
+    remark = ""
     if graph != _graph(proto):
-        return REWRITTEN
-    if inside != _inside(proto):
+        remark = REWRITTEN
+    elif inside != _inside(proto):
         raise DataError(f"{path} is damaged: the weights in it are not those that were exported; {_AGAIN}")
-    for name in _locations(proto):
-        if files.get(name) != file_digest(path.parent / name):
-            raise DataError(f"{path.parent / name} is damaged, or of another export: its bytes are not those that "
-                            f"{path.name} was written with; {_AGAIN}")  # fmt: skip
-    return ""
+    else:
+        for name in names:
+            if files.get(name) != file_digest(path.parent / name):
+                raise DataError(f"{path.parent / name} is damaged, or of another export: its bytes are not those that "
+                                f"{path.name} was written with; {_AGAIN}")  # fmt: skip
+    if not any(map(_racy, states)):
+        _checked[str(path)] = states, remark
+    return remark
 
 
 def content_digest(path: Path) -> str:
@@ -80,7 +92,7 @@ def content_digest(path: Path) -> str:
     import onnx
 
     proto = onnx.load(path, load_external_data=False)
-    parts = [file_digest(path), *(f"{name} {file_digest(path.parent / name)}" for name in _locations(proto))]
+    parts = [file_digest(path), *(f"{name} {file_digest(path.parent / name)}" for name in external_ends(proto, path))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -90,11 +102,8 @@ def check_archive(path: Path) -> None:
     Raises:
         DataError: one of them is damaged.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            wrong = archive.testzip()
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise DataError(f"{path} is not a readable archive ({error}); {_AGAIN}") from error
+    with reading(path, "is not a readable archive", _AGAIN), zipfile.ZipFile(path) as archive:
+        wrong = archive.testzip()
     if wrong is not None:
         raise DataError(f"{path} is damaged: the bytes of {wrong} are not those that were written; {_AGAIN}")
 
@@ -105,31 +114,34 @@ def file_digest(path: Path) -> str:
     Raises:
         DataError: it cannot be read.
     """
+    state = _state(path)
+    return _digest(path) if _racy(state) else _remembered(path, state)
+
+
+@functools.lru_cache(maxsize=64)
+def _remembered(path: Path, state: State) -> str:
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
     try:
-        now = path.stat()
-        state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
-        if time.time_ns() - max(now.st_mtime_ns, now.st_ctime_ns) < _RACY_NS:
-            return _digest(str(path))
-        return _remembered(str(path), state)
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
 
 
-@functools.lru_cache(maxsize=64)
-def _remembered(path: str, state: tuple[int, ...]) -> str:
-    return _digest(path)
+def _state(path: Path) -> State:
+    """Return what differs when a file was changed or replaced."""
+    try:
+        now = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
-def _digest(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _locations(proto: Any) -> list[str]:
-    """Return the names of the files beside a model, each once."""
-    return list(dict.fromkeys(
-        entry.value for tensor in proto.graph.initializer for entry in tensor.external_data if entry.key == "location"
-    ))  # fmt: skip
+def _racy(state: State) -> bool:
+    return time.time_ns() - max(state[3:]) < _RACY_NS
 
 
 def _graph(proto: Any) -> str:
