@@ -187,8 +187,8 @@ class TritonCommand(TritonConfig):
         if self.int8 == "dynamic" and most > 1:
             size = f"--max-batch-size {most}" if self.static_batch is None else f"--static-batch {most}"
             raise UsageError(
-                f"`--int8 dynamic` finds its ranges over all images of a call, so with {size} one client's images would "
-                "change another's answers; give --int8 static --data FOLDER, or --max-batch-size 1"
+                f"`--int8 dynamic` finds its ranges over all images of a call, so with {size} one client's images "
+                "would change another's answers; give --int8 static --data FOLDER, or --max-batch-size 1"
             )
 
     def _refuse(self) -> None:

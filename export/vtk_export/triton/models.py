@@ -19,7 +19,7 @@ from vtk_export.tensorrt.export import export_tensorrt
 from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
 from vtk_export.triton.files import same_code, write_code
-from vtk_export.triton.packs import read_base_id, write_packs
+from vtk_export.triton.packs import has_base, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import Served, serve_bank, serve_engine, serve_graph, serve_python
@@ -184,7 +184,7 @@ def _bank(made: Draft, order: Order) -> Filled:
     if made.old is not None and made.old.versions:
         last = made.old.path / str(made.old.versions[-1])
         # what runs follows an index of this format, whichever its code
-        if made.old.config == message and read_base_id(last) == packed.base:
+        if made.old.config == message and has_base(last, made.at, packed.base):
             if not same_code(last, "vtk"):
                 console.say(f"{order.name}: a server that runs version {made.old.versions[-1]} takes up the packs now, "
                             "and this toolkit's code when it starts again")  # fmt: skip

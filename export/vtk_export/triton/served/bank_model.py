@@ -1,9 +1,9 @@
 """Triton model of many tasks in a `vtk.serving.TaskBank`; packs come and go while it serves.
 
-Needs this toolkit in the server's Python, and `vtk_rows.py` and `vtk_index.py` beside it. ``tasks.json`` names the packs
-beside it; it is looked at every second, and what changed is added or removed. A pack is read while the others serve,
-and a batch sees the tasks as they were when it began, so nothing waits and nothing fails. What cannot be read is said
-and tried again (`vtk_index`), and what is served stays.
+Needs this toolkit in the server's Python, and `vtk_rows.py` and `vtk_index.py` beside it. ``tasks.json`` names the
+packs beside it; it is looked at every second, and what changed is added or removed. A pack is read while the others
+serve, and a batch sees the tasks as they were when it began, so nothing waits and nothing fails. What cannot be read
+is said and tried again (`vtk_index`), and what is served stays.
 """
 
 import json

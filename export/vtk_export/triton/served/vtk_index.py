@@ -1,8 +1,8 @@
 """The index of a model's tasks, read again when it was replaced; what goes wrong is said, and tried again.
 
-Needs the server's own module, and `vtk_rows.py` beside it. A broken index, or a task of it that cannot be read, changes nothing of what is
-served. It is tried again after 1, 2, 4 … seconds, at once when the index is another file, and each failure is a line of
-the server's log at error level. Metrics (`/metrics`) say it to whoever does not read logs.
+Needs the server's own module, and `vtk_rows.py` beside it. A broken index, or a task of it that cannot be read, changes
+nothing of what is served. It is tried again after 1, 2, 4 … seconds, at once when the index is another file, and each
+failure is a line of the server's log at error level. Metrics (`/metrics`) say it to whoever does not read logs.
 """
 
 import contextlib

@@ -81,7 +81,7 @@ class _Rows:
             if not np.isfinite(found).all():
                 bad = int(at[~np.isfinite(found).all(1)][0])
                 raise Refused(
-                    f"image {bad + 1} of {self.count}: its values are too large, the logits of task {name!r} are not finite"
+                    f"image {bad + 1} of {self.count}: its values are too large, its logits of {name!r} are not finite"
                 )
             share = np.exp(found - found.max(1, keepdims=True))
             share /= share.sum(1, keepdims=True)
@@ -159,8 +159,7 @@ def _hand_out(parts: Mapping[str, Sequence[int]], rows: Mapping[int, _Rows], run
 
 def failure(text: str) -> Any:
     """Return the response that tells a client what is wrong with its request."""
-    text = text.encode("utf-8", "backslashreplace").decode()  # the server takes no others
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    text = plain(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …")
     code = getattr(pb_utils.TritonError, "INVALID_ARG", None)
     error = pb_utils.TritonError(text) if code is None else pb_utils.TritonError(text, code)
     return pb_utils.InferenceResponse(output_tensors=[], error=error)
@@ -169,7 +168,12 @@ def failure(text: str) -> Any:
 def log(text: str, level: str = "error") -> None:
     """Write a line into the server's log; what cannot be said stops nothing."""
     with contextlib.suppress(Exception):
-        getattr(pb_utils.Logger, f"log_{level}")(text)
+        getattr(pb_utils.Logger, f"log_{level}")(plain(text))
+
+
+def plain(text: str) -> str:
+    """Return a text with escapes in place of what ends a C string, moves a terminal's cursor or is no UTF-8."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def why(error: BaseException) -> str:
