@@ -72,7 +72,7 @@ torch alone.
 {code_block(python_code(card))}
 `classify("photo.jpg")` gives the classes of an image, the most likely first. `model(images)` takes any memory layout,
 refuses what it was not compiled for with a TypeError or ValueError that says why, and may be called from several
-threads; `load(runners=4)` lets four calls run at the same time on one copy of the weights.
+threads: the calls follow each other, and each uses torch's threads.
 
 ## C++
 

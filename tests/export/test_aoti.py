@@ -46,9 +46,9 @@ def fake_compiler(packed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
             compiled.append((form, tuple(example.shape), example.dtype))
             write_file(path, card, **{"vtk.precision": precision})
 
-        def answers(folder: Path, batches: dict[str, Tensor], threads: int | None) -> Any:
-            (found, answered), (bare, more) = through_loader(folder, batches), bare_answers(folder, batches)
-            return {name: logits.float() for name, logits in (found | bare).items()}, answered + more
+        def answers(folder: Path, batches: dict[str, Tensor], device_index: int | None, threads: int | None) -> Any:
+            (loaded, answered), (raw, more) = through_loader(folder, batches), bare(folder / "model.pt2", batches)
+            return {name: logits.float() for name, logits in (loaded | raw).items()}, answered + more
 
         plain = packed.model()
         monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "0")
@@ -59,10 +59,6 @@ def fake_compiler(packed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         return compiled
 
     return use
-
-
-def bare_answers(folder: Path, batches: dict[str, Tensor]) -> Any:
-    return bare(folder / "model.pt2", batches)
 
 
 def test_card_and_facts_come_from_the_file(packed, file: Path) -> None:
@@ -204,7 +200,7 @@ def test_a_library_that_ends_the_process_is_not_kept(
     (tmp_path / "child.py").write_text(code)
     monkeypatch.setattr(aoti_gate.aoti_child, "__file__", str(tmp_path / "child.py"))
     with pytest.raises(VerificationError, match=said):
-        aoti_gate.answers(tmp_path, {"1": torch.zeros(1, 3, 8, 8)}, 1)
+        aoti_gate.answers(tmp_path, {"1": torch.zeros(1, 3, 8, 8)}, None, 1)
 
 
 @pytest.mark.parametrize("names,changed,said", [
