@@ -69,10 +69,10 @@ def test_the_result_of_a_command_that_nobody_reads(
         def emit(value: Any, error: OSError = error) -> None:
             raise error
 
-        monkeypatch.setattr(console, "emit_json", emit)
-        assert __main__.main(["nosuch", "--json"]) == code
+        with monkeypatch.context() as patch:
+            patch.setattr(console, "emit_json", emit)
+            assert __main__.main(["nosuch", "--json"]) == code
         assert line in capsys.readouterr().err.splitlines()[-1]
-    monkeypatch.undo()
     monkeypatch.setattr(__main__, "_run", lambda args: (_ for _ in ()).throw(OSError(13, "denied")))
     with pytest.raises(OSError, match="denied"):  # no stream's: a fault of the toolkit
         __main__.main(["doctor"])

@@ -120,6 +120,8 @@ class HttpClient:
             for entry in head["outputs"]:
                 size = entry.get("parameters", {}).get("binary_data_size")
                 if entry["name"] == output:
+                    if min(entry["shape"], default=0) < 0:
+                        raise ValueError(f"shape {entry['shape']}")
                     kind = NUMPY[entry["datatype"]]
                     if size is None:
                         return np.array(entry["data"], kind).reshape(entry["shape"])
