@@ -5,10 +5,10 @@ import importlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from vtk import __version__, console, stdio
+from vtk._path import leave_current_folder, leave_plot_settings
 from vtk.commands import COMMANDS
 from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not stdio.is_full(error):
             raise
         stdio.discard_unwritten()
-        stdio.say_error(f"vtk: error: cannot write the output: {error.strerror}; give it another place")
+        console.complain(f"vtk: error: cannot write the output: {error.strerror}; give it another place")
         return 1
     finally:
         console.set_json(False)
@@ -45,7 +45,7 @@ def _reported(args: list[str]) -> int:
         raise
     except StoppedError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes one says it
-            stdio.say_error(f"vtk {args[0]}: {error}")
+            console.complain(f"vtk {args[0]}: {error}")
             console.emit_json({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     except VtkError as error:
@@ -57,7 +57,7 @@ def _reported(args: list[str]) -> int:
             raise
         return _report(known, known.exit_code, args)
     except KeyboardInterrupt:
-        stdio.say_error("vtk: stopped")
+        console.complain("vtk: stopped")
         console.emit_json({"error": "stopped", "exit_code": 130})
         return 130
     except Exception as error:
@@ -81,13 +81,21 @@ def _run(args: list[str]) -> int:
 
 def entry() -> None:
     """Console-script entry point."""
+    leave_current_folder()
+    leave_plot_settings()
     if stdio.open_closed() and "--json" in sys.argv:
-        stdio.say_error("vtk: error: --json writes to standard output, which is closed")
+        console.complain("vtk: error: --json writes to standard output, which is closed")
         sys.exit(1)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(main())
+    console.guard_messages()
+    try:
+        code = main()
+    except Exception:  # a fault of the toolkit
+        console.show_traceback()
+        code = 1
+    sys.exit(code)
 
 
 def _module(command: str) -> str:
@@ -100,9 +108,9 @@ def _module(command: str) -> str:
 
 def _report(error: Exception, code: int, args: Sequence[str]) -> int:
     if "--debug" in args:
-        traceback.print_exc()
+        console.show_traceback()
     line = " ".join(str(error).split())
-    stdio.say_error(f"vtk {args[0]}: error: {line}")
+    console.complain(f"vtk {args[0]}: error: {line}")
     console.emit_json({"error": line, "exit_code": code})
     return code
 

@@ -89,9 +89,16 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[
 
 
 def check_safetensors(path: Path) -> None:
-    """Refuse a safetensors file whose header a reader would wait for, take for another one, or choke on.
+    """Refuse a safetensors file whose header a reader would wait for, mistake, or choke on (`read_header`).
 
-    Only the header is read: eight bytes with its length, then JSON.
+    Raises:
+        DataError: no plain file, cut short, or with a header that `parse_json` refuses.
+    """
+    read_header(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file: eight bytes with its length, then JSON; nothing else of it is read.
 
     Raises:
         DataError: no plain file, cut short, or with a header that `parse_json` refuses.
@@ -106,7 +113,10 @@ def check_safetensors(path: Path) -> None:
                 "cut short, or is it of another kind?"
             )
         text = file.read(length).decode("utf-8")
-    parse_json(text, f"the header of {path}, not a whole safetensors file,")
+    header = parse_json(text, f"the header of {path}, not a whole safetensors file,")
+    if not isinstance(header, dict):
+        raise DataError(f"{path} is not a whole safetensors file: its header is no JSON object; was it damaged?")
+    return header
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vtk.errors import DataError, VtkError
+from vtk.text import printable
 
 _LONGEST = 160
 _PANIC = "pyo3_runtime"
@@ -84,10 +85,9 @@ def short(error: BaseException, longest: int = _LONGEST) -> str:
         text = f"it lacks {text}"
     elif isinstance(error, (LookupError, AssertionError)) or not text:
         text = f"{name}: {text}" if text else name
-    text = text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    text = printable(text)
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _shown(where: str | os.PathLike[str]) -> str:
-    text = os.fspath(where)
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(os.fspath(where))

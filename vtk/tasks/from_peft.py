@@ -24,8 +24,8 @@ from vtk.readers import reading, short
 from vtk.tasks.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.base import base_keys, store_base
 from vtk.tasks.bundle import PACK_MARKS, claim_out
+from vtk.tasks.cards import read_card
 from vtk.tasks.expressions import check_config
-from vtk.tasks.load import read_card
 from vtk.tasks.pack import carried, save_task
 
 _TOLERANCE = 1e-4

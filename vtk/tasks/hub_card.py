@@ -5,7 +5,6 @@ library, and every value in the page is a Markdown code span or stands in a code
 """
 
 import dataclasses
-import json
 import math
 import re
 import shlex
@@ -18,9 +17,11 @@ import yaml
 from vtk.card import BaseRef, Card
 from vtk.console import percent, size
 from vtk.evaluation import choice
+from vtk.markdown import block, span
+from vtk.tasks.readme import answer, class_list, preprocessing
+from vtk.text import printable
 
 LIBRARY = "vit-toolkit"
-_SHOWN = 500
 _WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 # where a word, or a part of it behind =, : and the like, is an absolute path, one above this folder, or a home
@@ -127,18 +128,11 @@ def readme(
             f"The base weights are not in it: they were {span(source)}, and any file with the same values will do "
             "(`--base FILE`)."
         )
-    spec = card.input
     facts = [
         f"model: {span(card.model.name)}" + (f" with {span(card.model.kwargs)}" if card.model.kwargs else ""),
-        f"input: {spec.in_chans}×{spec.height}×{spec.width} pixels, {spec.interpolation}, "
-        f"crop_pct {spec.crop_pct:g} ({spec.resize_mode}), mean {span(list(spec.mean))}, std {span(list(spec.std))}",
-        *([f"more than 8 bits: {spec.describe_range()}"] if spec.value_range else []),
         *(f"then: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]
-    classes = "\n".join(f"{i} {_quoted(text)}" for i, text in enumerate(card.classes[:_SHOWN]))
-    if len(card.classes) > _SHOWN:
-        classes += f"\n… {len(card.classes) - _SHOWN} more in task.json"
     parts = [
         f"---\n{head}---\n\n# {name}\n",
         f"A task pack of {LIBRARY}: of a Vision Transformer the tensors that training changed, {size(tensors_bytes)}, "
@@ -147,29 +141,17 @@ def readme(
         f"Then `vtk eval {local} FOLDER` measures it, `vtk predict {local} IMAGES` applies it, and in Python\n\n"
         + block(f'from vtk.tasks import load_task\n\nmodel = load_task("{local}").model  # plain timm', "python"),
         "## Model\n\n" + "".join(f"- {fact}\n" for fact in facts),
+        preprocessing(card.input),
+        answer(card),
     ]
     if metrics := _metrics(card):
         parts.append(f"## Metrics\n\nOf held-out images.\n\n{metrics}")
-    parts.append(f"## {len(card.classes)} classes\n\nIndex and name.\n\n{block(classes)}")
-    made = block(_printable(card.command), "sh") + "\n" if card.command else ""
+    parts.append(class_list(card.classes))
+    made = block(printable(card.command), "sh") + "\n" if card.command else ""
     versions = ", ".join(f"{k} {v}" for k, v in card.versions.items())
     if made or versions:
         parts.append(f"## How it was made\n\n{made}" + (f"With {span(versions)}.\n" if versions else ""))
     return "\n".join(parts)
-
-
-def span(value: object) -> str:
-    """Return a Markdown code span that shows ``value`` (JSON where it is no text) and nothing else."""
-    text = _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
-    ticks = "`" * (_longest_run(text) + 1)
-    pad = " " if not text or text[0] in "` " or text[-1] in "` " else ""
-    return f"{ticks}{pad}{text or '-'}{pad}{ticks}"
-
-
-def block(text: str, language: str = "text") -> str:
-    """Return a fenced code block that no line of ``text`` can end."""
-    fence = "`" * max(3, _longest_run(text) + 1)
-    return f"{fence}{language}\n{text}\n{fence}\n"
 
 
 def _metrics(card: Card) -> str:
@@ -208,16 +190,3 @@ def _public_word(word: str) -> str:
     end = image_size.start() if image_size else len(word)
     name = PureWindowsPath(word[found.start() : end]).name  # knows both kinds of slashes
     return word[: found.start()] + (name if name.endswith(_WEIGHTS) else "PATH") + word[end:]
-
-
-def _quoted(name: str) -> str:
-    return _printable(json.dumps(name, ensure_ascii=False))
-
-
-def _printable(text: str) -> str:
-    """Escape line breaks, control and direction characters: a page shows one line for one line, in reading order."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _longest_run(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)

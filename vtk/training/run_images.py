@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from vtk.data.images import one_line
 from vtk.data.record import content_lines
 from vtk.data.samples import DataAudit
 from vtk.files import write_text
+from vtk.text import one_line
 
 IMAGES = "images.csv"
 _HEAD = ("part", "path", "content")
