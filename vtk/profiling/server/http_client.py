@@ -122,6 +122,8 @@ class HttpClient:
                     offset += size or 0
                 else:
                     raise RequestFailed(f"the answer has no output `{output}`")
+                if min(entry["shape"], default=0) < 0:
+                    raise ValueError(f"shape {entry['shape']}")
                 if size is None:
                     return np.array(entry["data"], NUMPY[entry["datatype"]]).reshape(entry["shape"])
                 known = (offset, int(size), entry["datatype"], entry["shape"])
