@@ -31,6 +31,12 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         proto = onnx.load(path, load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
         raise DataError(f"{path} is not a readable ONNX file ({error})") from error
+    if any(
+        node.op_type == "EPContext" for node in proto.graph.node
+    ):  # ONNX Runtime would load the engine in or beside it
+        raise DataError(
+            f"{path} holds an engine, which is machine code (EPContext); give the .onnx it was compiled from"
+        )
     check_data_files(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}

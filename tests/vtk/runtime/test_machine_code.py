@@ -101,6 +101,19 @@ def test_an_engine_beside_the_file_that_was_named_is_not_loaded(tmp_path: Path, 
         load_backend_class(Source("onnx", "model", model, card, trusted=True))
 
 
+def test_an_onnx_file_with_an_engine_in_it_is_refused(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    images = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", 3, 8, 8])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])
+    node = helper.make_node(
+        "EPContext", ["pixel_values"], ["logits"], domain="com.microsoft", ep_cache_context="a.engine"
+    )
+    save(helper.make_model(helper.make_graph([node], "g", [images], [logits])), tmp_path / "model.onnx")
+    with pytest.raises(DataError, match="EPContext"):
+        open_source(tmp_path / "model.onnx", trust=True)
+
+
 def load_backend_class(source: Source) -> None:
     from vtk.runtime.tensorrt_backend import TensorrtBackend
 
