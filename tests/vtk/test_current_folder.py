@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from vtk._path import search_path
 from vtk.commands import COMMANDS
 from vtk.commands.data import _HELP as DATA
 from vtk.commands.export import TARGETS
 from vtk.commands.tasks import _HELP as TASKS
+from vtk.data.pool import probe_many
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ROOT / "tests" / "fixtures" / "v0_1"
@@ -162,6 +164,22 @@ def test_no_interpreter_is_started_in_any_other_way() -> None:
     files = [*(ROOT / "vtk").rglob("*.py"), *served.rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
     named = {str(path.relative_to(ROOT)) for path in files if "sys.executable" in path.read_text()}
     assert named == {"vtk/_path.py", "vtk/data/pool.py"}  # the latter asks whether there is one
+
+
+def test_a_program_that_imports_vtk_starts_its_children_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own search path has the current folder first, as in a notebook, and stays as it is."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAN", str(folder.parent / "ran"))
+    for first in ("", str(folder)):
+        monkeypatch.setattr(sys, "path", [first, *PATHS, *sys.path])
+        (found,) = probe_many(["data/digits/train/one/0042.png"], 1, workers=1)
+        assert not found.bad and sys.path[0] == first
+        assert str(folder) not in search_path() and "" not in search_path() and str(ROOT) in search_path()
+    monkeypatch.chdir(ROOT)
+    assert str(ROOT) in search_path()  # vtk itself lies there
+    assert not ran(folder)
 
 
 def test_settings_of_plots_are_not_taken_from_the_current_folder(folder: Path) -> None:
