@@ -85,6 +85,11 @@ def test_python_is_asked_for_a_word_of_trust_as_well(folder: Path) -> None:
     assert (folder / "ran").exists()
 
 
+def test_the_flag_is_that_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(folder), str(folder / "a.png"), "--trust"]) == 3
+    assert "cannot be loaded" in capsys.readouterr().err and (folder / "ran").exists()
+
+
 @pytest.mark.parametrize("suffix", ENGINES)
 def test_an_engine_beside_the_file_that_was_named_is_not_loaded(tmp_path: Path, suffix: str) -> None:
     """The refusal comes before TensorRT or a GPU is asked for."""
