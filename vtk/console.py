@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from vtk import stdio
 from vtk.formats import to_json
 from vtk.text import printable, printable_json, several_lines
 
@@ -60,12 +61,12 @@ def warn(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print one line on stderr, without colours."""
-    print(printable(text), file=sys.stderr)
+    stdio.say_error(printable(text))
 
 
 def show_traceback() -> None:
     """Print the traceback of the exception that is handled on stderr."""
-    print(several_lines(traceback.format_exc().rstrip()), file=sys.stderr)
+    stdio.say_error(several_lines(traceback.format_exc().rstrip()))
 
 
 def guard_messages() -> None:

@@ -3,7 +3,7 @@
 import json
 import re
 
-from vtk.text import printable
+from vtk.text import printable, printable_json
 
 
 def span(value: object) -> str:
@@ -21,8 +21,8 @@ def block(text: str, language: str = "text") -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as one line of a block: JSON, with what cannot be printed as escapes."""
-    return printable(json.dumps(name, ensure_ascii=False))
+    """Return a name as one line of a block: JSON, with what cannot be printed as escapes of JSON."""
+    return printable_json(json.dumps(name, ensure_ascii=False))
 
 
 def _longest_run(text: str) -> int:

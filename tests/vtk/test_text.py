@@ -192,7 +192,8 @@ def test_an_adapters_readme_shows_hostile_names_as_text() -> None:
     card = Card(ModelSpec("m`\n# x"), InputSpec(8, 8), HOSTILE[:8], BaseRef("\x1b[2J`", "0"))
     text, _ = readme(card, PlainCall("m", {"a": "```\n# y"}), ["a`b\nc"], ["head"], with_base=False)
     assert harmless(text) and "\n# x" not in text and "\nvtk predict" not in text
-    assert [line for line in text.splitlines() if line.startswith("#")] == [text.splitlines()[0]]
+    heads = [line for line in text.splitlines() if line.startswith("#")]
+    assert heads[0].startswith("# A PEFT adapter for `") and all(head.startswith("## ") for head in heads[1:])
 
 
 @pytest.mark.skipif(not hasattr(pty, "openpty"), reason="no terminals here")

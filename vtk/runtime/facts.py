@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vtk.card import from_plain
 from vtk.errors import DataError
+from vtk.formats import parse_json
 
 KEY = "vtk.export"
 """Name of the property; a plain fp32 file has none."""
@@ -65,10 +66,7 @@ def read_facts(properties: Mapping[str, str], path: Path) -> Facts:
     if KEY not in properties:
         return PLAIN
     where = f"{path}: `{KEY}`"
-    try:
-        facts = from_plain(Facts, json.loads(properties[KEY]), where)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON ({error}); export the file again") from error
+    facts = from_plain(Facts, parse_json(properties[KEY], where), where)
     if facts.precision not in PRECISIONS or facts.int8 not in ("", "dynamic", "static"):
         raise DataError(f"{where} says {facts.precision!r}, {facts.int8!r}; the file was edited, export it again")
     return facts

@@ -17,11 +17,11 @@ import yaml
 from vtk.card import BaseRef, Card
 from vtk.console import percent, size
 from vtk.evaluation import choice
-from vtk.markdown import block, quoted, span
+from vtk.markdown import block, span
+from vtk.tasks.readme import answer, class_list, preprocessing
 from vtk.text import printable
 
 LIBRARY = "vit-toolkit"
-_SHOWN = 500
 _WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 # where a word, or a part of it behind =, : and the like, is an absolute path, one above this folder, or a home
@@ -128,18 +128,11 @@ def readme(
             f"The base weights are not in it: they were {span(source)}, and any file with the same values will do "
             "(`--base FILE`)."
         )
-    spec = card.input
     facts = [
         f"model: {span(card.model.name)}" + (f" with {span(card.model.kwargs)}" if card.model.kwargs else ""),
-        f"input: {spec.in_chans}×{spec.height}×{spec.width} pixels, {spec.interpolation}, "
-        f"crop_pct {spec.crop_pct:g} ({spec.resize_mode}), mean {span(list(spec.mean))}, std {span(list(spec.std))}",
-        *([f"more than 8 bits: {spec.describe_range()}"] if spec.value_range else []),
         *(f"then: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]
-    classes = "\n".join(f"{i} {quoted(text)}" for i, text in enumerate(card.classes[:_SHOWN]))
-    if len(card.classes) > _SHOWN:
-        classes += f"\n… {len(card.classes) - _SHOWN} more in task.json"
     parts = [
         f"---\n{head}---\n\n# {name}\n",
         f"A task pack of {LIBRARY}: of a Vision Transformer the tensors that training changed, {size(tensors_bytes)}, "
@@ -148,10 +141,12 @@ def readme(
         f"Then `vtk eval {local} FOLDER` measures it, `vtk predict {local} IMAGES` applies it, and in Python\n\n"
         + block(f'from vtk.tasks import load_task\n\nmodel = load_task("{local}").model  # plain timm', "python"),
         "## Model\n\n" + "".join(f"- {fact}\n" for fact in facts),
+        preprocessing(card.input),
+        answer(card),
     ]
     if metrics := _metrics(card):
         parts.append(f"## Metrics\n\nOf held-out images.\n\n{metrics}")
-    parts.append(f"## {len(card.classes)} classes\n\nIndex and name.\n\n{block(classes)}")
+    parts.append(class_list(card.classes))
     made = block(printable(card.command), "sh") + "\n" if card.command else ""
     versions = ", ".join(f"{k} {v}" for k, v in card.versions.items())
     if made or versions:

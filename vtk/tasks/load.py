@@ -19,6 +19,7 @@ from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import blank_model
 from vtk.models.parts import head_names
+from vtk.models.torch_file import NARROW
 from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.tasks.cards import CARD, TENSORS, find_pack, read_card
 from vtk.tasks.int8 import differences, expand
@@ -30,9 +31,6 @@ if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
 
 _TIMES, _SMALL = 2, 2_000_000
 """A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
-_NARROW = frozenset(
-    getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
-)
 
 
 @dataclass
@@ -234,7 +232,7 @@ def _check_complete(
             raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
-        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in _NARROW:
+        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:
             raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from vtk.card import Card
-from vtk.markdown import block, span
+from vtk.markdown import span
+from vtk.tasks.adapters import CARD_KEY
 from vtk.tasks.plain import PlainCall
+from vtk.tasks.prepare_code import prepare_code
+from vtk.tasks.readme import card_sections, classify_code, code_block
 
 _SHOWN = 8
 
@@ -12,7 +15,7 @@ _SHOWN = 8
 def readme(
     card: Card, call: PlainCall, in_base: Sequence[str], heads: Sequence[str], *, with_base: bool
 ) -> tuple[str, str]:
-    """Return the page, and the Python code in it.
+    """Return the page, and of its Python code the lines that load the model.
 
     Args:
         card: of the pack.
@@ -36,24 +39,28 @@ def readme(
         )
     load = 'model = PeftModel.from_pretrained(model, ".").eval()  # then, if you like, model.merge_and_unload()'
     code = "\n".join([*lines, "", build, load])
-    spec = card.input
     if not with_base:
         assert card.base is not None
-        source = span(card.base.source)
-        place = f"The base weights are not here: put {source} beside it as base.safetensors, with timm's keys."
+        place = (
+            f"The base weights are not here: put {span(card.base.source)} beside it as base.safetensors, with timm's "
+            "keys."
+        )
     elif in_base:
         names = ", ".join(map(span, in_base[:_SHOWN])) + (", …" if len(in_base) > _SHOWN else "")
         place = f"Use it on this base.safetensors only, which holds what no adapter can: {names}."
     else:
         place = "Its base is base.safetensors."
-    classes = ", ".join(map(span, card.classes[:_SHOWN])) + (", …" if len(card.classes) > _SHOWN else "")
+    logits = classify_code(card, "model(torch.from_numpy(prepare(path)))[0].detach().numpy()")
+    page = "\n\n\n".join([
+        f"import json\n\nimport torch\n{code}\n"
+        'with safetensors.safe_open("adapter_model.safetensors", "pt") as file:\n'
+        f'    classes = json.loads(file.metadata()["{CARD_KEY}"])["classes"]',
+        prepare_code(card.input), logits,
+    ])  # fmt: skip
     text = (
         f"# A PEFT adapter for {span(card.model.name)}\n\n"
-        f"{place} In this folder, with timm and peft installed:\n\n"
-        f"{block(code, 'python')}\n"
-        f"Input: {spec.in_chans}×{spec.height}×{spec.width}, {spec.interpolation}, crop_pct {spec.crop_pct:g} "
-        f"({spec.resize_mode}), mean {spec.mean}, std {spec.std}. "
-        f"{f'More than 8 bits: {spec.describe_range()}. ' if spec.value_range else ''}"
-        f"{len(card.classes)} classes in this order: {classes}\n"
+        f"{place} In this folder, with timm and peft installed, these lines load the model; then "
+        '`classify("photo.jpg")` gives the classes of an image, the most likely first:\n\n'
+        f"{code_block(page)}\n{card_sections(card)}"
     )
     return text, code

@@ -12,7 +12,8 @@ import onnx
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from vtk import __version__
-from vtk.errors import DataError, VerificationError
+from vtk.errors import VerificationError
+from vtk.readers import reading
 from vtk_export.triton_config import TritonCommand
 
 CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
@@ -206,7 +207,5 @@ def read_text(text: str, where: str = CONFIG) -> Any:
     Raises:
         DataError: it is none; ``where`` names the file.
     """
-    try:
+    with reading(where, "is no config of a server's model", "was it edited?"):
         return text_format.Parse(text, messages().ModelConfig())
-    except text_format.ParseError as error:
-        raise DataError(f"{where} is no config of a server's model ({error}); was it edited?") from error

@@ -64,7 +64,9 @@ def test_untrusted_text_is_shown_as_code_only() -> None:
     kinds = {t.type for t in tokens} | {child.type for t in tokens for child in t.children or ()}
     assert not kinds & {"html_block", "html_inline", "image", "link_open", "table_open", "em_open", "hr"}
     headings = [tokens[i + 1].content for i, t in enumerate(tokens) if t.type == "heading_open"]
-    assert headings == ["pets", "Use", "Model", "Metrics", f"{len(NASTY)} classes", "How it was made"]
+    assert headings == [
+        "pets", "Use", "Model", "Preprocessing", "Output", "Metrics", f"{len(NASTY)} classes", "How it was made",
+    ]  # fmt: skip
     shown = next(t.content for t in tokens if t.type == "fence" and t.content.startswith("0 ")).splitlines()
     assert len(shown) == len(NASTY)
     for i, line in enumerate(shown):
@@ -77,11 +79,11 @@ def test_untrusted_text_is_shown_as_code_only() -> None:
     }  # fmt: skip
 
 
-def test_long_lists_are_cut_and_bad_numbers_left_out() -> None:
+def test_long_lists_are_folded_but_whole_and_bad_numbers_left_out() -> None:
     card = make_card(classes=tuple(f"c{i}" for i in range(700)), metrics={"top1": float("nan"), "count": 3})
     head, body = page(card)
     assert "model-index" not in head
-    assert '499 "c499"\n… 200 more in task.json' in body and "c500" not in body
+    assert '698 "c698"\n699 "c699"\n```\n\n</details>' in body and "<summary>Show all 700</summary>" in body
     assert "top-1" not in body and "- images: 3\n" in body
 
 

@@ -1,5 +1,6 @@
 """What a load generator needs of a server, whichever protocol it speaks."""
 
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.readers import reading
 
 NUMPY: dict[str, Any] = {
     "FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
@@ -159,15 +161,31 @@ def connect(url: str, protocol: str, timeout: float) -> Client:
     """Connect to a server and make sure that it is there.
 
     Raises:
-        UnavailableError: nobody answers, or the package for this protocol is missing.
+        UsageError: ``url`` is none.
+        UnavailableError: nobody answers, or not as this protocol has it, or the package for it is missing.
     """
-    if protocol == "grpc":
-        from vtk.profiling.server.grpc_client import GrpcClient
+    from vtk.profiling.server.guard import GuardedClient
 
-        return GrpcClient(url, timeout)
-    from vtk.profiling.server.http_client import HttpClient
+    _check_url(url)
+    with reading(f"the server at {url}", "does not answer as KServe's protocol has it", "is it such a server?",
+                 UnavailableError):  # fmt: skip
+        if protocol == "grpc":
+            from vtk.profiling.server.grpc_client import GrpcClient
 
-    return HttpClient(url, timeout)
+            return GuardedClient(GrpcClient(url, timeout), url)
+        from vtk.profiling.server.http_client import HttpClient
+
+        return GuardedClient(HttpClient(url, timeout), url)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        right = bool(parts.hostname) and (parts.port is None or parts.port > 0) and url.isprintable()
+    except ValueError:  # an open bracket, or a port that is none
+        right = False
+    if not right:
+        raise UsageError(f"`--server` {url[:200]!r} is no address; give HOST:PORT or http://HOST:PORT")
 
 
 def choose_model(client: Client, wanted: str) -> ModelInfo:

@@ -1,0 +1,142 @@
+"""Sections of the README.md of an artefact, made from its card: preprocessing, outputs and the full list of classes.
+
+A page says all that a program without this toolkit needs. A card is untrusted text: its values stand in code spans and
+code blocks (`vtk.markdown`).
+"""
+
+import math
+
+from vtk.card import Card, InputSpec
+from vtk.markdown import block, quoted, span
+
+FOLDED = 100
+"""Classes above which the list is folded away until it is clicked."""
+
+_COLOURS = {
+    1: "1 channel, the luminance of the image",
+    2: "2 channels, luminance and opacity",
+    3: "3 channels, RGB",
+    4: "4 channels, RGB and opacity",
+}
+
+
+def code_block(code: str) -> str:
+    """Return Python lines as a code block."""
+    return block(code, "python")
+
+
+def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",)) -> str:
+    """Return the sections that every artefact's page ends with.
+
+    Args:
+        card: of the model.
+        in_graph: the model resizes and normalises by itself, and takes raw images.
+        outputs: names of what it gives.
+    """
+    return "\n".join([preprocessing(card.input, in_graph=in_graph), answer(card, outputs), class_list(card.classes)])
+
+
+def classify_code(card: Card, run: str, *, name: str = "logits") -> str:
+    """Return the definition of ``classify(path)`` for a page's code: an image's classes and their shares, best first.
+
+    Args:
+        card: of the model.
+        run: Python expression for the output of one image, (classes,), as NumPy array; ``prepare(path)`` is defined,
+            and so are ``classes``.
+        name: of that output.
+    """
+    if name == "probabilities":
+        share = "values"
+    elif card.multi_label:
+        share = "1 / (1 + np.exp(-values))  # each class is a decision of its own: given from 0.5 on"
+    else:
+        share = "np.exp(values - values.max()) / np.exp(values - values.max()).sum()"
+    return f"""def classify(path):  # each class with its probability, the most likely first
+    values = {run}
+    values = values.astype(np.float64)
+    shares = {share}
+    return sorted(zip(classes, shares.tolist()), key=lambda pair: -pair[1])"""
+
+
+def preprocessing(spec: InputSpec, *, in_graph: bool = False) -> str:
+    """Return the section that says how an image file becomes the model's input, with all numbers."""
+    who = "The model does this with the raw images that it is given" if in_graph else "In this order"
+    lines = [
+        f"input: {spec.height} × {spec.width} pixels (height × width), {channels(spec)}",
+        *_decoding(spec),
+        f"resize: {_resize(spec)}",
+        f"interpolation: {spec.interpolation}, as Pillow does it (with antialiasing), on 8-bit values",
+        f"values: divided by 255, minus mean {span(list(spec.mean))}, divided by std {span(list(spec.std))}, "
+        f"for each channel",
+    ]
+    return f"## Preprocessing\n\n{who}:\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def answer(card: Card, outputs: tuple[str, ...] = ("logits",)) -> str:
+    """Return the section that says what the outputs mean."""
+    count = len(card.classes)
+    each = f"one for each of the {count} classes, in the order below"
+    lines = []
+    for name in outputs:
+        if name == "features":
+            lines.append("`features`: what the classifier reads, pooled over the image")
+        elif name == "probabilities":
+            lines.append(f"`probabilities`: {each}; they sum to 1")
+        elif card.multi_label:
+            lines.append(
+                f"{span(name)}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
+                "probability, and a label is given from 0.5 on (a logit of 0)"
+            )
+        else:
+            lines.append(
+                f"{span(name)}: {each}. An image has one class, that of the largest; their softmax are probabilities"
+            )
+    return "## Output\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def class_list(classes: tuple[str, ...]) -> str:
+    """Return the section with the index and the name, a JSON string, of every class."""
+    table = block("\n".join(f"{i} {quoted(name)}" for i, name in enumerate(classes)))
+    if len(classes) > FOLDED:
+        table = f"<details><summary>Show all {len(classes)}</summary>\n\n{table}\n</details>\n"
+    return f"## {len(classes)} classes\n\nIndex and name, as a JSON string.\n\n{table}"
+
+
+def channels(spec: InputSpec) -> str:
+    """Return what the channels are."""
+    return _COLOURS.get(spec.in_chans, f"{spec.in_chans} channels, bands in the order of the files that it learnt from")
+
+
+def _decoding(spec: InputSpec) -> list[str]:
+    lines = ["decoding: the first image of the file, turned upright as its EXIF orientation says"]
+    if spec.in_chans in (1, 3):
+        lines[0] += ", in 8 bits RGB, transparent pixels on white"
+    else:
+        lines[0] += ", each channel an 8-bit grey image that is resized on its own"
+    if spec.decoding == "srgb":
+        lines.append("colours: an embedded colour profile (ICC) is converted to sRGB, relative colorimetric with black "
+                     "point compensation")  # fmt: skip
+    else:
+        lines.append("colours: embedded colour profiles are ignored")
+    if spec.value_range:
+        lines.append(
+            f"value range: {spec.describe_range()}, rounded to whole levels and cut off at both ends; NaN becomes 0; "
+            "images of 8 bits are taken as they are"
+        )
+    else:
+        lines.append("value range: 0 to 255; grey images of 16 bits are divided by 257")
+    return lines
+
+
+def _resize(spec: InputSpec) -> str:
+    high, wide = spec.height, spec.width
+    if spec.resize_mode == "squash":
+        return f"to {high} × {wide}, whatever the proportions are (`squash`)"
+    if spec.resize_mode == "pad":
+        fill = [round(255 * value) for value in spec.mean]
+        return f"to fit into {high} × {wide}, proportions kept, the rest filled with {fill} on both sides (`pad`)"
+    cover = [math.floor(side / spec.crop_pct) for side in spec.size]
+    return (
+        f"to cover {cover[0]} × {cover[1]}, proportions kept, then the centre of {high} × {wide} is cut out (`crop`, "
+        f"crop_pct {spec.crop_pct:g})"
+    )
