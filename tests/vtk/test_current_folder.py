@@ -166,6 +166,21 @@ def test_no_interpreter_is_started_in_any_other_way() -> None:
     assert started and not [line for line in started if '[sys.executable, "-P", ' not in line and '"-I"' not in line]
 
 
+def test_an_interpreter_of_a_library_does_not_look_into_the_current_folder_either(folder: Path) -> None:
+    """Compilers start some, and know nothing of `vtk._path.child`."""
+    code = (
+        "import subprocess, sys, vtk._path as path\n"
+        "subprocess.run(path.child('-c', 'import org'))\n"  # whatever its variables
+        "path.leave_current_folder()\n"
+        "subprocess.run([sys.executable, '-c', 'import org'])\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS), "RAN": str(folder.parent / "ran")}
+    env.pop("PYTHONSAFEPATH", None)
+    words = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr.count("No module named 'org'") == 2 and not ran(folder)
+
+
 def test_a_program_that_imports_vtk_starts_its_children_elsewhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from vtk.models.compiling import check_compiler
 from vtk.models.fp32 import FullPrecision
 from vtk.readers import check_plain, reading
 from vtk.runtime import aoti_load
+from vtk.runtime.digests import check_archive
 from vtk.runtime.facts import Facts
 from vtk.runtime.source import Source
 
@@ -82,6 +83,7 @@ def open_aoti(path: Path) -> Source:
     meta = read_metadata(path)
     if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:
         raise DataError(f"{path} carries no vtk card; give a file made by `vtk export aoti`")
+    check_archive(path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]), trusted=True)
 

@@ -1,11 +1,11 @@
 """Weights that lie beside an ONNX file: whether they are there, and are what the file was made with."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
+from vtk.runtime.digests import file_digest
 from vtk.runtime.external import external_ends
 
 _NAMED = re.compile(r".*-([0-9a-f]{12})\.data")
@@ -34,10 +34,5 @@ def check_data_files(proto: Any, path: Path) -> None:
         if file.stat().st_size < end:
             raise DataError(f"{file} has {file.stat().st_size} bytes, {path.name} needs {end} of it; {_AGAIN}")
         named = _NAMED.fullmatch(location)
-        if named and _sha256(file)[:12] != named[1]:
+        if named and file_digest(file)[:12] != named[1]:
             raise DataError(f"{file} is damaged: its bytes are not those its name tells of; {_AGAIN}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

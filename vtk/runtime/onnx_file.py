@@ -9,6 +9,7 @@ from vtk.errors import DataError, UsageError
 from vtk.formats import parse_json
 from vtk.packages import require
 from vtk.readers import check_plain, reading
+from vtk.runtime import digests
 from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import Facts, read_facts
 from vtk.runtime.source import Source
@@ -32,6 +33,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     if any(node.op_type == "EPContext" for node in proto.graph.node):  # ONNX Runtime would load what is in it
         raise DataError(f"{path} holds an engine, which is machine code (EPContext); give the .onnx it was made from")
     check_data_files(proto, path)
+    remark = digests.check(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
     types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
@@ -59,7 +61,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
                 f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
                 "export it again"
             )
-        return Source("onnx", name, path, card, notes=facts.notes(), facts=facts)
+        return Source("onnx", name, path, card, notes=(*facts.notes(), *filter(None, (remark,))), facts=facts)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
         raise DataError(
             f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "
