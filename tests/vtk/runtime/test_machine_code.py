@@ -47,7 +47,7 @@ def not_run(folder: Path) -> None:
     (folder / "ran").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("command", ["predict", "eval", "profile"])
+@pytest.mark.parametrize("command", ["predict", pytest.param("eval", marks=pytest.mark.slow), "profile"])
 def test_a_folder_that_holds_machine_code_does_not_run_it(
     folder: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
