@@ -65,6 +65,7 @@ def test_every_kind_of_tensor_with_values_gives_a_plain_answer(
     assert torch.equal(logits, by_place(values)) and type(logits) is Tensor and not logits.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("images", [IMAGES, IMAGES[:1]], ids=["several", "one"])
 def test_what_it_was_not_made_for_is_refused(images: Tensor, path: Path) -> None:
     model = aoti_load.load(path)
