@@ -70,7 +70,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Return what imports a file of `served` as a server does."""
     fake = types.ModuleType("triton_python_backend_utils")
     said: list[str] = []
-    logger = types.SimpleNamespace(log_error=said.append, log_warn=said.append, said=said)
+    logger = types.SimpleNamespace(log_error=said.append, log_warn=said.append, log_info=said.append, said=said)
     vars(fake).update(
         Tensor=Tensor, InferenceResponse=Response, TritonError=TritonError, TritonModelException=RuntimeError,
         Logger=logger, get_input_tensor_by_name=lambda request, name: request.get(name),
@@ -86,6 +86,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         return module
 
     imported("vtk_rows")
+    imported("vtk_index")
     imported("vtk_prepack")
     yield imported
 

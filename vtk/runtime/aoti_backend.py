@@ -6,7 +6,6 @@ which, and are held against this machine before anything of it is loaded: the li
 
 import os
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +17,9 @@ from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiling import check_compiler
 from vtk.models.fp32 import FullPrecision
+from vtk.readers import check_plain, reading
 from vtk.runtime import aoti_load
+from vtk.runtime.digests import check_archive
 from vtk.runtime.facts import Facts
 from vtk.runtime.source import Source
 
@@ -50,10 +51,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         DataError: not a file of AOTInductor, or its models are not those of one export.
     """
-    try:
+    check_plain(path, "a .pt2")
+    with reading(path, "is not a readable .pt2 file"):
         models = aoti_load.read_metadata(path)
-    except (OSError, zipfile.BadZipFile, ValueError, RecursionError, NotImplementedError) as error:
-        raise DataError(f"{path} is not a readable .pt2 file ({error})") from error
     if not models:
         raise DataError(f"{path} is not a file of AOTInductor; give one made by `vtk export aoti`")
     if models.keys() == {_OLD}:
@@ -83,8 +83,9 @@ def open_aoti(path: Path) -> Source:
     meta = read_metadata(path)
     if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:
         raise DataError(f"{path} carries no vtk card; give a file made by `vtk export aoti`")
+    check_archive(path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]))
+    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]), trusted=True)
 
 
 def device_of(source: Source) -> str:
@@ -127,6 +128,7 @@ class AotiBackend:
             raise UsageError(f"`aoti` runs .pt2 files, not the {source.kind} {source.name}: `vtk export aoti`")
         if options:
             raise UsageError(f"back-end `aoti` has no option `{min(options)}`; it has none")
+        source.require_trust(source.path)
         meta = read_metadata(source.path)
         if dtype != aoti_load.DTYPES[meta[DTYPE]]:
             raise UsageError(
