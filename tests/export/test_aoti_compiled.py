@@ -64,6 +64,13 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return found.shape == wanted.shape and bool(np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max())
 
 
+def predicted(source: Path, photos: Path, scratch: Path, capture: Any) -> list[str]:
+    """Return the most likely class of each image, as ``vtk predict`` gives it."""
+    capture.readouterr()
+    assert main(["predict", str(source), str(photos), "--out", str(scratch / "p.csv"), "--json"]) == 0
+    return [p["labels"][0] for p in json.loads(capture.readouterr().out)["predictions"]]
+
+
 def test_the_lines_of_the_page_classify_like_the_pack(
     packed, compiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,9 +78,7 @@ def test_the_lines_of_the_page_classify_like_the_pack(
     page = (compiled / "README.md").read_text("utf-8")
     ask = "\nimport json\nprint(json.dumps([classify(path)[0][0] for path in sys.argv[1:]]))"
     found = json.loads(alone(blocks(page, "python") + ask, compiled, *photos, AOTI_RUNTIME_CHECK_INPUTS="0"))
-    assert main(["predict", str(packed.path), str(packed.photos), "--out", str(tmp_path / "p.csv"), "--json"]) == 0
-    predicted = json.loads(capsys.readouterr().out)["predictions"]
-    assert found == [p["labels"][0] for p in predicted] and len(found) == 6
+    assert found == predicted(packed.path, packed.photos, tmp_path, capsys) and len(found) == 6
     assert "é" in page and "unsafe" in page and "0.5, 0.5, 0.5" in page
 
 
@@ -147,6 +152,38 @@ def test_several_threads_may_use_a_loaded_file(packed, compiled: Path, images: t
     alone(code, compiled, tmp_path)
 
 
+THREADS = r"""
+#define main example_main
+#include "example.cpp"
+#undef main
+#include <thread>
+
+// `threads MODEL`: six threads, half of them with images that are refused; else the example itself.
+int main(int count, char** words) {
+  if (count != 2) return example_main(count, words);
+  Classifier classify(words[1]);
+  const at::Tensor images = at::rand({3, 3, 32, 48}), wanted = classify(images);
+  const at::Tensor last = images.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
+  const std::vector<at::Tensor> wrong{images.slice(0, 0, 0), images.slice(2, 0, 24), images[0], images.to(at::kLong)};
+  std::vector<std::thread> threads;
+  std::vector<int> right(6), refused(6);
+  for (int number = 0; number < 6; ++number)
+    threads.emplace_back([&, number] {
+      for (int turn = 0; turn < 500; ++turn) {
+        try {
+          if (number % 2) classify(wrong[turn % 4]);
+          else if (turn % 2) right[number] += at::allclose(classify(last), wanted, 1e-3, 1e-3);
+          else right[number] += at::allclose(classify(last.slice(0, 1, 2)), wanted.slice(0, 1, 2), 1e-3, 1e-3);
+        } catch (const std::invalid_argument&) { ++refused[number]; }
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  for (int number = 0; number < 6; ++number) std::cout << right[number] << " " << refused[number] << "\n";
+  return 0;
+}
+"""
+
+
 def test_the_example_in_c_plus_plus_is_built_and_classifies_like_the_pack(
     packed, compiled: Path, images: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -155,13 +192,19 @@ def test_the_example_in_c_plus_plus_is_built_and_classifies_like_the_pack(
     images[:4].numpy().tofile(tmp_path / "images.f32")
     page = (compiled / "README.md").read_text("utf-8")
     python = f'python() {{ {sys.executable} "$@"; }}\n'
-    built = subprocess.run(["bash", "-ec", python + blocks(page, "sh").replace("-O2", "-O0")], cwd=tmp_path,
-                           capture_output=True, text=True, check=False, timeout=300)  # fmt: skip
-    assert built.returncode == 0, built.stderr
+    (tmp_path / "threads.cpp").write_text(THREADS)
+    lines = blocks(page, "sh").replace("-O2 example.cpp", "-O0 -pthread threads.cpp")
+    assert "threads.cpp" in lines and lines.endswith("./example model.pt2 images.f32 2\n")
+    built = subprocess.run(
+        ["bash", "-ec", python + lines], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert built.returncode == 0 and len(built.stdout.splitlines()) == 2, built.stderr
     wanted = expected(packed, images)
 
     def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(["./example", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            ["./example", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
 
     for count in (1, 4):
         lines = [line.split() for line in run("model.pt2", "images.f32", str(count)).stdout.splitlines()]
@@ -170,11 +213,14 @@ def test_the_example_in_c_plus_plus_is_built_and_classifies_like_the_pack(
     for count, said in (("0", "does not take these images"), ("5", "holds fewer images")):
         refused = run("model.pt2", "images.f32", count)
         assert refused.returncode == 1 and said in refused.stderr
+    counts = run("model.pt2").stdout.split("\n")
+    assert counts[:6] == ["500 0", "0 500"] * 3
 
 
 def test_our_own_backend_runs_any_batch(
-    packed, compiled: Path, images: torch.Tensor, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    packed, compiled: Path, images: torch.Tensor, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "0")
     source = open_source(compiled)
     assert source.card.classes == packed.card.classes
@@ -185,13 +231,15 @@ def test_our_own_backend_runs_any_batch(
             assert close(backend.run({"pixel_values": laid})["logits"].numpy(), wanted[:batch])
     backend.close()
     assert "Error" not in capfd.readouterr().err  # the refusals that prove the checks
+    labels = [predicted(where, packed.photos, tmp_path, capfd) for where in (compiled, packed.path)]
+    assert labels[0] == labels[1] and len(labels[0]) == 6
     options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1"]
     assert main(["profile", str(compiled), "--backends", "aoti", "--reference", str(packed.path), *options]) == 0
     assert "aoti: aotinductor cpu" in capfd.readouterr().out
 
 
 def test_a_file_of_version_0_1_still_runs_any_batch(
-    packed, images: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packed, images: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meta = {
         "vtk": packed.card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_backend.cpu_level(),
@@ -213,3 +261,5 @@ def test_a_file_of_version_0_1_still_runs_any_batch(
             laid = images[:batch].to(memory_format=torch.channels_last)
             assert close(backend.run({"pixel_values": laid})["logits"].numpy(), wanted[:batch])
         backend.close()
+    labels = [predicted(where, packed.photos, tmp_path, capsys) for where in (tmp_path / "model.pt2", packed.path)]
+    assert labels[0] == labels[1] and len(labels[0]) == 6

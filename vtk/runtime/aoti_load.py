@@ -104,12 +104,11 @@ class Model:
             raise TypeError(f"images are a {type(images).__name__} without memory of its own; give a plain tensor")
         if images.dtype != self.dtype or images.layout != torch.strided:
             raise TypeError(f"images are {images.dtype}, {images.layout}; this model takes {self.dtype}, torch.strided")
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape or not 1 <= len(images) <= self.max_batch:
+        if tuple(images.shape[1:]) != self.shape or not 1 <= len(images) <= self.max_batch:
             wanted = ", ".join(map(str, self.shape))
             raise ValueError(f"images are {tuple(images.shape)}; this model takes (1 to {self.max_batch}, {wanted})")
         if images.device != self.device:
             raise ValueError(f"images are on {images.device}; this model is on {self.device}")
-        images = images.detach().as_subclass(torch.Tensor)
         channels, height, width = self.shape
         strides = (channels * height * width, height * width, width, 1)
         # `contiguous` would keep odd strides of dimensions of length 1, a pending sign, and zeros without memory
