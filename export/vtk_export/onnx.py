@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from vtk import console
+from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
+from vtk.files import write_text
 from vtk.options import expect
 from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
-from vtk_export.build import build
+from vtk_export.build import File, build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
 from vtk_export.gate import gate, gate_preproc
@@ -28,6 +30,7 @@ from vtk_export.neighbours import Dependence
 from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
+from vtk_export.readme import README, onnx_page
 from vtk_export.targets import describe_oldest, oldest
 from vtk_export.tensorrt.lint import check, load
 from vtk_export.verify import (
@@ -146,6 +149,7 @@ def export_onnx(
         if config.with_preproc:
             file = add_preproc(file, card, folder)
             drift = gate_preproc(file, card, config, given)
+        write_page(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
@@ -165,6 +169,16 @@ def export_onnx(
         drift=drift,
         dependence=file.dependence,
     )
+
+
+def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
+    """Write the README.md beside a file."""
+    page = onnx_page(
+        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, in_graph=config.with_preproc,
+        half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
+        sizes=file.sizes, verified=file.facts.verified,
+    )  # fmt: skip
+    write_text(folder / README, page)
 
 
 @contextlib.contextmanager

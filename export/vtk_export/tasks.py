@@ -12,15 +12,17 @@ from pathlib import Path
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.files import write_text
 from vtk.options import expect
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
-from vtk_export.many.index import COMMAND, known_files, marks, publish
+from vtk_export.many.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
 from vtk_export.neighbours import Dependence
 from vtk_export.place import workspace
+from vtk_export.readme import README, tasks_page
 from vtk_export.targets import describe_oldest, oldest
 
 
@@ -138,6 +140,11 @@ def export_tasks(
         line = built.measure(folder)
         if show:
             console.say(line)
+        page = tasks_page(
+            {member.name: member.card for member in members}, files=config.form != GATHERED,
+            gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
+        )  # fmt: skip
+        write_text(folder / README, page)
         publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(

@@ -32,6 +32,7 @@ from vtk_export.gate import gate
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import DATA, MARKS, move, workspace
+from vtk_export.readme import README, tensorrt_page
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.finding import Finding
@@ -134,6 +135,9 @@ def export_tensorrt(
         proto = load(file.path)
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
+        half = "" if config.dtype == "fp32" or config.keep_io_types else config.dtype
+        page = tensorrt_page(card, half=half, batch=config.static_batch, version=target.version)
+        write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         # an engine is of the file before and goes, the timing cache stays
         move(folder, config.out, command=_COMMAND, marks=KNOWN, kept=(scripts.CACHE,))
