@@ -2,6 +2,7 @@
 
 import json
 import math
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -56,31 +57,38 @@ def _read_answers(folder: Path, file: Path) -> None:
     from vtk.profiling.server import http_client
     from vtk.profiling.server.client import RequestFailed, choose_model
     from vtk.profiling.server.guard import GuardedClient
+    from vtk.profiling.server.pool import Pool
+    from vtk.profiling.server.wire import Reply
     from vtk.readers import reading
 
     infer = "infer.bin" if file.name == "infer.bin" else "infer.json"
 
     class Answering(http_client.HttpClient):
-        def _send(self, method: str, path: str, *rest: Any, **more: Any) -> tuple[Any, bytes]:
+        def _exchange(self, method: str, parts: Any, timeout: float) -> Reply:
+            path = bytes(parts[0]).split(b" ", 2)[1].decode()
             name = {"/v2": "v2.json", "/v2/repository/index": "index.json"}.get(
                 path, "stats.json" if path.endswith("stats") else infer if path.endswith("infer") else "model.json"
             )
-            body = (folder / name).read_bytes()
+            headers, body = Message(), (folder / name).read_bytes()
             if name == "infer.bin":
-                return {http_client._LENGTH: body[:4].decode("latin-1")}, body[4:]
-            return {}, body
+                headers[http_client._LENGTH] = body[:4].decode("latin-1")
+                body = body[4:]
+            return Reply(200, "OK", headers, body)
+
+        def __init__(self) -> None:
+            super().__init__("127.0.0.1:1", 1.0)
 
     from vtk.errors import UnavailableError
 
     with reading("the server", "does not answer", "is it one?", UnavailableError):
-        client = GuardedClient(Answering("127.0.0.1:1", 1.0), "127.0.0.1:1")
+        client = GuardedClient(Answering(), "127.0.0.1:1")
     try:
         info = choose_model(client, "")
-        image = info.image()
+        info.image()
         counters = client.counters(info)
         assert counters is None or all(isinstance(value, int) for value in vars(counters).values())
-        payload = client.payload(info, {image.name: np.zeros((2, 3, 8, 8), np.float32)})
-        rows = client.decode(client.infer(payload), info.logits())
+        request = client.request(info, Pool(np.zeros((2, 3, 8, 8), np.float32)), 0, 2, {})
+        rows = client.decode(client.infer(request), info.logits())
         assert rows.ndim >= 1 and np.asarray(rows, np.float32) is not None
         math.prod(rows.shape)
     except RequestFailed as error:
