@@ -4,6 +4,11 @@ The names below are functions and classes imported on first use; ``import vtk`` 
 Their types are in ``__init__.pyi``.
 """
 
+from vtk._path import as_command, leave_current_folder
+
+if as_command():  # before anything else is imported
+    leave_current_folder()
+
 from vtk._lazy import attach
 
 __version__ = "0.1.0"

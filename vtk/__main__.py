@@ -5,10 +5,10 @@ import importlib
 import io
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
-from vtk import __version__, console
+from vtk import __version__, console, stdio
+from vtk._path import leave_current_folder, leave_plot_settings
 from vtk.commands import COMMANDS
 from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
@@ -19,12 +19,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     console.set_json("--json" in args)
     try:
+        return _reported(args)
+    except BrokenPipeError:
+        # the reader (head, less) went away: nothing to report, and nothing more to flush to it
+        stdio.discard_unwritten()
+        return 0
+    except OSError as error:
+        if not stdio.is_full(error):
+            raise
+        stdio.discard_unwritten()
+        console.complain(f"vtk: error: cannot write the output: {error.strerror}; give it another place")
+        return 1
+    finally:
+        console.set_json(False)
+
+
+def _reported(args: list[str]) -> int:
+    """Run one command, say what went wrong, and return its exit code once all of its output is written."""
+    try:
         code = _run(args)
         sys.stdout.flush()
         return code
+    except SystemExit:
+        sys.stdout.flush()
+        raise
     except StoppedError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes one says it
-            print(f"vtk {args[0]}: {error}", file=sys.stderr)
+            console.complain(f"vtk {args[0]}: {error}")
             console.emit_json({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     except VtkError as error:
@@ -36,20 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report(known, known.exit_code, args)
     except KeyboardInterrupt:
-        print("vtk: stopped", file=sys.stderr)
+        console.complain("vtk: stopped")
         console.emit_json({"error": "stopped", "exit_code": 130})
         return 130
-    except BrokenPipeError:
-        # the reader (head, less) went away: nothing to report, and nothing more to flush to it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
+        if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and stdio.is_full(error)):
+            raise
         if isinstance(error, OSError) and error.filename is not None:
             return _report(error, 1, args)
         console.emit_json({"error": f"{type(error).__name__}: {error}", "exit_code": 1})
         raise  # a fault of the toolkit: its traceback is wanted
-    finally:
-        console.set_json(False)
 
 
 def _run(args: list[str]) -> int:
@@ -64,10 +81,21 @@ def _run(args: list[str]) -> int:
 
 def entry() -> None:
     """Console-script entry point."""
+    leave_current_folder()
+    if stdio.open_closed() and "--json" in sys.argv:
+        console.complain("vtk: error: --json writes to standard output, which is closed")
+        sys.exit(1)
+    leave_plot_settings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(main())
+    console.guard_messages()
+    try:
+        code = main()
+    except Exception:  # a fault of the toolkit
+        console.show_traceback()
+        code = 1
+    sys.exit(code)
 
 
 def _module(command: str) -> str:
@@ -80,9 +108,9 @@ def _module(command: str) -> str:
 
 def _report(error: Exception, code: int, args: Sequence[str]) -> int:
     if "--debug" in args:
-        traceback.print_exc()
+        console.show_traceback()
     line = " ".join(str(error).split())
-    print(f"vtk {args[0]}: error: {line}", file=sys.stderr)
+    console.complain(f"vtk {args[0]}: error: {line}")
     console.emit_json({"error": line, "exit_code": code})
     return code
 

@@ -74,7 +74,7 @@ def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]
     if config.backend is not None:
         check_backend(config.backend)
     opened = open_and_tell(source, **opening)
-    reference = None if config.reference is None else open_source(config.reference)
+    reference = None if config.reference is None else open_source(config.reference, trust=opening.get("trust", False))
     for note in reference.notes if reference else ():
         console.say(note)
     opened.require_description("eval")

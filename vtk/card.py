@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from vtk.errors import DataError
 from vtk.formats import parse_json
+from vtk.readers import reading
 
 SCHEMA = 1
 """Version of the card's layout; a reader refuses a newer one."""
@@ -31,6 +32,7 @@ VALUE_TYPES = ("int8", "uint16", "int16", "uint32", "int32", "float16", "float32
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 # names come from folders: bytes that are no UTF-8 are escaped as Python does, and that is the only use of this range
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_FAULT, _EDITED = "has an impossible value", "was it edited?"
 ResizeMode = Literal["crop", "squash", "pad"]
 T = TypeVar("T")
 
@@ -202,7 +204,9 @@ class Card:
         if value["schema"] < 1:
             raise DataError(f"{where}: `schema` is {value['schema']}; the first was 1")
         card = from_plain(cls, value, str(where))
-        if wrong := _input_fault(card.input) or _card_fault(card):
+        with reading(where, _FAULT, _EDITED):  # numbers of JSON can be too large for any type
+            wrong = _input_fault(card.input) or _card_fault(card)
+        if wrong:
             raise DataError(f"{where}: {wrong}; the card was edited or damaged")
         return card
 
@@ -234,6 +238,8 @@ def _card_fault(card: Card) -> str | None:
         return "`classes` must be one or more different names"
     if broken := next(filter(_NO_TEXT.search, card.classes), None):
         return f"`classes` has {_show(broken)}, which is no text"
+    if odd := next((name for name in card.model.kwargs if not name.isidentifier()), None):  # it is written into code
+        return f"`model.kwargs` has {_show(odd)}, which is no name of an argument"
     if own := sorted(OWN_ARGUMENTS.keys() & card.model.kwargs.keys()):
         return f"`model.kwargs` must not have `{own[0]}`"
     arguments = [("model.kwargs", card.model.kwargs), *((f"transforms.{t.op}", t.args) for t in card.transforms)]
@@ -270,7 +276,8 @@ def from_plain(kind: type[T], value: Any, where: str) -> T:
     Raises:
         DataError: names the field, what it holds and what it should hold.
     """
-    return typing.cast(T, _convert(kind, value, where))
+    with reading(where, _FAULT, _EDITED):
+        return typing.cast(T, _convert(kind, value, where))
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:

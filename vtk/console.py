@@ -1,21 +1,34 @@
-"""What people see: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``."""
+"""What people see: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``.
+
+Whatever is printed here, or by another library through Python's warnings and logging, may have text from outside in it:
+it is made harmless in this one place (`vtk.text`), so nobody else has to.
+"""
 
 import contextlib
+import io
+import logging
 import math
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from vtk import stdio
 from vtk.formats import to_json
+from vtk.text import printable, printable_json, several_lines
 
 _json_mode = False
 _stages: ContextVar[bool] = ContextVar("stages", default=False)
+_WIDEST = 1 << 16  # of a table that nothing folds
 
 
 class _Console(Console):
@@ -30,19 +43,46 @@ def set_json(on: bool) -> None:
     _json_mode = on
 
 
-def stream() -> Console:
+def stream(width: int | None = None) -> Console:
     """Return the console for people: stdout, or stderr under ``--json``. Made anew so that redirection is honoured."""
-    return _Console(file=sys.stderr if _json_mode else sys.stdout, highlight=False, soft_wrap=not _is_terminal())
+    file = sys.stderr if _json_mode else sys.stdout
+    return _Console(file=file, highlight=False, soft_wrap=not _is_terminal(), width=width)
 
 
-def say(text: str = "", style: str | None = None) -> None:
-    """Print one line for people; square brackets are printed as they are."""
-    stream().print(text, style=style, markup=False)
+def say(text: str = "", *more: str, style: str | None = None) -> None:
+    """Print one line for people, and each of ``more`` on a line of its own; nothing in them is markup."""
+    for line in (text, *more):
+        stream().print(Text(printable(line)), style=style)
 
 
 def warn(text: str) -> None:
     """Print one warning line on stderr."""
-    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(f"warning: {text}", style="yellow", markup=False)
+    line = Text(printable(f"warning: {text}"))
+    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(line, style="yellow")
+
+
+def complain(text: str) -> None:
+    """Print one line on stderr, without colours."""
+    stdio.say_error(printable(text))
+
+
+def show_traceback() -> None:
+    """Print the traceback of the exception that is handled on stderr."""
+    stdio.say_error(several_lines(traceback.format_exc().rstrip()))
+
+
+def guard_messages() -> None:
+    """Make warnings and log records of other libraries harmless, too: they quote names of files and parts of them."""
+    as_text, record = warnings.formatwarning, logging.getLogRecordFactory()
+
+    def guarded(*given: Any, **options: Any) -> logging.LogRecord:
+        made = record(*given, **options)
+        with contextlib.suppress(Exception):  # its arguments do not fit, which logging itself reports
+            made.msg, made.args = several_lines(made.getMessage()), ()
+        return made
+
+    warnings.formatwarning = lambda *given, **options: several_lines(as_text(*given, **options))
+    logging.setLogRecordFactory(guarded)
 
 
 @contextlib.contextmanager
@@ -58,24 +98,55 @@ def stages(on: bool) -> Iterator[None]:
 def stage(text: str) -> None:
     """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
     if _stages.get() and not _json_mode:
-        stream().print(f"{text} …", style="dim", markup=False)
+        say(f"{text} …", style="dim")
 
 
 def emit_json(value: dict[str, Any]) -> None:
     """Print the command's result on stdout, only under ``--json``; NaN and infinity become null."""
     if _json_mode:
-        sys.stdout.write(to_json(_finite(value)) + "\n")
+        sys.stdout.write(printable_json(to_json(_finite(value))) + "\n")
         sys.stdout.flush()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0,)) -> None:
-    """Print a table; columns whose index is in ``left`` are text, all others are numbers and align right."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    """Print a table; columns whose index is in ``left`` are text, all others are numbers and align right.
+
+    Where it would be wider than the terminal and its first column is text, such as a path, that stands on a line of its
+    own, which can be copied as a whole, and the other columns below it.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    grid, out = _grid(columns, cells, left), stream()
+    say(title, style="bold")
+    needed = _width(grid, out)
+    if needed > out.width and not _is_terminal():
+        out = stream(needed)  # a file has no width
+    if needed <= out.width or 0 not in left or len(columns) < 2:
+        out.print(grid)
+        return
+    others = _grid(columns[1:], [row[1:] for row in cells], [i - 1 for i in left])
+    room = _width(others, out)
+    if room + 2 <= out.width:
+        Console(file=(plain := io.StringIO()), width=room).print(others)
+        head, *lines = plain.getvalue().splitlines()
+        say(columns[0], f"  {head}", style="dim")
+    else:
+        lines = ["  ".join(f"{n} {v}" for n, v in zip(columns[1:], row[1:], strict=True) if v.plain) for row in cells]
+    for (first, *_), line in zip(cells, lines, strict=True):
+        out.print(first, soft_wrap=True)
+        out.print(Padding(Text(printable(line)), (0, 0, 0, 2)))
+
+
+def _grid(columns: Sequence[str], cells: Sequence[Sequence[Text]], left: Sequence[int]) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="dim")
     for i, name in enumerate(columns):
-        grid.add_column(name, justify="left" if i in left else "right", overflow="fold")
-    for row in rows:
-        grid.add_row(*(_cell(value) for value in row))
-    stream().print(grid)
+        grid.add_column(Text(printable(name)), justify="left" if i in left else "right", overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
+    return grid
+
+
+def _width(grid: Table, out: Console) -> int:
+    return max(out.measure(grid, options=out.options.update(width=_WIDEST)).maximum, 1)
 
 
 def percent(fraction: float, digits: int = 1) -> str:
@@ -109,8 +180,9 @@ def progress(title: str, total: int, *, unit: str = "images", enabled: bool = Tr
         yield _Silent()
     elif _is_terminal():
         columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}", markup=False), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
         )  # fmt: skip
         with Progress(*columns, console=stream(), transient=True) as bar:
             yield _Bar(bar, title, total, unit, done)
@@ -125,12 +197,12 @@ class _Silent:
 class _Bar:
     def __init__(self, bar: Progress, title: str, total: int, unit: str, before: int = 0) -> None:
         self.bar, self.unit, self.done, self.start = bar, unit, 0, time.perf_counter()
-        self.task = bar.add_task(title, total=total, completed=before, rate="", note="")
+        self.task = bar.add_task(printable(title), total=total, completed=before, rate="", note="")
 
     def advance(self, n: int = 1, note: str = "") -> None:
         self.done += n
         rate = self.done / max(time.perf_counter() - self.start, 1e-9)
-        fields: dict[str, Any] = {"note": note} if note else {}
+        fields: dict[str, Any] = {"note": printable(note)} if note else {}
         self.bar.update(self.task, advance=n, rate=f"{rate:,.0f} {self.unit}/s", **fields)
 
 
@@ -159,12 +231,12 @@ def _is_terminal() -> bool:
     return (sys.stderr if _json_mode else sys.stdout).isatty()
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> Text:
     if value is None:
-        return "–"
+        return Text("–")
     if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:.3f}"
-    return str(value).replace("[", "\\[")
+        return Text("–" if math.isnan(value) else f"{value:.3f}")
+    return Text(printable(str(value)))
 
 
 def _finite(value: Any) -> Any:

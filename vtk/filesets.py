@@ -116,7 +116,7 @@ def recover(folder: Path) -> None:
     try:
         journal = read_json(waiting / _JOURNAL)
         new, old = ([str(name) for name in journal[key]] for key in ("new", "old"))
-    except (DataError, KeyError, TypeError):
+    except Exception:
         return  # nobody's journal: leave it
     if any(PurePath(name).is_absolute() or ".." in PurePath(name).parts for name in (*new, *old)):
         return  # not of `_move`: a folder from elsewhere must not reach outside of itself

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from vtk.errors import DataError
 from vtk.files import write_text
+from vtk.readers import check_plain, reading
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_HEADER = 32 << 20
+_JSON, _EDITED = "is not valid JSON", "was it edited or cut short?"
 _DEEPEST = 64
 """Levels of nested JSON: what this toolkit writes has five; to copy or print hundreds would exhaust the stack."""
 
@@ -38,17 +40,13 @@ def read_json(path: Path, limit: int = 64 << 20) -> Any:
     Raises:
         DataError: the file is absent, no plain file, too large or not JSON (`parse_json`).
     """
-    try:
+    with reading(path, _JSON, _EDITED):
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever, a device never end
             raise DataError(f"{path} is no plain file; a file of this kind is JSON")
         if found.st_size > limit:
             raise DataError(f"{path} has {found.st_size:,} bytes; a file of this kind has at most {limit:,}")
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); was it edited or cut short?") from error
     return parse_json(text, path)
 
 
@@ -58,10 +56,8 @@ def parse_json(text: str, where: str | Path) -> Any:
     Raises:
         DataError: it is not JSON, names a key twice (readers differ in which one they take), or is nested too deeply.
     """
-    try:
+    with reading(where, _JSON, _EDITED):
         value = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not valid JSON ({error}); was it edited or cut short?") from error
     level = [value]
     for _ in range(_DEEPEST + 1):
         level = [inner for each in level for inner in _inside(each)]
@@ -93,32 +89,34 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[
 
 
 def check_safetensors(path: Path) -> None:
-    """Refuse a safetensors file whose header a reader would wait for, take for another one, or choke on.
-
-    Only the header is read: eight bytes with its length, then JSON.
+    """Refuse a safetensors file whose header a reader would wait for, mistake, or choke on (`read_header`).
 
     Raises:
         DataError: no plain file, cut short, or with a header that `parse_json` refuses.
     """
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is no plain file; a file of this kind is safetensors")
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            size = path.stat().st_size
-            if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
-                raise DataError(
-                    f"{path} is not a whole safetensors file: its header would take {length:,} of {size:,} bytes; was "
-                    "it cut short, or is it of another kind?"
-                )
-            text = file.read(length).decode("utf-8")
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not a whole safetensors file: its header is no text; was it damaged?") from error
-    parse_json(text, f"the header of {path}, not a whole safetensors file,")
+    read_header(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the header of a safetensors file: eight bytes with its length, then JSON; nothing else of it is read.
+
+    Raises:
+        DataError: no plain file, cut short, or with a header that `parse_json` refuses.
+    """
+    check_plain(path, "safetensors")
+    with reading(path, "is not a whole safetensors file", "was it damaged?"), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        size = path.stat().st_size
+        if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+            raise DataError(
+                f"{path} is not a whole safetensors file: its header would take {length:,} of {size:,} bytes; was it "
+                "cut short, or is it of another kind?"
+            )
+        text = file.read(length).decode("utf-8")
+    header = parse_json(text, f"the header of {path}, not a whole safetensors file,")
+    if not isinstance(header, dict):
+        raise DataError(f"{path} is not a whole safetensors file: its header is no JSON object; was it damaged?")
+    return header
 
 
 def _inside(value: Any) -> Iterable[Any]:

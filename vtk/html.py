@@ -4,6 +4,8 @@ import base64
 from collections.abc import Sequence
 from html import escape
 
+from vtk.text import printable
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --dim: #5f6368; --line: #dadce0; --bad: #b3261e; --bg: #ffffff }
 @media (prefers-color-scheme: dark) {
@@ -48,11 +50,6 @@ def table(names: Sequence[str], rows: Sequence[str]) -> str:
 def text(value: str) -> str:
     """Escape what comes from outside, for HTML; what cannot be printed is shown as `printable` does."""
     return escape(printable(value))
-
-
-def printable(value: str) -> str:
-    """Return a text in which line ends, control characters and what is not UTF-8 are shown as escapes."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
 
 
 def data_uri(data: bytes, kind: str = "image/png") -> str:

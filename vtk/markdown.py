@@ -1,7 +1,9 @@
-"""Untrusted text in Markdown: code spans and code blocks that show it, whatever it holds, and nothing else."""
+"""Values in Markdown: code spans and blocks, in which nothing is markup, whatever text comes from outside."""
 
 import json
 import re
+
+from vtk.text import printable, printable_json
 
 
 def span(value: object) -> str:
@@ -19,24 +21,8 @@ def block(text: str, language: str = "text") -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as a JSON string on one line."""
-    return printable(json.dumps(name, ensure_ascii=False))
-
-
-def printable(text: str) -> str:
-    """Escape line breaks, control and direction characters: a page shows one line for one line, in reading order.
-
-    In a JSON string the escapes are JSON's, so that it still reads as the same name.
-    """
-    return "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(c: str) -> str:
-    if ord(c) > 0xFFFF:
-        pair = c.encode("utf-16-be", "surrogatepass").hex()
-        return f"\\u{pair[:4]}\\u{pair[4:]}"
-    known = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return known.get(c) or f"\\u{ord(c):04x}"
+    """Return a name as one line of a block: JSON, with what cannot be printed as escapes of JSON."""
+    return printable_json(json.dumps(name, ensure_ascii=False))
 
 
 def _longest_run(text: str) -> int:

@@ -208,7 +208,7 @@ def _fits(name: str, pattern: str) -> bool:
 def _ours(path: Path, mark: Recognise) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode) and mark(path)
-    except OSError:
+    except Exception:  # damaged beyond what a reader knows of: none of ours, so it stays
         return False
 
 

@@ -7,7 +7,6 @@ over a runtime of another project: nothing is converted, so nothing can be lost 
 import contextlib
 import dataclasses
 import json
-import math
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,39 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from vtk import console
-from vtk.card import Card
 from vtk.data.bands import pixel_limit
-from vtk.errors import DataError, UsageError, VerificationError, VtkError
+from vtk.errors import UsageError
 from vtk.files import as_data_error
 from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
 from vtk.runtime import aoti_backend
-from vtk.runtime.backend import load_backend
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
-from vtk.runtime.torch_backend import EagerBackend
+from vtk_export.aoti_compile import compile_package
 from vtk_export.aoti_config import AotiConfig
-from vtk_export.convert import silence
+from vtk_export.aoti_files import MARKS, write_beside
+from vtk_export.aoti_gate import print_rows, verify_aoti
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
-from vtk_export.limits import LIMITS
-from vtk_export.place import CARD, LATENCY, move, workspace
+from vtk_export.place import move, workspace
 from vtk_export.verify import BATCHES, GateRow, check_rows
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
 
 _COMMAND = "vtk export aoti"
-MARKS = {"model.pt2": aoti_backend.is_ours, "model.json": CARD, **LATENCY}
-"""Files of an export, and how they are recognised."""
-FILES = ("model.pt2", "model.json")
-"""Everything an export leaves in its folder."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,7 @@ class AotiResult:
 
 
 def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **opening: Unpack[Opening]) -> AotiResult:
-    """Compile, load back, verify, and put the files into ``config.out``; a file that fails is not kept.
+    """Compile, use in a process of its own, verify, and put the files into ``config.out``; what fails is not kept.
 
     Args:
         source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
@@ -121,12 +113,13 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         with as_data_error(config.out):
             compile_package(model.to(device), images[:2].to(device, dtype), card, config.dtype, made)
         del model
-        rows = verify_aoti(made, source, images, device, config.dtype, config.threads)
+        write_json(folder / "model.json", json.loads(card.to_json()))
+        write_beside(folder, card, config.dtype, device.type)
+        rows = verify_aoti(folder, source, images, device, config.dtype, config.threads)
         if show or not all(row.passed for row in rows):
-            _print(rows, what)
+            print_rows(rows, what)
         check_rows(rows)
         size = made.stat().st_size
-        write_json(folder / "model.json", json.loads(card.to_json()))
         move(folder, config.out, command=_COMMAND, marks=MARKS)
     seconds = time.perf_counter() - start
     path = config.out / "model.pt2"
@@ -147,83 +140,6 @@ def temporary_aoti(
         yield dataclasses.replace(aoti_backend.open_aoti(result.path), name=source.name)
 
 
-def compile_package(model: nn.Module, example: Tensor, card: Card, precision: str, path: Path) -> None:
-    """Write ``model`` as a ``.pt2`` that takes any batch up to `aoti_backend.MAX_BATCH`.
-
-    Args:
-        model: in eval mode, on the device and in the type it is to run in.
-        example: two images or more: with a batch of one torch.export would take the batch for a constant.
-        card: goes into the file.
-        precision: name of the type.
-        path: ends in ``.pt2``.
-
-    Raises:
-        VerificationError: torch cannot compile it.
-    """
-    import torch._inductor
-
-    metadata = {
-        aoti_backend.CARD: card.to_json(), aoti_backend.DTYPE: precision, aoti_backend.CPU: aoti_backend.cpu_level(),
-        aoti_backend.TORCH: aoti_backend.torch_release(),
-    }  # fmt: skip
-    # threads are those of the run, not those of the machine that compiled
-    configs: dict[str, Any] = {"aot_inductor.metadata": metadata, "cpp.dynamic_threads": True}
-    dynamic = ({0: torch.export.Dim("batch", min=1, max=aoti_backend.MAX_BATCH)},)
-    try:
-        with silence(), torch.no_grad():
-            program = torch.export.export(model.eval().requires_grad_(False), (example,), dynamic_shapes=dynamic)
-            torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
-    except VtkError:
-        raise
-    except Exception as error:  # export and inductor raise whatever the operator at hand raises
-        reason = (str(error.__cause__ or error).strip().splitlines() or [type(error).__name__])[0]
-        raise VerificationError(f"AOTInductor cannot compile {type(model).__name__}: {reason}") from error
-
-
-def verify_aoti(
-    path: Path, source: Source, images: Tensor, device: torch.device, precision: str, threads: int | None
-) -> list[GateRow]:
-    """Load the file as a back-end and compare it with the source in fp32 on the CPU, at every size of `BATCHES`.
-
-    Raises:
-        VerificationError: it cannot be loaded or run.
-    """
-    reference = EagerBackend(source.model(), torch.device("cpu"), torch.float32)
-    backend = load_backend("aoti", aoti_backend.open_aoti(path), device=device, dtype=precision, threads=threads)
-    rows, start = [], 0
-    try:
-        for batch in BATCHES:
-            part = images[start : start + batch]
-            start += batch
-            expected = reference.run({"pixel_values": part})["logits"]
-            rows.append(_row(expected, backend.run({"pixel_values": part})["logits"].float().cpu(), precision))
-    except (DataError, RuntimeError) as error:
-        raise VerificationError(f"the file does not run: {str(error).strip().splitlines()[0]}") from error
-    finally:
-        backend.close()
-    return rows
-
-
-def _row(expected: Tensor, found: Tensor, precision: str) -> GateRow:
-    """Compare (B, classes) logits of the file with torch's."""
-    if found.shape != expected.shape:
-        raise VerificationError(f"the file gives {tuple(found.shape)}, torch {tuple(expected.shape)}")
-    if not expected.isfinite().all() or not expected.any():
-        raise VerificationError("torch's own logits are all zero or not finite: nothing can be compared")
-    limits = LIMITS[precision]
-    error = (found - expected).abs().max().item()
-    top = expected.topk(min(2, expected.shape[1])).values
-    clear = (top[:, 0] - top[:, -1]) > 2 * error if expected.shape[1] > 1 else torch.ones(len(top), dtype=torch.bool)
-    same = found.argmax(1) == expected.argmax(1)
-    return GateRow(
-        batch=len(expected), error=error, error_plain=error,
-        bound=math.inf if limits.error is None else limits.error * expected.abs().max().item(),
-        agreed=int((same & clear).sum()), compared=int(clear.sum()), excluded=int((~clear).sum()),
-        cosine=F.cosine_similarity(found.double(), expected.double(), dim=1).min().item(),
-        least_cosine=-math.inf if limits.cosine is None else limits.cosine,
-    )  # fmt: skip
-
-
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:
     """Return the fused model, or the model itself where it cannot be fused and nobody insists."""
     if wanted is not False:
@@ -234,10 +150,3 @@ def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn
                 raise
             console.say(f"compiled as it is: {str(error).partition(';')[0]}")
     return model.to(dtype), False
-
-
-def _print(rows: list[GateRow], images: str) -> None:
-    cells = [(r.batch, f"{r.error:.1e}", f"{r.cosine:.6f}", f"{r.agreed} of {r.compared}", r.excluded) for r in rows]
-    columns = ("batch", "max error", "least cosine", "argmax agreed", "rows excluded")
-    console.table("AOTInductor's file against torch in fp32", columns, cells, left=())
-    console.say(f"verified with {images}")

@@ -16,15 +16,17 @@ from vtk.errors import UsageError
 from vtk.runtime.facts import Facts
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
 from vtk_export.config import OnnxConfig
-from vtk_export.convert import choose_form, convert
+from vtk_export.convert import choose_form, convert, explicit_attention
 from vtk_export.given import Given
 from vtk_export.judge import Judgement, Photographs
+from vtk_export.neighbours import Dependence
+from vtk_export.nonfinite import mark_rows
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
 from vtk_export.precision import to_half
 from vtk_export.sizes import Sizes, check_sizes, probe_sizes
-from vtk_export.targets import parse_target
+from vtk_export.tensorrt.down import lower
 from vtk_export.verify import GateRow
 
 _RANGE_IMAGES = 8
@@ -45,6 +47,7 @@ class File:
     nodes: int
     rows: tuple[GateRow, ...] = ()
     judgement: Judgement | None = None
+    dependence: Dependence | None = None
     sizes: Sizes | None = None
 
     def widths(self, card: Card) -> dict[str, int]:
@@ -68,6 +71,8 @@ def build(
         given: images of ``--data``, which ``int8`` static calibrates on.
         divide_scores: of `vtk_export.convert.export_form`; None: in fp32, unless for TensorRT.
 
+    For TensorRT the graph has the form that its parser takes, and the opset of its version.
+
     Raises:
         UsageError: the model cannot give what was asked for.
         VerificationError: it cannot be converted, or a number is too large for the precision.
@@ -83,9 +88,11 @@ def build(
         check_sizes(model, card.input, card.model.name)
         sizes = probe_sizes(model, card.input)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
-    vits = config.int8 != "static"
-    if divide_scores is None:
-        divide_scores = _divides_scores(config)
+    vits = config.int8 != "static" or config.for_tensorrt
+    if divide_scores is None:  # ONNX Runtime's fusion takes fp32 alone
+        divide_scores = config.dtype == "fp32" and not config.for_tensorrt
+    if config.for_tensorrt:
+        explicit_attention(model)
     form = {"vits": vits, "divide_scores": divide_scores}
     if config.output == "logits":
         graph = choose_form(model, config.fuse, **form)
@@ -113,6 +120,7 @@ def build(
     elif config.int8:
         console.stage(f"quantising its products ({config.int8})")
         proto = _quantize(proto, card, config, folder, given)
+        mark_rows(proto, clean=config.int8 == "dynamic")
         proto.ir_version = config.ir
     facts = Facts(
         precision=config.dtype,
@@ -121,22 +129,17 @@ def build(
         dynamic_size=config.dynamic_size,
         target=config.target or "",
     )
+    if config.file_opset < config.opset:
+        lower(proto, ir_version=config.ir)
     nodes = len(proto.graph.node)
     return File(write(proto, card, folder, facts), model, names, facts, fused, nodes, sizes=sizes)
 
 
-def _divides_scores(config: OnnxConfig) -> bool:
-    """Whether the softmax scale stands where ONNX Runtime looks for it: its fusion takes fp32 alone."""
-    target = parse_target(config.target) if config.target else None
-    return config.dtype == "fp32" and (target is None or target.kind != "trt")
-
-
 def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:
     """Refuse a position table that is resampled at every call where the run time cannot do that as torch does."""
-    target = parse_target(config.target) if config.target else None
-    if target is not None and target.kind == "trt" and any(node.op_type == "Resize" for node in proto.graph.node):
+    if config.for_tensorrt and any(node.op_type == "Resize" for node in proto.graph.node):
         raise UsageError(
-            f"{target.text} cannot resample this model's position table, which --dynamic-size needs; leave it out"
+            f"{config.target} cannot resample this model's position table, which --dynamic-size needs; leave it out"
         )
 
 
@@ -146,8 +149,6 @@ def _quantize(
     """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
     place = folder / "plain"
     place.mkdir()
-    # the quantiser turns weights round and would find the exporter's shapes of them wrong
-    del proto.graph.value_info[:]
     plain, target = save(proto, card, place), place / "int8.onnx"
     if config.int8 == "dynamic":
         quantize_dynamic(plain, target)

@@ -29,10 +29,20 @@ from vtk.options.shared import (
     VerifyData,
     VerifyDataOf,
 )
-from vtk_export.targets import IR_VERSIONS, parse_target
+from vtk_export.targets import IR_VERSIONS, OLD, Target, check_caps, parse_target
 
-OPSETS = range(18, 23)
-"""Opsets of the standard ONNX domain that torch's exporter writes and that are tested here."""
+RunTime = Annotated[
+    str | None,
+    Option("the run time that it is for: tritonserver:YY.MM, trt:X.Y or ort:X.Y; limits opset and IR version", "format",
+           often=True, nonempty=True),
+]  # fmt: skip
+"""``--target`` of all exporters of ONNX files."""
+
+IrVersion = Annotated[
+    int | None,
+    Option("ONNX IR version (default: 10, or what --target takes)", "format", least=IR_VERSIONS.start,
+           most=IR_VERSIONS.stop - 1),
+]  # fmt: skip
 
 
 def check_profile(sizes: Sequence[int], static_batch: int | None) -> None:
@@ -71,15 +81,8 @@ class OnnxConfig(Config):
     with_preproc: Annotated[
         bool, Option("resize, crop and normalise in the graph; the input is uint8 RGB of any size", often=True)
     ] = False
-    target: Annotated[
-        str | None,
-        Option("limit opset and IR version to tritonserver:YY.MM, trt:X.Y or ort:X.Y", often=True, nonempty=True),
-    ] = None
-    ir_version: Annotated[
-        int | None,
-        Option("ONNX IR version (default: 10, or what --target takes)", least=IR_VERSIONS.start,
-               most=IR_VERSIONS.stop - 1),
-    ] = None  # fmt: skip
+    target: RunTime = None
+    ir_version: IrVersion = None
     softmax: Softmax = False
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
@@ -112,16 +115,15 @@ class OnnxConfig(Config):
             raise UsageError("`--softmax` is of logits, `--output features` has none; give --output both or logits")
 
     def _check_target(self) -> None:
-        if self.target is None:
+        target = self.runtime
+        if target is None:
             return
-        target = parse_target(self.target)
-        for flag, given, highest in (
-            ("opset", self.opset, target.opset), ("ir-version", self.ir_version or 0, target.ir_version)
-        ):  # fmt: skip
-            if given > highest:
-                raise UsageError(f"`--{flag}` {given} is more than {target.text} takes; give at most {highest}")
+        check_caps(target, self.opset, self.ir_version)
         if target.kind != "trt":
             return
+        if target == OLD and self.dtype != "fp32":
+            raise UsageError(f"{target.text} lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
+                             "strongly typed; give --dtype fp32, or trt:10.x")  # fmt: skip
         if self.int8 == "dynamic":
             raise UsageError(f"{target.text} cannot run `--int8 dynamic`, whose ranges are found at every run; give "
                              "--int8 static")  # fmt: skip
@@ -132,9 +134,29 @@ class OnnxConfig(Config):
             )
 
     @property
+    def runtime(self) -> Target | None:
+        """What ``target`` names."""
+        return None if self.target is None else parse_target(self.target)
+
+    @property
+    def for_tensorrt(self) -> bool:
+        """Whether the graph has the form that TensorRT's parser takes."""
+        return self.runtime is not None and self.runtime.kind == "trt"
+
+    @property
     def ir(self) -> int:
         """IR version to write."""
-        return self.ir_version or (parse_target(self.target).ir_version if self.target else IR_VERSIONS.stop - 1)
+        return self.ir_version or written_ir(self.runtime)
+
+    @property
+    def file_opset(self) -> int:
+        """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
+        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
+
+
+def written_ir(target: Target | None) -> int:
+    """Return the IR version of a file for a run time."""
+    return IR_VERSIONS.stop - 1 if target is None else target.ir_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +180,7 @@ class TasksConfig(Config):
         Option("files: one file per task, weights shared; gathered: one file for mixed batches", often=True),
     ] = "files"
     opset: Opset = 18
+    target: RunTime = None
     static_batch: StaticBatch = None
     data: VerifyDataOf = ()
     split: Split = None
@@ -170,9 +193,31 @@ class TasksConfig(Config):
     def check(self) -> None:
         """Refuse options that contradict each other."""
         check_profile(self.profile, self.static_batch)
+        if self.runtime is not None:
+            check_caps(self.runtime, self.opset, None)
         if self.fuse and self.form != "files":
             raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights that each image gathers "
                              "cannot be folded; leave it out")  # fmt: skip
+
+    @property
+    def runtime(self) -> Target | None:
+        """What ``target`` names."""
+        return None if self.target is None else parse_target(self.target)
+
+    @property
+    def for_tensorrt(self) -> bool:
+        """Whether the graphs have the form that TensorRT's parser takes."""
+        return self.runtime is not None and self.runtime.kind == "trt"
+
+    @property
+    def file_opset(self) -> int:
+        """Opset to write."""
+        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
+
+    @property
+    def ir(self) -> int:
+        """IR version to write."""
+        return written_ir(self.runtime)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,16 @@ def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
     return fused
 
 
+def explicit_attention(model: nn.Module) -> None:
+    """Let timm's attention be two products, in place: for TensorRT.
+
+    torch's exporter writes scaled_dot_product_attention with shapes that it computes and a scale on both sides.
+    """
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            setattr(module, "fused_attn", False)  # noqa: B010 - nn.Module's attributes are tensors to mypy
+
+
 def convert(
     model: nn.Module,
     spec: InputSpec,
@@ -120,6 +130,7 @@ def convert(
         reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         raise VerificationError(f"torch's ONNX exporter cannot convert {type(model).__name__}: {reason}") from error
     _strip(proto.graph)
+    _forget_weights(proto.graph)
     reorder_gelu(proto.graph)
     reorder_bias(proto.graph)
     complete_norms(proto.graph)
@@ -139,6 +150,17 @@ def _name_sides(graph: onnx.GraphProto) -> None:
             )
         dim.dim_param = name
     graph.ClearField("value_info")
+
+
+def _forget_weights(graph: onnx.GraphProto) -> None:
+    """Drop the exporter's shapes of weights, which have their own.
+
+    A tool that turns a weight round, as ONNX Runtime's quantiser does, would find the old shape wrong.
+    """
+    weights = {tensor.name for tensor in graph.initializer}
+    kept = [value for value in graph.value_info if value.name not in weights]
+    graph.ClearField("value_info")
+    graph.value_info.extend(kept)
 
 
 def _strip(graph: onnx.GraphProto) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+import onnx
 import torch
 from torch import Tensor
 
@@ -16,7 +17,9 @@ from vtk_export.given import Given, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Photographs, check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
-from vtk_export.place import restamp
+from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
+from vtk_export.nonfinite import mark_rows
+from vtk_export.place import restamp, save
 from vtk_export.precision import ONNX_NAMES
 from vtk_export.preproc import RAW_TYPES
 from vtk_export.raw import Drift, check_drift, measure_drift
@@ -41,7 +44,7 @@ def gate(
     spec = card.input
     sides = ("height", "width") if config.dynamic_size else spec.size
     verify_structure(
-        file.path, card, opset=config.opset, static_batch=config.static_batch,
+        file.path, card, opset=config.file_opset, static_batch=config.static_batch,
         inputs={"pixel_values": (number, (spec.in_chans, *sides))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=config.ir,
     )  # fmt: skip
@@ -64,7 +67,7 @@ def gate(
         for line in (f"verified with {what}", *remarks):
             console.say(line)
     check_rows(rows)
-    file = dataclasses.replace(file, rows=tuple(rows))
+    file = _with_neighbours(dataclasses.replace(file, rows=tuple(rows)), card, config, images, limits, show=show)
     if kind == "fp32" or file.names == ("features",):
         return file
     if given is None:
@@ -79,6 +82,37 @@ def gate(
     console.say(judgement.describe())
     check_judgement(judgement, limits)
     return dataclasses.replace(file, judgement=judgement)
+
+
+def _with_neighbours(
+    file: File, card: Card, config: OnnxConfig, images: Tensor, limits: Limits, *, show: bool
+) -> File:  # fmt: skip
+    """Return ``file`` with what the other images of a call do to an image's outputs; a NaN image gets a row of NaN."""
+    dynamic = file.facts.int8 == "dynamic"
+    found = _measure(file, card, config, images)
+    if found.unmarked:
+        proto = onnx.load(file.path)
+        for path in (file.path, file.path.with_name("model.onnx.data")):
+            path.unlink(missing_ok=True)
+        mark_rows(proto)
+        nodes = len(proto.graph.node)
+        file = dataclasses.replace(file, path=save(proto, card, file.path.parent, file.facts), nodes=nodes)
+        found = _measure(file, card, config, images)
+    bound = rounding(limits, dynamic=dynamic)
+    if show or not found.relative <= bound:
+        console.say(found.describe(bound))
+    check_dependence(found, bound, dynamic=dynamic)
+    if not found.relative <= bound:
+        facts = dataclasses.replace(file.facts, batch_dependence=found.relative)
+        restamp(file.path, card, facts)
+        file = dataclasses.replace(file, facts=facts)
+    return dataclasses.replace(file, dependence=found)
+
+
+def _measure(file: File, card: Card, config: OnnxConfig, images: Tensor) -> Dependence:
+    with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
+        return measure(lambda rows: run_session(session, rows, file.names), images, static_batch=config.static_batch,
+                       black=black_image(card.input), names=file.names)  # fmt: skip
 
 
 def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, given: Given | None) -> list[GateRow]:
@@ -130,7 +164,7 @@ def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None
     """
     number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
     verify_structure(
-        file.path, card, opset=config.opset, static_batch=config.static_batch, ir_version=config.ir,
+        file.path, card, opset=config.file_opset, static_batch=config.static_batch, ir_version=config.ir,
         inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
     )  # fmt: skip

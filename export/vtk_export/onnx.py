@@ -27,11 +27,13 @@ from vtk_export.gate import gate, gate_preproc
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
+from vtk_export.neighbours import Dependence
 from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
 from vtk_export.readme import README, onnx_page
 from vtk_export.targets import describe_oldest, oldest
+from vtk_export.tensorrt.lint import check, load
 from vtk_export.verify import (
     BATCHES,
     GateRow,
@@ -65,6 +67,7 @@ class ExportResult:
         judgement: on the images of ``--data``, of a file that is not fp32.
         ir_version: of the file.
         drift: what preprocessing in the graph changes.
+        dependence: what the other images of a call do to an image's outputs.
     """
 
     path: Path
@@ -81,10 +84,16 @@ class ExportResult:
     judgement: Judgement | None = None
     ir_version: int = 10
     drift: Drift | None = None
+    dependence: Dependence | None = None
 
     def needs(self) -> str:
         """Return one line with the oldest run times that take the file."""
-        return describe_oldest(self.opset, self.ir_version)
+        return describe_oldest(self.opset, self.ir_version, tensorrt=self._tensorrt)
+
+    @property
+    def _tensorrt(self) -> bool:
+        """Whether some TensorRT has the file's operators: it lacks ranges that are found at every run, and resizing."""
+        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -95,8 +104,9 @@ class ExportResult:
             "fused": self.fused, "nodes": self.nodes, "facts": dataclasses.asdict(self.facts),
             "outputs": list(self.outputs),
             "judged": None if self.judgement is None else dataclasses.asdict(self.judgement),
-            "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version, tensorrt=self._tensorrt),
             "preprocessing_drift": None if self.drift is None else dataclasses.asdict(self.drift),
+            "batch_dependence": None if self.dependence is None else dataclasses.asdict(self.dependence),
         }  # fmt: skip
 
 
@@ -137,6 +147,9 @@ def export_onnx(
             check_preproc(card.input)
         console.stage(f"loading {source.name}")
         file = build(source.model(), card, config, folder, images, given)
+        if config.for_tensorrt:
+            assert config.runtime is not None
+            check(load(file.path), config.runtime)
         file = gate(file, card, config, images, what, batches, given, show=show)
         drift = None
         if config.with_preproc:
@@ -148,7 +161,7 @@ def export_onnx(
         _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
         path=config.out / "model.onnx",
-        opset=config.opset,
+        opset=config.file_opset,
         batch=config.static_batch,
         bytes=size,
         rows=file.rows,
@@ -161,6 +174,7 @@ def export_onnx(
         judgement=file.judgement,
         ir_version=config.ir,
         drift=drift,
+        dependence=file.dependence,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import psutil
+from onnx.external_data_helper import convert_model_to_external_data, write_external_data_tensors
 
 from vtk.card import Card
 from vtk.errors import DataError
@@ -17,6 +18,7 @@ from vtk.formats import write_json
 from vtk.locks import hold_folder
 from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, tail_says
 from vtk.nodes import HIDDEN
+from vtk.runtime import digests
 from vtk.runtime.facts import PLAIN, Facts
 from vtk_export.readme import IS_OURS, README
 
@@ -34,8 +36,10 @@ LATENCY = {"latency.json": _MEASURED, "latency.png": png(("latency.json", _MEASU
 GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")))
 """How an ONNX file is recognised."""
 
+DATA = "model.onnx.data"
+
 MARKS = {
-    "model.onnx": GRAPH, "model.onnx.data": beside("model.onnx", GRAPH), "model.json": CARD, README: IS_OURS, **LATENCY,
+    "model.onnx": GRAPH, DATA: beside("model.onnx", GRAPH), "model.json": CARD, README: IS_OURS, **LATENCY,
 }  # fmt: skip
 """Everything an export can leave in its folder, and how it is recognised."""
 
@@ -114,11 +118,12 @@ def save(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN)
     proto.ClearField("metadata_props")
     onnx.helper.set_model_props(proto, {"vtk": card.to_json(), **facts.props()})
     weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
-    external = weights > INLINE_LIMIT
     try:
-        onnx.save_model(
-            proto, path, save_as_external_data=external, location="model.onnx.data", all_tensors_to_one_file=True
-        )
+        if weights > INLINE_LIMIT:
+            convert_model_to_external_data(proto, all_tensors_to_one_file=True, location=DATA)
+            proto = write_external_data_tensors(proto, str(folder))
+        digests.stamp(proto, folder)
+        onnx.save_model(proto, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}; free some space") from error
     return path
@@ -129,4 +134,5 @@ def restamp(path: Path, card: Card, facts: Facts) -> None:
     proto = onnx.load(path, load_external_data=False)
     proto.ClearField("metadata_props")
     onnx.helper.set_model_props(proto, {"vtk": card.to_json(), **facts.props()})
+    digests.stamp(proto, path.parent)
     onnx.save_model(proto, path)

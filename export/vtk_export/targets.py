@@ -1,60 +1,26 @@
-"""``--target``: which opset and IR version a run time of a given version takes, and the oldest ones for a file.
-
-A newer version takes what an older one takes, so where a source is silent about a version the last number that is
-known holds. Sources: onnxruntime's page "Compatibility" (opset and IR of 1.14 to 1.20; an IR above that is refused on
-loading), the documentation of the `ort` crate (opset 22 of 1.22); the table "ONNX Runtime Versions" of
-triton-inference-server/server, docs/introduction/compatibility.md; onnx/onnx-tensorrt, docs/operators.md of 10.0
-(opset 20), 10.15 and 11.2 (opset 24), and docs/Changelog.md (ONNX 1.14 since 9.0, 1.17 since 10.6).
-"""
+"""``--target``: the run time that a file is made for, and which run times take a file, from `vtk_export.runtimes`."""
 
 import re
 from dataclasses import dataclass
 
 from vtk.errors import UsageError
+from vtk_export.runtimes import ORT, RELEASES, TESTED, TRT, Caps, Release
 
 IR_VERSIONS = range(8, 11)
 """IR versions that a file can be stamped with; torch's exporter writes 10 and uses nothing that 8 lacks."""
 
-_Caps = tuple[int, int]
+OPSETS = range(18, 23)
+"""Opsets of the standard ONNX domain that torch's exporter writes and that are tested here."""
 
-_ORT: dict[str, _Caps] = {
-    "1.14": (18, 8),
-    "1.15": (19, 8),
-    "1.16": (19, 9),
-    "1.17": (20, 9),
-    **{f"1.{minor}": (21, 10) for minor in range(18, 22)},
-    **{f"1.{minor}": (22, 10) for minor in range(22, 32)},
+KNOWN: dict[str, dict[str, Caps]] = {
+    "tritonserver": {month: release.ort_caps for month, release in RELEASES.items()},
+    "trt": {version: caps for version, caps in TRT.items() if caps[0] >= OPSETS.start},
+    "ort": ORT,
 }
-_TRT: dict[str, _Caps] = {
-    **{f"10.{minor}": (20, 9) for minor in range(6)},
-    **{f"10.{minor}": (20, 10) for minor in range(6, 15)},
-    "10.15": (22, 10),
-    **{f"11.{minor}": (22, 10) for minor in range(3)},
-}
-# release of the server: onnxruntime in it, by ranges of months that ship the same minor version
-_SERVER_ORT: tuple[tuple[str, str, str], ...] = (
-    ("24.04", "24.04", "1.17"),
-    ("24.05", "24.08", "1.18"),
-    ("24.09", "24.11", "1.19"),
-    ("24.12", "25.02", "1.20"),
-    ("25.03", "25.04", "1.21"),
-    ("25.05", "25.07", "1.22"),
-    ("25.08", "26.01", "1.23"),
-    ("26.02", "26.06", "1.24"),
-    ("26.07", "26.07", "1.27"),
-    ("26.08", "26.08", "1.28"),
-)
-
-
-def _server() -> dict[str, _Caps]:
-    months = [f"{year}.{month:02}" for year in (24, 25, 26) for month in range(1, 13)]
-    return {m: _ORT[ort] for first, last, ort in _SERVER_ORT for m in months if first <= m <= last}
-
-
-KNOWN: dict[str, dict[str, _Caps]] = {"tritonserver": _server(), "trt": _TRT, "ort": _ORT}
 """Kind of run time to its versions, oldest first, to the highest opset (of ours) and IR version that each takes."""
 
 _NAMES = {"tritonserver": "tritonserver", "trt": "TensorRT", "ort": "onnxruntime"}
+_ALIASES = {"triton": "tritonserver", "tensorrt": "trt", "onnxruntime": "ort"}
 
 
 @dataclass(frozen=True)
@@ -78,22 +44,53 @@ class Target:
         """What ``--target`` was."""
         return f"{self.kind}:{self.version}"
 
+    @property
+    def release(self) -> Release | None:
+        """The server's release, None of other kinds."""
+        return RELEASES.get(".".join(self.version.split(".")[:2])) if self.kind == "tritonserver" else None
 
-def parse_target(text: str) -> Target:
+
+OLD = Target("trt", "8.6", *TRT["8.6"])
+"""TensorRT 8.6, whose opset is below those that torch's exporter writes: a graph is lowered to it."""
+
+
+def parse_target(text: str, flag: str = "--target") -> Target:
     """Read ``tritonserver:YY.MM``, ``trt:X.Y`` or ``ort:X.Y``; a patch version behind them is not looked at.
+
+    ``trt:10.x`` and ``trt:10`` are what every 10 takes. ``triton``, ``tensorrt`` and ``onnxruntime`` are taken, too.
 
     Raises:
         UsageError: not of this form, or a version whose needs are not known; the known ones are listed.
     """
     kind, _, version = text.partition(":")
+    kind = _ALIASES.get(kind, kind)
+    if kind == "trt" and (any_minor := re.fullmatch(r"(\d+)(\.x)?", version)):
+        version = f"{any_minor[1]}.0"
     if kind not in KNOWN or not re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
-        raise UsageError(f"`--target` {text!r} is no run time; give tritonserver:YY.MM, trt:X.Y or ort:X.Y")
-    known = KNOWN[kind]
+        raise UsageError(f"`{flag}` {text!r} is no run time; give tritonserver:YY.MM, trt:X.Y or ort:X.Y")
     short = ".".join(version.split(".")[:2])
-    if short not in known:
-        raise UsageError(f"`--target` {text}: what {_NAMES[kind]} {short} takes is not known; known: "
-                         f"{_ranges(list(known))}")  # fmt: skip
-    return Target(kind, version, *known[short])
+    if (kind, short) == (OLD.kind, OLD.version):
+        return OLD
+    if short not in KNOWN[kind]:
+        raise UsageError(f"`{flag}` {text}: what {_NAMES[kind]} {short} takes is not known; known: "
+                         f"{_ranges(list(KNOWN[kind]))}")  # fmt: skip
+    return Target(kind, version, *KNOWN[kind][short])
+
+
+def tensorrt_of(target: Target) -> Target:
+    """Return the TensorRT that gets the files of a target.
+
+    Raises:
+        UsageError: it has none, or which it has is not known.
+    """
+    if target.kind == "trt":
+        return target
+    if target.release is None:
+        raise UsageError(f"`--target` {target.text}: TensorRT runs this; give trt:X.Y or tritonserver:YY.MM")
+    if not target.release.tensorrt:
+        raise UsageError(f"`--target` {target.text}: which TensorRT it has is not known here; NVIDIA's Frameworks "
+                         "Support Matrix tells; give trt:X.Y")  # fmt: skip
+    return parse_target(f"trt:{target.release.tensorrt}")
 
 
 def _ranges(versions: list[str]) -> str:
@@ -104,10 +101,28 @@ def _ranges(versions: list[str]) -> str:
     return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else p[0] for p in parts.values())
 
 
-def oldest(opset: int, ir_version: int) -> dict[str, str]:
-    """Return, per kind of run time, the oldest known version that takes a file of this opset and IR version."""
+def check_caps(target: Target, opset: int, ir_version: int | None) -> None:
+    """Refuse an opset or IR version that was asked for and is too new; the least opset can be lowered.
+
+    Raises:
+        UsageError: names both numbers.
+    """
+    most = max(target.opset, OPSETS.start)
+    for flag, given, highest in (("opset", opset, most), ("ir-version", ir_version or 0, target.ir_version)):
+        if given > highest:
+            raise UsageError(f"`--{flag}` {given} is more than {target.text} takes; give at most {highest}")
+
+
+def oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> dict[str, str]:
+    """Return, per kind of run time, the oldest known version that takes a file of this opset and IR version.
+
+    Args:
+        opset: of the file.
+        ir_version: of the file.
+        tensorrt: False for a file with operators that it lacks.
+    """
     found = {}
-    for kind, versions in KNOWN.items():
+    for kind, versions in {**KNOWN, "trt": TRT if tensorrt else {}}.items():
         for version, (highest, ir) in versions.items():
             if opset <= highest and ir_version <= ir:
                 found[kind] = version
@@ -115,7 +130,53 @@ def oldest(opset: int, ir_version: int) -> dict[str, str]:
     return found
 
 
-def describe_oldest(opset: int, ir_version: int) -> str:
+def describe_oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> str:
     """Return one line with the oldest run times for a file."""
-    parts = [f"{_NAMES[kind]} {version}" for kind, version in oldest(opset, ir_version).items()]
+    found = oldest(opset, ir_version, tensorrt=tensorrt)
+    parts = [f"{_NAMES[kind]} {version}" for kind, version in found.items()]
     return f"opset {opset} and IR {ir_version} need at least {', '.join(parts)}"
+
+
+def same_version(one: str, other: str) -> bool:
+    """Return whether two versions agree as far as both say them; of TensorRT the first three numbers count."""
+    a, b = (re.findall(r"\d+", version)[:3] for version in (one, other))
+    return bool(a and b) and a[: len(b)] == b[: len(a)]
+
+
+def server_for(
+    *, opset: int = 0, ir_version: int = 0, tensorrt: str | None = None, runs_tensorrt: bool = False,
+    python: tuple[int, int] = (0, 0),
+) -> Release | None:  # fmt: skip
+    """Return the server to serve something with: `TESTED` where it can, else the next that can, else an older one.
+
+    Args:
+        opset: of a file that its ONNX Runtime opens.
+        ir_version: of that file.
+        tensorrt: version that an engine was built with.
+        runs_tensorrt: its TensorRT gets the file.
+        python: least version of its Python.
+
+    Returns:
+        None where no server of the table is known to.
+    """
+    found = [
+        release
+        for release in RELEASES.values()
+        if takes(release, opset=opset, ir_version=ir_version, tensorrt=tensorrt, runs_tensorrt=runs_tensorrt,
+                 python=python)
+    ]  # fmt: skip
+    later = [release for release in found if release.month >= TESTED.month]
+    return later[0] if later else found[-1] if found else None
+
+
+def takes(
+    release: Release, *, opset: int = 0, ir_version: int = 0, tensorrt: str | None = None, runs_tensorrt: bool = False,
+    python: tuple[int, int] = (0, 0),
+) -> bool:  # fmt: skip
+    """Return whether a server is known to run what `server_for` is asked for."""
+    caps = [release.ort_caps]
+    if runs_tensorrt:
+        caps.append(release.trt_caps or (0, 0))
+    if tensorrt is not None and not same_version(release.tensorrt, tensorrt):
+        return False
+    return all(opset <= most and ir_version <= ir for most, ir in caps) and release.python >= python

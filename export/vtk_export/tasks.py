@@ -4,6 +4,7 @@ Packs of one base differ in about a third of their weights. In the form ``files`
 file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.
 """
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
 from vtk_export.many.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
+from vtk_export.neighbours import Dependence
 from vtk_export.place import workspace
 from vtk_export.readme import README, tasks_page
+from vtk_export.targets import describe_oldest, oldest
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ class TasksExportResult:
         bytes: of the folder's files that this export wrote.
         separate_bytes: of the same files if each held all its weights itself.
         rows: the gate.
+        dependence: by file, what the other images of a call do to an image's logits.
         images: what it was verified with.
         seconds: of export and verification.
+        opset: of the files.
+        ir_version: of the files.
     """
 
     path: Path
@@ -70,6 +76,13 @@ class TasksExportResult:
     rows: tuple[TaskRow, ...] = field(repr=False)
     images: str
     seconds: float
+    opset: int = 18
+    ir_version: int = 10
+    dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
+
+    def needs(self) -> str:
+        """Return one line with the oldest run times that take the files."""
+        return describe_oldest(self.opset, self.ir_version)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -81,6 +94,8 @@ class TasksExportResult:
             "gathered": None if self.gathered is None else str(self.gathered),
             "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
             "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
+            "opset": self.opset, "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "batch_dependence": {name: dataclasses.asdict(found) for name, found in self.dependence.items()},
         }  # fmt: skip
 
 
@@ -129,6 +144,9 @@ def export_tasks(
             print_task_rows(rows)
             console.say(f"verified with {built.loader.what}")
         check_task_rows(rows)
+        line = built.measure(folder)
+        if show:
+            console.say(line)
         page = tasks_page(
             {member.name: member.card for member in members}, files=config.form != GATHERED,
             gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
@@ -142,5 +160,6 @@ def export_tasks(
         shared=out / built.shared if built.shared else None,
         gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
         bytes=built.total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
-        images=built.loader.what, seconds=time.perf_counter() - start,
+        images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
+        dependence=built.dependence,
     )  # fmt: skip

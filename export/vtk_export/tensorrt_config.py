@@ -24,11 +24,12 @@ from vtk.options.shared import (
     Unverified,
     VerifyData,
 )
-from vtk_export.config import OPSETS, OnnxConfig
-from vtk_export.targets import Target, parse_target
+from vtk_export.config import OnnxConfig, RunTime
+from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
 
-OLD = Target("trt", "8.6", 17, 8)
-"""TensorRT 8.6: opset 17 and ONNX 1.13.1, by docs/operators.md and docs/Changelog.md of onnx/onnx-tensorrt."""
+__all__ = ["OLD", "TensorrtCommand", "TensorrtConfig", "parse_version"]
+
+_ANY = "10.x"
 
 
 def parse_version(text: str) -> Target:
@@ -46,7 +47,7 @@ def parse_version(text: str) -> Target:
         if minor != "6":
             raise UsageError(f"`--trt` {text}: of TensorRT 8 only 8.6 has LayerNormalization; give 8.6, 10.x or 11.x")
         return OLD
-    return parse_target(f"trt:{major}.{'0' if minor == 'x' else minor}")
+    return parse_target(f"trt:{major}.{'0' if minor == 'x' else minor}", "--trt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,8 @@ class TensorrtConfig(Config):
     out: MaybeOut = None
     trt: Annotated[
         str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
-    ] = "10.x"
+    ] = _ANY
+    target: RunTime = None
     dtype: Dtype = "fp32"
     keep_io_types: KeepIoTypes = False
     min: Annotated[int, Option("fewest images of one call", often=True)] = 1
@@ -87,7 +89,7 @@ class TensorrtConfig(Config):
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        target = self.target
+        target = self.runtime
         if self.out is None:
             raise UsageError("`--out` is missing; give a folder, or --lint to look at an .onnx only")
         if self.static_batch is None:
@@ -104,9 +106,13 @@ class TensorrtConfig(Config):
         self.onnx_config(self.out)  # has its own checks
 
     @property
-    def target(self) -> Target:
+    def runtime(self) -> Target:
         """The version of TensorRT and what it takes."""
-        return parse_version(self.trt)
+        if self.target is None:
+            return parse_version(self.trt)
+        if self.trt != _ANY:
+            raise UsageError(f"`--trt` {self.trt} and `--target` {self.target} both name a version; leave out one")
+        return tensorrt_of(parse_target(self.target))
 
     @property
     def shapes(self) -> tuple[int, int, int]:
@@ -120,9 +126,7 @@ class TensorrtConfig(Config):
             for name in ("dtype", "keep_io_types", "static_batch", "opset", "fuse", "data", "unverified", "images",
                          "seed", "threads", "profile")
         }  # fmt: skip
-        old = self.target is OLD
-        target = {"ir_version": OLD.ir_version} if old else {"target": self.target.text}
-        return OnnxConfig(**{**options, **target, "out": out, **more})
+        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,4 +142,4 @@ class TensorrtCommand(TensorrtConfig, SourceOptions):
         elif self.out is not None or self.build or self.profile:
             raise UsageError("`--lint` writes, builds and measures nothing; leave out --out, --build and --profile")
         else:
-            parse_version(self.trt)
+            self.runtime  # noqa: B018 - refuses what is not known

@@ -26,11 +26,15 @@ from vtk.options.shared import (
     Unverified,
     VerifyDataOf,
 )
-from vtk_export.config import OPSETS, OnnxConfig
+from vtk_export.config import OnnxConfig, RunTime
+from vtk_export.targets import OPSETS, Target, check_caps, parse_target, tensorrt_of
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
 ONE, MANY = "onnxruntime", "python"
 """Back-ends that are taken for one source and for several."""
+
+BANK_PYTHON = (3, 11)
+"""Oldest Python that this toolkit runs on."""
 
 _BANK = "a bank runs packs in torch, without a graph"
 _SEVERAL = "several packs share their weights in fp32"
@@ -82,8 +86,10 @@ class TritonConfig(Config):
         int | None, Option("CPU threads of each instance (default: the runtime's, mostly all cores)", least=1)
     ] = None
     engine_cache: Annotated[
-        str, Option("tensorrt: folder in the server for the engines that it built", nonempty=True)
-    ] = "/tmp/vtk-engines"
+        str | None,
+        Option("tensorrt: a folder that the server has, for one of each model's engines (default: in its /tmp)",
+               nonempty=True),
+    ] = None  # fmt: skip
     warmup: Annotated[bool, Option("run the smallest and the largest batch before the server says ready")] = False
     dtype: Annotated[
         Literal["auto", "fp32", "fp16", "bf16"],
@@ -93,6 +99,7 @@ class TritonConfig(Config):
     int8: Int8 = None
     calibration_images: CalibrationImages = 128
     opset: Opset = 18
+    target: RunTime = None
     fuse: Fuse = None
     data: VerifyDataOf = ()
     split: Split = None
@@ -145,7 +152,13 @@ class TritonCommand(TritonConfig):
             dtype="fp32" if self.dtype == "auto" else self.dtype, keep_io_types=self.keep_io_types, int8=self.int8,
             calibration_images=self.calibration_images, images=self.images, unverified=self.unverified,
             softmax=softmax, with_preproc=with_preproc, profile=self.profile, seed=self.seed, threads=self.threads,
+            target=self.target,
         )  # fmt: skip
+
+    @property
+    def runtime(self) -> Target | None:
+        """What ``target`` names."""
+        return None if self.target is None else parse_target(self.target)
 
     def check(self) -> None:
         """Refuse options that contradict each other, or that the back-end does not take."""
@@ -155,6 +168,8 @@ class TritonCommand(TritonConfig):
             flag = "--ensemble" if self.ensemble else "--no-ensemble"
             raise UsageError(f"`{flag}` says where --with-preproc is done; add that, or leave it out")
         self._refuse()
+        self._check_target()
+        self._check_batches()
         if self.name is not None and self.server in ("onnxruntime", "tensorrt") and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} is of one model, {len(self.sources)} sources make as many; give each NAME=SOURCE"
@@ -165,6 +180,16 @@ class TritonCommand(TritonConfig):
         if self.server != "vtk":
             data = Path() if self.data else None
             self.onnx_config(Path(), data, with_preproc=self.ensemble is False)  # has its own checks
+
+    def _check_batches(self) -> None:
+        """Refuse a graph whose answers depend on the images that share its calls, where calls have several."""
+        most = self.max_batch_size if self.static_batch is None else self.static_batch
+        if self.int8 == "dynamic" and most > 1:
+            size = f"--max-batch-size {most}" if self.static_batch is None else f"--static-batch {most}"
+            raise UsageError(
+                f"`--int8 dynamic` finds its ranges over all images of a call, so with {size} one client's images "
+                "would change another's answers; give --int8 static --data FOLDER, or --max-batch-size 1"
+            )
 
     def _refuse(self) -> None:
         """Refuse what the back-end does not do, with the reason."""
@@ -184,6 +209,25 @@ class TritonCommand(TritonConfig):
                 other = "tensorrt" if flag == "--engine" else "onnxruntime"
                 raise UsageError(f"`{flag}` is not for --backend {self.server}: {reason}; leave it out, or take "
                                  f"--backend {other}")  # fmt: skip
+
+    def _check_target(self) -> None:
+        """Refuse a run time that is not the back-end's, and a server that cannot run it."""
+        target = self.runtime
+        if target is None:
+            return
+        kinds = {"onnxruntime": ("ort",), "python": ("ort",), "tensorrt": ("trt",), "vtk": ()}[self.server]
+        if target.release is None and target.kind not in kinds:
+            known = " or ".join(("tritonserver:YY.MM", *(f"{kind}:X.Y" for kind in kinds)))
+            raise UsageError(f"`--target` {target.text} does not run --backend {self.server}; give {known}")
+        if self.server == "tensorrt" and self.engine is None:
+            check_caps(tensorrt_of(target), self.opset, None)
+        elif self.server == "vtk":
+            release = target.release
+            if release is not None and release.python < BANK_PYTHON:
+                raise UsageError(f"`--target` {target.text} has Python {_dotted(release.python)}, and --backend vtk "
+                                 f"needs {_dotted(BANK_PYTHON)}; give a newer one")  # fmt: skip
+        elif self.server == "onnxruntime":
+            check_caps(target, self.opset, None)
 
     def _python(self) -> dict[str, object]:
         several = len(self.sources) > 1
@@ -220,3 +264,7 @@ class TritonCommand(TritonConfig):
             "--static-batch": self.static_batch and built, "--fuse": self.fuse is not None and built,
             f"--opset {self.opset}": self.opset != OPSETS.start and built, "--profile": bool(self.profile) and built,
         }  # fmt: skip
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

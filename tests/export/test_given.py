@@ -15,7 +15,8 @@ from vtk.__main__ import main
 from vtk.data.audit import scan
 from vtk.data.record import record_of
 from vtk.errors import DataError, UsageError
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.tasks.pack import update_card
 from vtk_export.given import folders_of, give_images
 

@@ -11,8 +11,8 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.config import OPSETS, OnnxConfig
-from vtk_export.targets import IR_VERSIONS, KNOWN, describe_oldest, oldest, parse_target
+from vtk_export.config import OnnxConfig
+from vtk_export.targets import IR_VERSIONS, KNOWN, OPSETS, describe_oldest, oldest, parse_target
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_oldest_run_times_of_a_file() -> None:
     ("text", "message"),
     [
         ("tritonserver:23.12", r"what tritonserver 23.12 takes is not known; known: 24.04 to 24.12, 25.01 to 25.12"),
-        ("trt:8.6", r"what TensorRT 8.6 takes is not known; known: 10.0 to 10.15, 11.0 to 11.2"),
+        ("trt:9.3", r"what TensorRT 9.3 takes is not known; known: 10.0 to 10.16, 11.0 to 11.2"),
         ("ort:1.13", r"known: 1.14 to 1.31"),
         ("ort", "is no run time; give tritonserver:YY.MM, trt:X.Y or ort:X.Y"),
         ("openvino:2024.1", "is no run time"),

@@ -295,9 +295,8 @@ def test_tensorrt_gets_a_profile_of_the_batches_that_the_server_makes(
     assert engine.name == "tensorrt" and engine.parameters["precision_mode"] == "FP16"
     told = tuple(engine.parameters[f"trt_profile_{name}_shapes"] for name in ("min", "opt", "max"))
     assert told == tuple(f"pixel_values:{batch}x3x8x8" for batch in shapes)
-    assert (
-        engine.parameters["trt_engine_cache_enable"] == "1" and engine.parameters["trt_engine_cache_path"] == '/e "x"'
-    )
+    assert engine.parameters["trt_engine_cache_enable"] == "1"
+    assert Path(engine.parameters["trt_engine_cache_path"]).parent == Path('/e "x"')
     assert list(found.dynamic_batching.preferred_batch_size) == preferred
     assert found.backend == "onnxruntime" and found.instance_group[0].kind == 1  # KIND_GPU
 

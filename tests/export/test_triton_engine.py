@@ -35,6 +35,9 @@ def make(exported: Any, tmp_path: Path) -> Make:
             if tensor.dims[:1] == [5] and tensor.data_type == onnx.TensorProto.FLOAT:  # the classifier
                 values = np.float32(scale) * numpy_helper.to_array(tensor)
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+        kept = [entry for entry in proto.metadata_props if entry.key != "vtk.weights"]  # as of version 0.1
+        del proto.metadata_props[:]
+        proto.metadata_props.extend(kept)
         onnx.save(proto, folder / "model.onnx")
         (folder / "model.json").write_bytes((exported.out / "model.json").read_bytes())
         (folder / scripts.ENGINE).write_bytes(b"\0 no engine" * 100)

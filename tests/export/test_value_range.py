@@ -25,7 +25,8 @@ from vtk.data.rules import Decoding
 from vtk.data.transforms import eval_transform
 from vtk.models.create import build_model
 from vtk.tasks.base import store_base
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.tasks.pack import save_task
 from vtk_export.preproc import prepend
 from vtk_export.triton.files import decoding_code

@@ -18,7 +18,7 @@ from tritonclient.utils import InferenceServerException
 
 from vtk.data.images import load_image
 from vtk.data.transforms import eval_transform
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 from vtk_export.triton.export import export_triton
 from vtk_export.triton_config import TritonConfig
 

@@ -12,7 +12,7 @@ import torch
 
 from vtk.data.images import load_image
 from vtk.data.transforms import eval_transform
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 
 pytestmark = pytest.mark.server
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from vtk.data.images import one_line
 from vtk.files import replace_file
 from vtk.marks import SOFTWARE
+from vtk.text import in_plot, one_line
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito: safe for colour blindness. The first model has the first, the second the second."""
@@ -93,15 +93,11 @@ def shade(axes: Any, kinds: Sequence[Unit]) -> None:
 
 
 def label(text: str) -> str:
-    """Return a name from outside as a plot can show it: at most 26 letters, nothing read as a formula or hidden.
-
-    matplotlib takes ``$…$`` for a formula, and leaves lines out of a legend whose name begins with ``_``.
-    """
+    """Return a name from outside as a plot can show it: at most 26 letters, nothing read as a formula or hidden."""
     shown = one_line(text)
     if len(shown) > _LONGEST:  # names of models differ at their ends
         shown = f"{shown[: _LONGEST - 13]}…{shown[-12:]}"
-    shown = shown.replace("$", r"\$")
-    return f"\u200b{shown}" if shown.startswith("_") else shown
+    return in_plot(shown)
 
 
 def png(figure: Any) -> bytes:

@@ -29,7 +29,8 @@ def chosen_images(context: Context) -> list[tuple[Tensor, Tensor]]:
     """Return the first ``--overlay-images`` images with labels, in batches; they stay in memory."""
     left = context.config.overlay_images
     held: list[tuple[Tensor, Tensor]] = []
-    for images, labels in context.loader(min(left, context.config.batch_size)):
+    loader = context.shown or context.loader
+    for images, labels in loader(min(left, context.config.batch_size)):
         held.append((images[:left], labels[:left]))
         left -= len(held[-1][0])
         if left == 0:

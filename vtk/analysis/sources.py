@@ -44,7 +44,7 @@ def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
     """
     kinds = ["held" if not isinstance(m, (str, Path)) else "file" if Path(m).expanduser().exists() else "name"
              for m in models]  # fmt: skip
-    takers = {"base": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
+    takers = {"base": {"file"}, "trust": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
     found = []
     for model, kind in zip(models, kinds, strict=True):
         options: dict[str, Any] = {}
@@ -156,6 +156,12 @@ def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: R
     def loader(batch_size: int) -> Batches:
         return make_loader(samples, eval_transform(spec), batch_size=batch_size, **fixed)
 
+    def shown(batch_size: int) -> Batches:
+        inside = [sample for sample in samples if images.audit.is_inside(sample.path)]
+        if not inside:
+            raise UsageError("all images lie outside of the table's folder, and a report shows none from there")
+        return make_loader(inside, eval_transform(spec), batch_size=batch_size, **fixed)
+
     def augmented(batch_size: int) -> Batches:
         if images.classes is None or source.card.multi_label:
             raise UsageError("`--loss-images augmented` mixes images of one label each; give plain")
@@ -172,6 +178,7 @@ def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: R
         config=config,
         loader=loader,
         augmented=augmented,
+        shown=shown,
         count=len(images.samples),
         show_progress=ranks.main,
         share=Share(ranks.rank, ranks.world, ranks.sum),

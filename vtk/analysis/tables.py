@@ -17,7 +17,7 @@ from vtk.analysis.summary import (
     refused,
     shown,
 )
-from vtk.html import printable
+from vtk.text import printable
 
 WIDTH = 80
 """Columns that no line is longer than, and fewer on a narrower terminal."""

@@ -180,7 +180,7 @@ def _write(config: ParallelizeConfig, card: Card, model: nn.Module, result: dict
         write_model(staged, card, model)
         write_json(staged / DRIFT, result)
     code = plain_call(card).code(repr(MODEL))
-    console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with\n{code}")
+    console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with", *code.splitlines())
 
 
 def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from vtk.options.config import flag_of, set_value
 from vtk.options.files import read_values
 from vtk.options.option import show, within
 from vtk.options.values import describe, from_words, is_list
+from vtk.text import several_lines
 
 __all__ = ["parse"]
 
@@ -61,10 +62,12 @@ def parse(
     flags = _words.before_dashes(argv)
     if (every := "--help-all" in flags) or {"-h", "--help"} & set(flags):
         rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
-        print(_help.text(
-            kind, Common, _known(kind, rest, prog, positional, preset), prog=prog, description=description,
-            positional=positional, examples=examples, every=every,
-        ))  # fmt: skip
+        known = _known(kind, rest, prog, positional, preset)
+        text = _help.text(
+            kind, Common, known, prog=prog, description=description, positional=positional, examples=examples,
+            every=every,
+        )  # fmt: skip
+        print(several_lines(text))
         raise SystemExit(0)
     values, common = _values(kind, argv, prog, positional, preset)
     console.set_json(bool(common.get("json")))

@@ -12,9 +12,9 @@ from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
 from vtk.runtime.source import open_source
+from vtk.tasks.cards import pack_bytes
 from vtk.tasks.diff import Diff, diff_task
 from vtk.tasks.merge import merge_task
-from vtk.tasks.pack import pack_bytes
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune
 from vtk.training.result import FinetuneResult

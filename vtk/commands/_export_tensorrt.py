@@ -76,11 +76,11 @@ def _lint(config: "TensorrtCommand") -> int:
 
     path = Path(config.source)
     path = path / "model.onnx" if path.is_dir() else path
-    found = lint(load(path), config.target)
+    found = lint(load(path), config.runtime)
     refused = sum(finding.level == REFUSED for finding in found)
     for finding in found:
         console.say(f"{finding.level}: {finding.line()}")
-    console.say(f"{path} for TensorRT {config.target.version}: {refused} refused, {len(found) - refused} slow")
-    console.emit_json({"path": str(path), "tensorrt": config.target.version,
+    console.say(f"{path} for TensorRT {config.runtime.version}: {refused} refused, {len(found) - refused} slow")
+    console.emit_json({"path": str(path), "tensorrt": config.runtime.version,
                        "findings": [dataclasses.asdict(finding) for finding in found]})  # fmt: skip
     return VerificationError.exit_code if refused else 0

@@ -30,7 +30,7 @@ def _bundle(argv: list[str]) -> int:
     )  # fmt: skip
     from vtk.tasks.base import BUNDLED
     from vtk.tasks.bundle import bundle_task
-    from vtk.tasks.pack import pack_bytes
+    from vtk.tasks.cards import pack_bytes
 
     task = bundle_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size, base = pack_bytes(config.out), (config.out / BUNDLED).stat().st_size
@@ -50,7 +50,7 @@ def _convert(argv: list[str]) -> int:
         examples=("vtk tasks convert runs/pets/task --pack-dtype int8 --out pets-int8",),
     )  # fmt: skip
     from vtk.tasks.bundle import convert_task
-    from vtk.tasks.pack import pack_bytes
+    from vtk.tasks.cards import pack_bytes
 
     card = convert_task(config.pack, config.out, config.pack_dtype, base=config.base, overwrite=config.overwrite)
     size = pack_bytes(config.out)
@@ -85,7 +85,7 @@ def _to_peft(argv: list[str]) -> int:
     )
     if made.in_base:
         console.say(f"beyond any adapter, so in base.safetensors: {', '.join(made.in_base)}")
-    console.say(f"in that folder, timm and PEFT load it with\n{made.code}")
+    console.say("in that folder, timm and PEFT load it with", *made.code.splitlines())
     console.emit_json({
         "path": str(config.out), "modules": list(made.modules), "in_base": list(made.in_base),
         "adapter_bytes": made.adapter_bytes, "base_bytes": made.base_bytes, "max_difference": made.max_difference,
@@ -103,8 +103,8 @@ def _from_peft(argv: list[str]) -> int:
         ),
     )  # fmt: skip
     from vtk.models.arguments import parse_model_kwargs
+    from vtk.tasks.cards import pack_bytes
     from vtk.tasks.from_peft import Described, from_peft
-    from vtk.tasks.pack import pack_bytes
 
     told = Described(
         config.card, config.model, parse_model_kwargs(config.model_kwargs), _classes(config.classes), config.img_size

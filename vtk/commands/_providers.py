@@ -9,12 +9,12 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vtk._path import child, environment
 from vtk.commands._checks import Check, distributions, one_line
 from vtk.packages import ORT, PACKAGES
 
@@ -203,8 +203,8 @@ def ended(code: int | None) -> str:
 
 def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
     pipe = subprocess.PIPE
-    # -P: a folder named onnxruntime in the current directory is not the package
-    process = subprocess.Popen([sys.executable, "-P", "-c", *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
+    # a folder named onnxruntime in the current directory is not the package
+    process = subprocess.Popen(child("-c", *arguments), stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it ended before reading; its exit code says so
         process.stdin.write(_SQUARE)  # a hundred bytes: fits the pipe's buffer

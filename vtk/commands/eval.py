@@ -25,6 +25,6 @@ def main(argv: list[str]) -> int:
     )
     from vtk.answers import evaluate
 
-    result = evaluate(config.source, config, base=config.base)
+    result = evaluate(config.source, config, base=config.base, trust=config.trust)
     console.emit_json(result.to_dict())
     return 0

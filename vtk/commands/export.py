@@ -120,6 +120,7 @@ def _tasks(argv: list[str]) -> int:
         check_task_names(config)
     result = export_tasks(config.packs, config, base=config.base)
     alone = console.size(result.separate_bytes)
+    console.say(result.needs())
     for file in result.files:
         console.say(f"{file.path}: {console.size(file.bytes)}, and {console.size(file.shared_bytes)} shared")
     if result.gathered is not None:

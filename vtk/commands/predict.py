@@ -24,6 +24,6 @@ def main(argv: list[str]) -> int:
     )
     from vtk.answers import predict
 
-    result = predict(config.source, config, base=config.base)
+    result = predict(config.source, config, base=config.base, trust=config.trust)
     console.emit_json(result.to_dict())
     return 0

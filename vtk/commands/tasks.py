@@ -38,24 +38,20 @@ def run_list(argv: list[str]) -> int:
         ListConfig, argv, prog="vtk tasks list", description=_HELP["list"], positional=("folders",),
         examples=("vtk tasks list runs",),
     )  # fmt: skip
-    from vtk.tasks.load import read_card
-    from vtk.tasks.pack import CARD, pack_bytes
+    from vtk.tasks.cards import find_packs, pack_bytes, read_card
 
     rows, packs = [], []
     for folder in map(Path, config.folders):
-        if not folder.exists():
-            raise DataError(f"{folder}: there is no such folder; give folders that hold packs")
-        for file in sorted(folder.rglob(CARD)):
-            path = file.parent
-            if ".tmp-" in path.name:
-                continue
+        for path in find_packs(folder):
             try:
-                card = read_card(path)
+                card, size = read_card(path), pack_bytes(path)
             except DataError as error:
                 console.warn(f"skipped: {error}")
                 continue
+            except OSError as error:
+                console.warn(f"skipped: {path}: {error.strerror or error}")
+                continue
             base = card.base.id[:8] if card.base else None
-            size = pack_bytes(path)
             top1 = card.metrics.get("top1")
             pixels = f"{card.input.height}×{card.input.width}"
             rows.append((path, card.model.name, pixels, len(card.classes),
@@ -115,7 +111,7 @@ def run_merge(argv: list[str]) -> int:
     console.say(f"wrote {config.out} ({console.size(size)}) and {page_beside(config.out)}, which says how it is used")
     try:
         code = plain_call(task.card).code(repr(str(config.out)))
-        console.say(f"plain timm loads it with\n{code}")
+        console.say("plain timm loads it with", *code.splitlines())
     except UsageError as error:
         code = None
         console.warn(f"not for plain timm: {error}")

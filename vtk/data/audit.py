@@ -9,7 +9,7 @@ from vtk.data.copies import find_copies
 from vtk.data.divide import Named, divide
 from vtk.data.enlarged import NOMINAL
 from vtk.data.gathered import Gathered, gather
-from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.images import MAX_PIXELS
 from vtk.data.layout import EXPECTED, Files, Layout
 from vtk.data.listing import Found, natural
 from vtk.data.named import fetch, is_named
@@ -21,6 +21,7 @@ from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.data.table import separator_of
 from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
+from vtk.text import one_line
 
 __all__ = ["BadFile", "DataAudit", "Sample", "scan"]
 

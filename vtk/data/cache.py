@@ -49,7 +49,7 @@ def load(root: Path, in_chans: int = 3, rules: Rules = "srgb") -> Known:
         _check_columns([found for found, _ in entries.values()], (int, int, int))
         _check_columns([told for _, told in entries.values()], _TYPES)
         return {name: (Found(name, *found), Probe(*told)) for name, (found, told) in entries.items()}
-    except (OSError, RecursionError, KeyError, TypeError, ValueError, AttributeError):
+    except Exception:  # whatever damage does to a cache: it is made anew
         return {}
     finally:
         if collecting:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vtk.data.images import one_line
 from vtk.data.layout import TRAIN_NAMES, class_name
 from vtk.data.table import PATHS, Row, head_of, is_image_of, read_rows
 from vtk.errors import DataError
+from vtk.text import one_line
 
 LABELS = (
     "label", "labels", "class", "classes", "class_name", "classname", "label_name", "category", "categories", "target",
@@ -87,6 +87,8 @@ def read_lines(table: Path, separator: str | None, form: str) -> Lines:
         raise DataError(f"{table} names no images; write lines {form}")
     columns = _Columns(0, 1, 2, {}, 3) if heads is None else _find_columns(table, rows[0], heads, body, notes)
     lines = tuple(_read_line(table, row, columns, form) for row in body)
+    if outside := sum(os.path.isabs(line.name) for line in lines):
+        notes.append(f"lines of {table.name} that name an image outside of its folder by an absolute path: {outside}")
     return Lines(table, lines, tuple(columns.hot.values()) if columns.hot else None, notes)
 
 
@@ -142,18 +144,30 @@ def _read_line(table: Path, row: Row, columns: _Columns, form: str) -> Line:
         raise DataError(f"{table} line {row.line} is {row.text}: {odd!r} is neither 0 nor 1, as the other lines have")
     on = tuple(label for i, label in columns.hot.items() if _YES[cells[i].lower()])
     label = "" if columns.label is None else cells[columns.label]
-    return Line(row, _plain_name(table.parent, name), label, on, WORDS.get(part, ""))
+    plain = _plain_name(table.parent, name)
+    if plain == ".." or plain.startswith("../"):
+        raise DataError(
+            f"{table} line {row.line} names {one_line(name)}, which is outside of the table's folder; put the table "
+            "into a folder that holds all of its images, or write absolute paths"
+        )
+    return Line(row, plain, label, on, WORDS.get(part, ""))
 
 
 def _plain_name(root: Path, name: str) -> str:
-    """Return one name for one file: ``./a.jpg``, ``a.jpg`` and the whole path are the same image."""
+    """Return one name for one file: ``./a.jpg``, ``a.jpg`` and the whole path are the same image.
+
+    A name that begins with ``..`` leads out of the folder.
+    """
     if "\\" in name and not is_image_at(root, name):
         name = name.replace("\\", "/")  # of a table that was made on Windows
-    if os.path.isabs(name):
+    plain = posixpath.normpath(name)
+    if os.path.isabs(name) or plain.startswith("../"):
         base = os.path.abspath(root)
-        inside = os.path.normpath(name).startswith(base.rstrip(os.sep) + os.sep)
-        name = os.path.relpath(name, base) if inside else os.path.normpath(name)
-    return posixpath.normpath(name)
+        whole = os.path.normpath(os.path.join(base, name))
+        if whole.startswith(base.rstrip(os.sep) + os.sep):
+            return posixpath.normpath(os.path.relpath(whole, base))
+        return os.path.normpath(name)
+    return plain
 
 
 def is_image_at(root: Path, name: str) -> bool:

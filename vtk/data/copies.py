@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vtk.data.images import one_line
 from vtk.data.near import NEAR, near_limit, near_pairs
 from vtk.data.odd import SHOWN
 from vtk.data.probe import Probe
 from vtk.errors import DataError
+from vtk.text import one_line
 
 LISTED = 1000
 """Groups whose files are written down."""

@@ -16,6 +16,7 @@ from PIL import (
 )
 
 from vtk.errors import DataError
+from vtk.text import one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,12 +116,6 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> DataError:
     """Return the error for a file that cannot be used, in one line even if the file's name has several."""
     return DataError(f"cannot read the image {one_line(path)}: {reason(error, path)}")
-
-
-def one_line(path: str | os.PathLike[str]) -> str:
-    """Return a path for a message; line ends and other control characters in it are shown as escapes."""
-    text = os.fspath(path)
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def orientation(image: Image.Image) -> int:

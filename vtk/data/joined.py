@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from vtk.data.images import one_line
 from vtk.data.layout import class_name
 from vtk.data.table import LIST
 from vtk.errors import DataError
+from vtk.text import one_line
 
 SURE = (LIST, ";", "|")
 """What is in no label's name, if it is in a cell; the first that there is separates. A comma comes after these."""

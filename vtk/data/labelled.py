@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk.data.columns import choose_parts, read_lines
-from vtk.data.images import one_line
 from vtk.data.joined import find_separator, split_labels
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES, class_name, is_text
 from vtk.data.listing import folders, natural, note_rest, walk
 from vtk.data.rest import LeftOut, Rest, settle
 from vtk.data.table import is_table
 from vtk.errors import DataError
+from vtk.text import one_line
 
 _PARTS = {**dict.fromkeys(TRAIN_NAMES, "train"), **dict.fromkeys(VAL_NAMES, "val")}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from vtk.data.images import one_line
 from vtk.data.listing import Found, folders, is_hidden, loose_images, natural, note_rest, walk
 from vtk.data.rest import Rest
 from vtk.errors import DataError, UsageError
+from vtk.text import one_line
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")

@@ -12,7 +12,7 @@ import numpy as np
 from vtk.card import InputSpec
 from vtk.data.copies import find_copies
 from vtk.data.enlarged import NOMINAL
-from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.images import MAX_PIXELS
 from vtk.data.labelled import list_labelled
 from vtk.data.listing import natural, stat_file
 from vtk.data.named import is_named
@@ -23,6 +23,7 @@ from vtk.data.samples import BadFile, DataAudit, Sample
 from vtk.data.table import separator_of
 from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
+from vtk.text import one_line
 
 
 @dataclass(frozen=True)

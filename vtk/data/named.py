@@ -26,6 +26,7 @@ from PIL import Image
 from vtk import console, files, formats
 from vtk.data.images import FORMATS
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.readers import reading
 
 PREFIXES = {"torch": "torchvision", "hfds": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
 """Prefix → the package that reads such sets."""
@@ -143,7 +144,7 @@ def _write_part(folder: Path, name: str, parts: Sequence[Any]) -> int:
     names = _class_names(parts[0])
     count = 0
     with console.progress(f"read {name} {folder.name}", sum(_length(part) for part in parts)) as bar:
-        for image, label in (item for part in parts for item in _items(part)):
+        for image, label in _guarded(name, parts):
             if label not in labels:
                 labels[label] = _folder_name(name, label, names)
                 (folder / labels[label]).mkdir(parents=True, exist_ok=True)
@@ -153,6 +154,18 @@ def _write_part(folder: Path, name: str, parts: Sequence[Any]) -> int:
     if not count:
         raise DataError(f"`{name}` has no images to put into {folder.name}/")
     return count
+
+
+def _guarded(name: str, parts: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield what all parts hold; what reads them raises anything where a shard is damaged."""
+    items = (item for part in parts for item in _items(part))
+    while True:
+        with reading(f"`{name}`", "cannot be read to its end", "is a file of it damaged?"):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
 
 
 def _items(part: Any) -> Iterator[tuple[Any, Any]]:

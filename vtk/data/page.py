@@ -11,11 +11,11 @@ from PIL import Image
 from vtk.data import page_files
 from vtk.data.decoding import preview
 from vtk.data.odd import Odd, OddImage
-from vtk.data.page_files import page_text as _text
 from vtk.data.rules import SRGB, Decoding
 from vtk.data.samples import DataAudit
 from vtk.errors import DataError
 from vtk.files import write_text
+from vtk.html import text as _text
 from vtk.nodes import check_file
 
 _MARK = '<meta name="generator" content="vtk data audit">'
@@ -125,10 +125,13 @@ def _kind(audit: DataAudit, odd: Odd) -> str:
 
 
 def _figure(audit: DataAudit, example: OddImage) -> str:
-    data = thumbnail(audit.folder / example.name, audit.max_pixels, audit.decoding)
+    path = audit.folder / example.name
+    inside = audit.is_inside(path)
+    data = thumbnail(path, audit.max_pixels, audit.decoding) if inside else ""
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
-    caption = f'{_text(example.name)}<br><span class="{tone}">{_text(example.text)}</span>'
+    told = example.text if inside else f"{example.text}; not shown: it lies outside of the folder"
+    caption = f'{_text(example.name)}<br><span class="{tone}">{_text(told)}</span>'
     return f'<figure><div class="frame">{frame}</div><figcaption>{caption}</figcaption></figure>'
 
 

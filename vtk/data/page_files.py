@@ -1,11 +1,11 @@
 """Sections of the audit's page: which files are not used, and which images are there more than once."""
 
 from collections.abc import Callable, Sequence
-from html import escape
 
 from vtk.data.copies import Group
 from vtk.data.odd import SHOWN, OddImage
 from vtk.data.samples import DataAudit
+from vtk.html import text
 
 _OF_A_GROUP = 4  # files of one image that are shown; the others are counted
 
@@ -20,7 +20,7 @@ def files(audit: DataAudit) -> str:
     """Return the section that adds up all files; the names of those left out are folded away."""
     if audit.seen == len(audit.samples) and not audit.copies.groups:
         return ""
-    parts = [f"<h2>Files</h2><p>{escape(audit.account())}</p>"]
+    parts = [f"<h2>Files</h2><p>{text(audit.account())}</p>"]
     left = audit.left
     for suffix, names in left.listed.items():
         parts.append(_fold(f"{suffix}: {left.suffixes[suffix]:,}, not called an image", names, left.suffixes[suffix]))
@@ -62,11 +62,11 @@ def copies(audit: DataAudit, figure: Callable[[OddImage], str]) -> str:
         ("Alike within a part", found.near_within, _ALIKE, within),
     ]
     parts = []
-    for title, count, text, groups in sections:
+    for title, count, told, groups in sections:
         if not groups:
             continue
         shown = f", {min(len(groups), SHOWN)} shown" if count > min(len(groups), SHOWN) else ""
-        parts.append(f"<h2>{title} <span class=dim>({count:,}{shown})</span></h2><p class=dim>{text}</p>")
+        parts.append(f"<h2>{title} <span class=dim>({count:,}{shown})</span></h2><p class=dim>{told}</p>")
         parts += [_group(group, figure) for group in groups[:SHOWN]]
     return "\n".join(parts)
 
@@ -87,10 +87,4 @@ def _group(group: Group, figure: Callable[[OddImage], str]) -> str:
 
 def _fold(title: str, names: Sequence[str], total: int) -> str:
     more = f" … and {total - len(names):,} more" if total > len(names) else ""
-    return f"<details><summary>{page_text(title)}</summary><p>{'<br>'.join(map(page_text, names))}{more}</p></details>"
-
-
-def page_text(text: str) -> str:
-    """Escape, and show what cannot be written in UTF-8, and line ends, as escapes."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return escape(shown.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return f"<details><summary>{text(title)}</summary><p>{'<br>'.join(map(text, names))}{more}</p></details>"

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
+from vtk._path import child, environment, search_path
 from vtk.data.images import MAX_PIXELS
 from vtk.data.probe import Probe, probe_all
 from vtk.data.rules import Rules
@@ -127,7 +128,7 @@ class _Worker:
             return self.process is not None
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _CODE.format(path=sys.path)],
+                child("-c", _CODE.format(path=search_path())), env=environment(),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="ascii",
             )  # fmt: skip
         except OSError:

@@ -13,12 +13,13 @@ from vtk.card import InputSpec
 from vtk.data import cache as memory
 from vtk.data.enlarged import NOMINAL, check_enlarged
 from vtk.data.fingerprint import fingerprints
-from vtk.data.images import TooLargeError, one_line, reason
+from vtk.data.images import TooLargeError, reason
 from vtk.data.listing import Found
 from vtk.data.pool import probe_many
 from vtk.data.probe import EMPTY, Probe, content_digest
 from vtk.data.rules import Rules
 from vtk.errors import DataError
+from vtk.text import one_line
 
 Look = Literal["decode", "read", "list"]
 """How closely files are looked at: decoded; only their bytes, by which two images are told apart; or not at all."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vtk.data.images import one_line, open_image
+from vtk.data.images import open_image
+from vtk.text import one_line
 
 LISTED = 100
 """Names kept of each reason."""

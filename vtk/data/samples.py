@@ -1,5 +1,6 @@
 """What a scan found: images with their labels, files that were skipped, and the audit that people read."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,10 +9,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtk import console
 from vtk.data.copies import Copies
-from vtk.data.images import MAX_PIXELS, one_line
+from vtk.data.images import MAX_PIXELS
 from vtk.data.odd import Odd
 from vtk.data.rest import LeftOut
 from vtk.data.rules import SRGB, Decoding
+from vtk.text import one_line
 
 _ROWS = 24
 _BAD_SHOWN = 10
@@ -91,6 +93,15 @@ class DataAudit:
     def folder(self) -> Path:
         """The folder that names of files start at: ``root``, or that of a table."""
         return self.root if self.root.is_dir() else self.root.parent
+
+    def is_inside(self, path: Path) -> bool:
+        """Tell whether a file lies in the folder, and if it is a link, what it leads to: only such are shown on pages.
+
+        A table may name any file of this machine by its absolute path. Links to folders are followed.
+        """
+        if path.is_symlink():
+            return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.folder))
+        return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(self.folder))
 
     @property
     def samples(self) -> tuple[Sample, ...]:

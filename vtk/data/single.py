@@ -5,12 +5,12 @@ from pathlib import Path
 
 from vtk.data.columns import Line, Lines, choose_parts, read_lines
 from vtk.data.gathered import Gathered
-from vtk.data.images import one_line
 from vtk.data.joined import joined_labels, looks_joined
 from vtk.data.layout import Files, Layout, Part, class_name
 from vtk.data.listing import Found, natural, stat_file
 from vtk.data.rest import LeftOut
 from vtk.errors import DataError
+from vtk.text import one_line
 
 FORM = "path,label"
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vtk import packages
 from vtk.data.images import SUFFIXES
 from vtk.errors import DataError, UsageError
+from vtk.readers import check_plain, reading, short
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
 """Endings of files that are tables of labels."""
@@ -23,6 +24,7 @@ PATHS = (
 LIST = "\x1f"
 """Between the labels of a list, as parquet files have them."""
 
+_MOST_CELLS = 500_000_000
 _BEGINNING = 20_000  # characters that tell what separates columns
 _SEPARATORS = (",", ";", "\t")
 _NAMED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "space": " ", "pipe": "|"}
@@ -77,12 +79,16 @@ def read_rows(path: Path, separator: str | None = None) -> list[Row]:
     if path.suffix.lower() in (".parquet", ".pq"):
         rows = _read_parquet(path)
     else:
+        if not path.exists():
+            raise DataError(f"cannot read {path} as a table of labels: No such file or directory")
+        check_plain(path, "a table of labels")
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            with path.open(encoding="utf-8-sig") as file:
+                text = file.read()
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save the table as UTF-8") from error
-        except OSError as error:
-            raise DataError(f"cannot read {path} as a table of labels: {error.strerror or error}") from error
+        except (OSError, MemoryError) as error:
+            raise DataError(f"cannot read {path} as a table of labels: {short(error)}") from error
         rows = _split(path, text, separator or _find_separator(path, text))
     if not rows:
         raise DataError(f"{path} names no images; write a line path,label for each")
@@ -135,16 +141,14 @@ def _split(path: Path, text: str, separator: str) -> list[Row]:
 
 def _read_parquet(path: Path) -> list[Row]:
     packages.require("pyarrow")
-    import pyarrow
     from pyarrow import parquet
 
-    if not path.is_file():
-        raise DataError(f"cannot read {path} as a table of labels: there is no such file")
-    try:
-        table = parquet.read_table(path)
+    check_plain(path, "a table of labels")
+    with reading(path, "cannot be read as a parquet file"), parquet.ParquetFile(path) as file:
+        if file.metadata.num_rows * max(file.metadata.num_columns, 1) > _MOST_CELLS:
+            raise DataError(f"{path} has {file.metadata.num_rows:,} rows; a table of labels has fewer")
+        table = file.read()
         columns = [column.to_pylist() for column in table.columns]
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"cannot read {path} as a parquet file: {' '.join(str(error).split())}") from error
     for name, values in zip(table.column_names, columns, strict=True):
         if any(isinstance(value, (dict, bytes)) for value in values[:100]):
             raise DataError(f"{path}: its column {name} holds no text or numbers; give one of paths")

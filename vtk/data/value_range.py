@@ -24,9 +24,9 @@ import numpy as np
 
 from vtk.card import VALUE_TYPES
 from vtk.data import profiles
-from vtk.data.images import one_line
 from vtk.data.rules import SRGB, Decoding
 from vtk.errors import DataError, UsageError
+from vtk.text import one_line
 
 if TYPE_CHECKING:
     from vtk.data.pixels import Pixels

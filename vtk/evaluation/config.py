@@ -18,6 +18,7 @@ from vtk.options.shared import (
     RunPrecision,
     Split,
     Threads,
+    Trust,
     Workers,
 )
 
@@ -80,6 +81,7 @@ class EvalCommand(EvalConfig):
 
     source: NamedSource
     base: Base = None
+    trust: Trust = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +90,4 @@ class PredictCommand(PredictConfig):
 
     source: NamedSource
     base: Base = None
+    trust: Trust = False

@@ -10,6 +10,7 @@ from vtk import files
 from vtk.errors import UsageError
 from vtk.evaluation.metrics import Metrics
 from vtk.marks import SOFTWARE
+from vtk.text import in_plot, printable
 
 _NUMBERS_UP_TO = 20
 _NAMES_UP_TO = 50
@@ -107,5 +108,5 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _short(name: str, limit: int = 18) -> str:
-    name = name if len(name) <= limit else name[: limit - 1] + "…"
-    return name.replace("$", r"\$")  # matplotlib would read it as mathematics
+    name = printable(name)
+    return in_plot(name if len(name) <= limit else name[: limit - 1] + "…")

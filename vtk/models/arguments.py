@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from vtk.card import OWN_ARGUMENTS
 from vtk.errors import UsageError
+from vtk.options.yaml_text import parse_yaml
 
 
 def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
@@ -35,10 +34,7 @@ def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], examp
             raise UsageError(f"`{flag}` {key}: this is set by {owned[key]}")
         if key in result:
             raise UsageError(f"`{flag}` {key}: given twice")
-        try:
-            result[key] = _number(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise UsageError(f"`{flag}` {item!r}: the value cannot be read") from error
+        result[key] = _number(parse_yaml(text, f"`{flag}` {item[:80]!r}", "has a value that cannot be read"))
     return result
 
 

@@ -11,7 +11,7 @@ from timm.layers import resample_patch_embed
 from torch import Tensor, nn
 
 from vtk.card import InputSpec, ModelSpec, Transform
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError, UsageError, VtkError
 from vtk.models import parallel
 from vtk.models.alternet.windows import windows_fault
 from vtk.models.base import Base
@@ -171,7 +171,9 @@ def _build(
             arguments.pop("img_size")  # convolutional networks take any size
             torch.manual_seed(seed)
             return parallel.build(name, **arguments)
-        except (RuntimeError, AssertionError, ValueError, KeyError) as error:
+        except VtkError:
+            raise
+        except Exception as error:  # as in `blank_model`
             raise model_error(name, {**kwargs, "img_size": size}, error) from error
 
 

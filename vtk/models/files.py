@@ -1,20 +1,18 @@
 """Reading weights from a file: tensors, and what the file says of them. Pickled code is never run."""
 
-import pickle
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.formats import check_safetensors
+from vtk.models.torch_file import read_torch
+from vtk.readers import reading
 
-_NESTED = ("state_dict", "model", "model_state_dict", "teacher")
 GRID = "vtk_grid"
 """Metadata key of a stored base: height and width in patches of its position table, such as ``4x6``."""
 SIZE = "vtk_size"
@@ -45,12 +43,10 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         DataError: the file is absent, cut short or not safetensors.
     """
     check_safetensors(path)
-    try:
+    with reading(path, "is not a whole safetensors file"):
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
         return load_file(path), metadata
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise DataError(f"{path} is not a whole safetensors file ({error}); was it cut short?") from error
 
 
 def read_weights(path: Path) -> Stored:
@@ -71,22 +67,7 @@ def read_weights(path: Path) -> Stored:
         return Stored(tensors, card, _pair(metadata.get(GRID)), card.input.size if card else _pair(metadata.get(SIZE)))
     if path.suffix not in (".pth", ".pt", ".bin", ".tar"):
         raise UsageError(f"{path}: cannot read `{path.suffix}`; give a .safetensors, .pth or .npz file")
-    try:
-        value = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise DataError(
-            f"{path} holds Python objects besides tensors, which could run code, so it is not read; where you trust "
-            "it, load it with torch and save its state dict as .safetensors"
-        ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a whole torch file ({' '.join(str(error).split())[:120]})") from error
-    for _ in range(3):
-        if not isinstance(value, Mapping):
-            break
-        value = next((value[k] for k in _NESTED if isinstance(value.get(k), Mapping)), value)
-    if not isinstance(value, Mapping) or not any(isinstance(v, Tensor) for v in value.values()):
-        raise DataError(f"{path} holds no state dict; looked in the file itself and under {', '.join(_NESTED)}")
-    return Stored({str(k): v for k, v in value.items() if isinstance(v, Tensor)})
+    return Stored(read_torch(path))
 
 
 def _pair(text: str | None) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 import huggingface_hub
 
-from vtk.errors import DataError
+from vtk.errors import DataError, VtkError
 from vtk.models import parallel
 from vtk.models.base import Base, make_base
 from vtk.models.inputs import check_size, model_error
@@ -38,7 +38,9 @@ def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
                 f"the hub's weights for `{name}` cannot be fetched here; give --weights FILE, or --no-pretrained to "
                 "start from random numbers"
             ) from error
-        except (TypeError, AssertionError, KeyError) as error:
+        except VtkError:
+            raise
+        except Exception as error:  # timm raises many kinds, and so does a damaged file of the cache
             raise model_error(name, kwargs, error) from error
     tensors = {k: v.detach() for k, v in model.state_dict().items()}
     task = head_names(model) | position_names(model)
@@ -52,7 +54,7 @@ def reachable(endpoint: str) -> bool:
         return True
     try:
         return bool(socket.getaddrinfo(urlparse(endpoint).hostname, 443))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: HF_ENDPOINT is no address at all
         return False
 
 

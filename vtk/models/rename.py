@@ -10,12 +10,13 @@ from typing import Any
 from timm.models import clean_state_dict, model_entrypoint
 from torch import Tensor, nn
 
-from vtk.errors import DataError
+from vtk.errors import VtkError
 from vtk.models import deit, parallel
 from vtk.models.files import Stored
 from vtk.models.inputs import check_size, model_error
 from vtk.models.parts import grid_of, head_names, position_names
 from vtk.models.shapes import shapes_only
+from vtk.readers import reading
 
 Size = tuple[int, int]
 
@@ -56,7 +57,9 @@ def stored_model(
                     square = stored.grid in (None, (side, side))
                     return parallel.build(name, **{**kwargs, "img_size": size}), size if square else None
             return model, None
-        except (RuntimeError, TypeError, AssertionError, AttributeError) as error:
+        except VtkError:
+            raise
+        except Exception as error:  # timm raises many kinds for sizes and arguments that do not fit
             raise model_error(name, kwargs, error) from error
 
 
@@ -92,8 +95,6 @@ def rename(
     options = {}
     if "adapt_layer_scale" in inspect.signature(convert).parameters:
         options["adapt_layer_scale"] = any(".gamma_" in k for k in clean)
-    try:
+    with reading(path, f"does not look like weights for `{name}`", "is --model right?"):
         result = convert(dict(clean), reference, **options)
-    except (KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
-        raise DataError(f"{path} does not look like weights for `{name}` ({type(error).__name__}: {error})") from error
     return {k: v for k, v in result.items() if isinstance(v, Tensor)}, notes

@@ -17,6 +17,7 @@ from vtk.models.npz import read_npz
 from vtk.models.parts import grid_of, head_names, position_names
 from vtk.models.positions import RELATIVE
 from vtk.models.rename import rename, stored_model
+from vtk.models.torch_file import NARROW
 from vtk.models.transforms import apply_transforms
 
 _MIN_MATCH = 0.9
@@ -50,6 +51,7 @@ def read_base(
     wanted = reference.state_dict()
     renamed, notes = rename(name, raw, reference, path, gone)
     tensors = {k: v for k, v in renamed.items() if k in wanted}
+    _check_values(tensors, wanted, path)
     task = head_names(reference, tensors) | position_names(reference, tensors)
     own = head_names(reference) | position_names(reference)
     backbone = {k: v for k, v in wanted.items() if k not in own | gone}
@@ -86,6 +88,17 @@ def random_base(model: nn.Module, seed: int, size: tuple[int, int] | None = None
     tensors = {k: v.detach().clone() for k, v in model.state_dict().items()}
     task = head_names(model) | position_names(model)
     return make_base(tensors, source=f"random:{seed}", task_names=task, grid=grid_of(model), size=size)
+
+
+def _check_values(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse numbers that no weight can be: of another kind, without their scale, or not finite."""
+    for name, value in tensors.items():
+        if not wanted[name].is_floating_point():
+            continue
+        if not value.is_floating_point() or value.dtype in NARROW:
+            raise DataError(f"{path}: `{name}` holds {value.dtype}, its model needs {wanted[name].dtype}")
+        if not bool(value.float().isfinite().all()):
+            raise DataError(f"{path}: `{name}` holds numbers that are not finite; its training went wrong")
 
 
 def _fits(key: str, found: Tensor, needed: Tensor) -> bool:

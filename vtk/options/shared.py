@@ -30,6 +30,9 @@ Pretrained = Annotated[
     bool, Option("timm name: the hub's weights", "source", often=True, off="timm name: random weights, not the hub's")
 ]
 NumClasses = Annotated[int | None, Option("timm name: another number of classes", "source", least=1)]
+Trust = Annotated[
+    bool, Option("run machine code (.pt2, TensorRT engine) of a folder, too, not only of a file named here", "source")
+]
 ImgSize = Annotated[
     int | tuple[int, int] | None,
     Option(
@@ -166,8 +169,9 @@ class SourceOptions(Config):
     pretrained: Pretrained = True
     num_classes: NumClasses = None
     img_size: ImgSize = None
+    trust: Trust = False
 
     def opening(self) -> dict[str, Any]:
         """Return what `vtk.open_source` is told beside the source."""
-        names = ("base", "pretrained", "num_classes", "img_size")
+        names = ("base", "pretrained", "num_classes", "img_size", "trust")
         return {name: getattr(self, name) for name in names} | {"seed": getattr(self, "seed", 0)}

@@ -1,8 +1,6 @@
 """The profile's report of one file: the plot is inside, nothing is fetched, and it can be read on a phone."""
 
-from html import escape
-
-from vtk.html import data_uri, document, table
+from vtk.html import data_uri, document, table, text
 from vtk.profiling.report import columns, heading, notes, values, work_columns, work_values
 from vtk.profiling.report import title as title_of
 from vtk.profiling.result import BackendResult, ProfileResult
@@ -11,10 +9,10 @@ from vtk.profiling.result import BackendResult, ProfileResult
 def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:
     """Return the page as HTML with both pictures inside, one for narrow screens; every text from outside is escaped."""
     wide, narrow = (data_uri(data) for data in (png, narrow_png))
-    parts = [f"<h1>Latency per batch size</h1><p>{escape(title_of(result))}</p>"]
+    parts = [f"<h1>Latency per batch size</h1><p>{text(title_of(result))}</p>"]
     if result.budget:
-        parts.append(f'<p class="budget">{escape(result.budget)}</p>')
-    parts += [f'<p class="warning">{escape(text)}</p>' for text in result.warnings]
+        parts.append(f'<p class="budget">{text(result.budget)}</p>')
+    parts += [f'<p class="warning">{text(warning)}</p>' for warning in result.warnings]
     alt = (
         "Plots against batch size, one curve for each back-end: latency in milliseconds, images per second and, where "
         "known, memory and the roofline"
@@ -22,10 +20,10 @@ def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:
     source = f'<source media="(max-width: 36rem)" srcset="{narrow}">'
     parts.append(f'<picture>{source}<img alt="{alt}" src="{wide}"></picture>')
     parts += [_backend(backend) + _work(result, backend) for backend in result.backends]
-    parts.append("<h2>How to read this</h2><ul>" + "".join(f"<li>{escape(n)}</li>" for n in notes(result)) + "</ul>")
+    parts.append("<h2>How to read this</h2><ul>" + "".join(f"<li>{text(n)}</li>" for n in notes(result)) + "</ul>")
     facts = {"command": result.command, "date": result.date, "seconds per batch size": f"{result.duration_s:g}"}
     facts = {**facts, **result.versions}
-    rows = "".join(f"<dt class=dim>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts.items() if v)
+    rows = "".join(f"<dt class=dim>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in facts.items() if v)
     parts.append(f"<h2>Made with</h2><dl>{rows}</dl>")
     return document(f"{result.source}: latency", "\n".join(parts))
 
@@ -33,16 +31,16 @@ def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:
 def _backend(backend: BackendResult) -> str:
     name, _, rest = heading(backend).partition(": ")
     tone = "bad" if backend.reason else "dim"
-    head = f'<h2>{escape(name)}</h2><p class="{tone}">{escape(rest)}</p>'
+    head = f'<h2>{text(name)}</h2><p class="{tone}">{text(rest)}</p>'
     if not backend.cells:
         return head
     names = columns(backend)
     rows = []
     for cell in backend.cells:
         if cell.status == "ok":
-            rows.append("".join(f"<td>{escape(text)}</td>" for text in values(backend, cell)))
+            rows.append("".join(f"<td>{text(value)}</td>" for value in values(backend, cell)))
         else:
-            rows.append(f'<td>{cell.batch}</td><td class="bad" colspan="{len(names) - 1}">{escape(cell.reason)}</td>')
+            rows.append(f'<td>{cell.batch}</td><td class="bad" colspan="{len(names) - 1}">{text(cell.reason)}</td>')
     return head + table(names, rows)
 
 
@@ -52,5 +50,5 @@ def _work(result: ProfileResult, backend: BackendResult) -> str:
     if not names:
         return ""
     cells = [work_values(result, cell) for cell in backend.cells if cell.status == "ok"]
-    rows = ["".join(f"<td>{escape(cell[name])}</td>" for name in ("batch", *names)) for cell in cells]
+    rows = ["".join(f"<td>{text(cell[name])}</td>" for name in ("batch", *names)) for cell in cells]
     return table(["batch", *names], rows)

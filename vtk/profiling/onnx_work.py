@@ -7,6 +7,8 @@ import onnx
 from onnx import ModelProto, NodeProto
 
 from vtk.profiling.work import Work
+from vtk.readers import reading
+from vtk.runtime.onnx_file import load_proto
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv")
 
@@ -22,7 +24,12 @@ def work_of_onnx(path: Path, shape: tuple[int, ...] | None = None) -> Work | Non
     Returns:
         None where shapes cannot be inferred, or an operator of another domain may hide products.
     """
-    proto = onnx.load(path, load_external_data=False)
+    proto = load_proto(path)
+    with reading(path, "is a graph that is wrong in itself"):
+        return _count(proto, shape)
+
+
+def _count(proto: ModelProto, shape: tuple[int, ...] | None) -> Work | None:
     if shape is not None:
         _drop_preprocessing(proto, shape)
     weights = {tensor.name: list(tensor.dims) for tensor in proto.graph.initializer}

@@ -5,6 +5,7 @@ from typing import Any
 
 from vtk.marks import SOFTWARE
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.text import in_plot
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 """Okabe and Ito: safe for colour blindness."""
@@ -41,7 +42,8 @@ def latency_png(result: ProfileResult, *, stacked: bool = False) -> bytes:
     chans, high, wide = result.input_shape
     where = f"{result.device_name}, threads {result.threads}"
     between = "\n" if stacked else ", "
-    figure.suptitle(f"{result.model}, {chans}×{high}×{wide}, {result.precision}{between}{where}", fontsize=10)
+    title = f"{in_plot(result.model)}, {chans}×{high}×{wide}, {result.precision}{between}{in_plot(where)}"
+    figure.suptitle(title, fontsize=10)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata=SOFTWARE)
     return buffer.getvalue()

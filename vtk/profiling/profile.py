@@ -85,7 +85,8 @@ def profile(
             require("matplotlib")
             stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
         opened = open_and_tell(source, many=True, **opening)
-        reference = None if config.reference is None else open_source(config.reference)
+        trust = opening.get("trust", False)
+        reference = None if config.reference is None else open_source(config.reference, trust=trust)
         name = str(source) if isinstance(source, (str, Path)) else opened.name
         result = run(
             config, opened, load_backend, name=name, reference=reference, command=command, show_progress=show_progress

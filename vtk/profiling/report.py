@@ -45,7 +45,7 @@ def print_result(result: ProfileResult) -> None:
                 console.say(_line(values(backend, cell)))
             else:
                 indent = " " * 8
-                console.say(textwrap.fill(f"{cell.batch:>6}  {cell.reason}", WIDTH, subsequent_indent=indent))
+                console.say(*textwrap.wrap(f"{cell.batch:>6}  {cell.reason}", WIDTH, subsequent_indent=indent))
         rows = [work_values(result, cell) for cell in backend.cells if cell.status == "ok"]
         if names := work_columns(backend):
             console.say(_line(["batch", "", *names]), style="dim")
@@ -53,12 +53,12 @@ def print_result(result: ProfileResult) -> None:
                 console.say(_line([row["batch"], "", *(row[name] for name in names)]))
     console.say()
     for note in notes(result):
-        console.say(textwrap.fill(note, WIDTH, subsequent_indent="  "), style="dim")
+        console.say(*textwrap.wrap(note, WIDTH, subsequent_indent="  "), style="dim")
     for warning in result.warnings:
         console.warn(warning)
     if result.budget:
         console.say()
-        console.say(textwrap.fill(result.budget, WIDTH, subsequent_indent="  "), style="bold")
+        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  "), style="bold")
 
 
 def write_reports(result: ProfileResult, folder: Path) -> tuple[Path, ...]:

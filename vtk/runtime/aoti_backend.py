@@ -4,10 +4,8 @@ Such a file belongs to the torch release, the kind of device and the instruction
 which, and are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
 """
 
-import json
-import platform
+import os
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -19,17 +17,22 @@ from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiling import check_compiler
 from vtk.models.fp32 import FullPrecision
+from vtk.readers import check_plain, reading
+from vtk.runtime import aoti_load
+from vtk.runtime.digests import check_archive
 from vtk.runtime.facts import Facts
 from vtk.runtime.source import Source
 
 MAX_BATCH = 4096
-"""Largest batch that a file is made for."""
+"""Largest batch that a new file is made for; each file says its own, but those of version 0.1."""
 
 CARD, DTYPE, TORCH, DEVICE, CPU = "vtk", "vtk.precision", "vtk.torch", "AOTI_DEVICE_KEY", "vtk.cpu"
-"""Keys of a file's metadata."""
+INPUT, BATCH = "vtk.input", "vtk.max_batch"
+"""Keys of a file's metadata. ``vtk.input`` is ``channels,height,width``; version 0.1 has neither it nor the batch."""
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
+_OLD = "model"
+"""Name of the one model, for any batch, of a file of version 0.1."""
+_SHARED = (CARD, DTYPE, TORCH, DEVICE, CPU, INPUT, BATCH)
 
 
 def torch_release() -> str:
@@ -46,17 +49,21 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Read what a ``.pt2`` says of itself; nothing is unpickled or loaded.
 
     Raises:
-        DataError: not a file of AOTInductor.
+        DataError: not a file of AOTInductor, or its models are not those of one export.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if "/aotinductor/" in n and n.endswith("wrapper_metadata.json")]
-            value = json.loads(archive.read(names[0])) if names else None
-    except (OSError, zipfile.BadZipFile, ValueError) as error:
-        raise DataError(f"{path} is not a readable .pt2 file ({error})") from error
-    if not isinstance(value, dict):
+    check_plain(path, "a .pt2")
+    with reading(path, "is not a readable .pt2 file"):
+        models = aoti_load.read_metadata(path)
+    if not models:
         raise DataError(f"{path} is not a file of AOTInductor; give one made by `vtk export aoti`")
-    return {str(k): str(v) for k, v in value.items()}
+    if models.keys() == {_OLD}:
+        return models[_OLD]
+    if models.keys() != {aoti_load.ONE, aoti_load.MORE}:
+        raise DataError(f"{path} holds the models {', '.join(sorted(models))}; give a file made by `vtk export aoti`")
+    one, more = models[aoti_load.ONE], models[aoti_load.MORE]
+    if odd := [key for key in _SHARED if key not in one or one[key] != more.get(key)]:
+        raise DataError(f"{path} is damaged: its two models differ in {odd[0]}; export it again")
+    return more
 
 
 def is_ours(path: Path) -> bool:
@@ -74,10 +81,11 @@ def open_aoti(path: Path) -> Source:
         DataError: damaged, or not made by this toolkit: then its input and classes are unknown.
     """
     meta = read_metadata(path)
-    if CARD not in meta or meta.get(DTYPE) not in _DTYPES:
+    if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:
         raise DataError(f"{path} carries no vtk card; give a file made by `vtk export aoti`")
+    check_archive(path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]))
+    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]), trusted=True)
 
 
 def device_of(source: Source) -> str:
@@ -90,17 +98,13 @@ class AotiBackend:
 
     name = "aoti"
     batch: int | None = None
-    most = MAX_BATCH
 
-    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype, size: tuple[int, ...]) -> None:
-        self.device, self.dtype, self.size = device, dtype, size
+    def __init__(self, model: aoti_load.Model) -> None:
+        self.device, self.dtype, self.most = model.device, model.dtype, model.max_batch
         self.load_s = 0.0
         self._threads_before: int | None = None
         self._fp32 = FullPrecision()  # a library reads torch's settings when it runs
-        # the package's own loader of threads is for servers: one run at a time needs none
-        self._model: Any = torch._inductor.aoti_load_package(
-            str(path), run_single_threaded=True, device_index=device.index if device.type == "cuda" else -1
-        )
+        self._model: aoti_load.Model | None = model
 
     @classmethod
     def check(cls) -> None:
@@ -120,27 +124,25 @@ class AotiBackend:
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
         """Load ``source.path`` after its metadata were held against this machine; there are no options."""
-        import torch._inductor
-
         if source.kind != "aoti" or source.path is None:
             raise UsageError(f"`aoti` runs .pt2 files, not the {source.kind} {source.name}: `vtk export aoti`")
         if options:
             raise UsageError(f"back-end `aoti` has no option `{min(options)}`; it has none")
+        source.require_trust(source.path)
         meta = read_metadata(source.path)
-        if dtype != _DTYPES[meta[DTYPE]]:
+        if dtype != aoti_load.DTYPES[meta[DTYPE]]:
             raise UsageError(
                 f"{source.path} computes in {meta[DTYPE]}, not in {dtype}; a file's precision is fixed, give "
                 f"--precision {meta[DTYPE]}"
             )
         _check_machine(source.path, meta, device)
-        spec = source.card.input
         start = time.perf_counter()
         before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
         try:
-            backend = cls(source.path, device, dtype, (spec.in_chans, spec.height, spec.width))
-        except RuntimeError as error:
+            backend = cls(_load(source, meta, device))
+        except (RuntimeError, ValueError) as error:
             torch.set_num_threads(before)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DataError(f"{source.path} cannot be loaded ({reason}); export it again on this machine") from error
@@ -160,12 +162,14 @@ class AotiBackend:
         Raises:
             UsageError: images of another size, or more than the file takes: the library would read beyond their end.
         """
-        images = inputs["pixel_values"]
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.size or not 1 <= len(images) <= MAX_BATCH:
-            wanted = f"(1 to {MAX_BATCH}, {', '.join(map(str, self.size))})"
-            raise UsageError(f"images are {tuple(images.shape)}; this file takes {wanted}: resize or split them")
-        with torch.inference_mode():
-            return {"logits": self._model(images.to(self.device, self.dtype, non_blocking=True).contiguous())}
+        if self._model is None:
+            raise UsageError("this back-end is closed; load it again")
+        images = inputs["pixel_values"].to(self.device, self.dtype, non_blocking=True)
+        try:
+            with torch.inference_mode():
+                return {"logits": self._model(images)}
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{error}: resize or split them") from error
 
     def synchronize(self) -> None:
         """Wait for the CUDA device; on a CPU `run` returns when it is done."""
@@ -181,28 +185,28 @@ class AotiBackend:
             self._threads_before = None
 
 
+def _load(source: Source, meta: Mapping[str, str], device: torch.device) -> aoti_load.Model:
+    from torch._inductor.package import load_package  # type: ignore[attr-defined]
+
+    path, spec = os.fspath(source.path or ""), source.card.input
+    if BATCH in meta:
+        return aoti_load.load(path, device_index=device.index)
+    shape = spec.in_chans, spec.height, spec.width
+    dtype, index = aoti_load.DTYPES[meta[DTYPE]], device.index if device.type == "cuda" else -1
+    with aoti_load.checks("0"):  # a library's own checks would refuse a batch of one
+        model = load_package(path, _OLD, run_single_threaded=True, device_index=index)
+        model(torch.zeros(2, *shape, dtype=dtype, device=device))  # its first call, at which the variable is read
+    return aoti_load.Model(dict.fromkeys((aoti_load.ONE, aoti_load.MORE), model), shape, dtype, device, MAX_BATCH)
+
+
 def _check_machine(path: Path, meta: Mapping[str, str], device: torch.device) -> None:
     """Refuse a file that was made for another torch, device or instruction set.
 
     Raises:
         UnavailableError: names what it was made for and what is here.
     """
-    again = "export it again on the machine that runs it"
-    if meta.get(TORCH) != torch_release():
-        raise UnavailableError(f"{path} was made with torch {meta.get(TORCH)}, this is {torch_release()}; {again}")
-    if (machine := meta.get("AOTI_MACHINE", platform.machine())) != platform.machine():
-        raise UnavailableError(f"{path} was made for {machine}, this is {platform.machine()}; {again}")
     kind = meta.get(DEVICE, "")
     if kind != device.type:
         raise UnavailableError(f"{path} was made for {kind}, and {device} was asked for; give --device {kind}")
-    if kind == "cuda":
-        here = "{}{}".format(*torch.cuda.get_device_capability(device))
-        made = meta.get("AOTI_COMPUTE_CAPABILITY", "")
-        if made and made != here:
-            raise UnavailableError(f"{path} was made for compute capability {made}, this GPU has {here}; {again}")
-    elif _rank(meta.get(CPU, "")) > _rank(cpu_level()):
-        raise UnavailableError(f"{path} was made for CPUs with {meta.get(CPU)}, this one has {cpu_level()}; {again}")
-
-
-def _rank(level: str) -> int:
-    return _LEVELS.index(level) if level in _LEVELS else 0
+    if fault := aoti_load.machine_fault(dict(meta), device.index):
+        raise UnavailableError(f"{path}: {fault}; export it again on the machine that runs it")

@@ -167,6 +167,8 @@ def predictor(backend: Backend) -> Callable[[Tensor], Tensor]:
 
     def run(images: Tensor) -> Tensor:
         least, most = (backend.batch,) * 2 if backend.batch else (least_images(backend), most_images(backend))
+        if getattr(backend, "apart", False):
+            most = 1  # a file of a fixed batch gets copies of the image
         if not len(images) or least <= len(images) <= (most or len(images)):
             return backend.run({"pixel_values": images})["logits"]
         logits = []

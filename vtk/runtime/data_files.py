@@ -1,11 +1,12 @@
 """Weights that lie beside an ONNX file: whether they are there, and are what the file was made with."""
 
-import hashlib
 import re
 from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
+from vtk.runtime.digests import file_digest
+from vtk.runtime.external import external_ends
 
 _NAMED = re.compile(r".*-([0-9a-f]{12})\.data")
 """A file of `vtk export tasks`: its name ends in the first digits of the sha256 of its bytes."""
@@ -20,25 +21,18 @@ def check_data_files(proto: Any, path: Path) -> None:
         path: of the model.
 
     Raises:
-        DataError: a file is missing, shorter than the model says, or by its own name not what was written.
+        DataError: a file is missing, outside of the model's folder, shorter than the model says, or by its own name
+            not what was written.
     """
-    ends: dict[str, int] = {}
-    for tensor in proto.graph.initializer:
-        if tensor.external_data:
-            entries = {entry.key: entry.value for entry in tensor.external_data}
-            end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
-            ends[entries["location"]] = max(end, ends.get(entries["location"], 0))
-    for location, end in ends.items():
+    homes = {path.parent.resolve(), path.resolve().parent}  # of a model that is itself a link, too
+    for location, end in external_ends(proto, path).items():
         file = path.parent / location
         if not file.is_file():
             raise DataError(f"{path} has weights in {location}, which is not beside it; {_AGAIN}")
+        if not any(file.resolve().is_relative_to(home) for home in homes):
+            raise DataError(f"{file} is a link to a file outside of its folder; {_AGAIN}")
         if file.stat().st_size < end:
             raise DataError(f"{file} has {file.stat().st_size} bytes, {path.name} needs {end} of it; {_AGAIN}")
         named = _NAMED.fullmatch(location)
-        if named and _sha256(file)[:12] != named[1]:
+        if named and file_digest(file)[:12] != named[1]:
             raise DataError(f"{file} is damaged: its bytes are not those its name tells of; {_AGAIN}")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

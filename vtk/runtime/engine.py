@@ -5,7 +5,6 @@ here before anything of it is loaded. It tells an engine that does not fit; it d
 made to do harm.
 """
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError
 from vtk.formats import read_json
+from vtk.runtime.digests import file_digest
 from vtk.runtime.facts import PRECISIONS, Facts
 from vtk.runtime.source import ENGINES, Source
 
@@ -75,9 +75,12 @@ def open_engine(path: Path) -> Source:
     if not card_path.is_file():
         raise DataError(f"{path} has no card {card_path.name} beside it; keep the files of an export together")
     card = Card.from_dict(read_json(card_path), card_path)
-    precision = read_profile(path, stamp)["precision"]
+    profile = read_profile(path, stamp)
+    if profile.get("card_sha256") not in (None, file_digest(card_path)):
+        raise DataError(f"{card_path} is not the card that {path.name} was exported with; export and build it again")
+    check_model(path, stamp)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("tensorrt", name, path, card, facts=Facts(precision))
+    return Source("tensorrt", name, path, card, facts=Facts(profile["precision"]), trusted=True)
 
 
 def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
@@ -103,10 +106,21 @@ def engine_beside(source: Source) -> Path | None:
     return next((p for p in map(source.path.with_suffix, ENGINES) if p.is_file()), None)
 
 
+def check_model(path: Path, stamp: Stamp) -> None:
+    """Refuse an engine beside another model than it was built from: it would answer with the old weights.
+
+    Raises:
+        DataError: there is such a model.
+    """
+    model = path.with_suffix(".onnx")
+    if model.is_file() and file_digest(model) != stamp.onnx_sha256:
+        raise DataError(f"{path} was built from another {model.name} than the one beside it; {_AGAIN}")
+
+
 def model_beside(path: Path, stamp: Stamp) -> Path | None:
     """Return the ONNX file that an engine was built from, if it lies beside it unchanged."""
     file = path.with_suffix(".onnx")
-    return file if file.is_file() and _sha256(file) == stamp.onnx_sha256 else None
+    return file if file.is_file() and file_digest(file) == stamp.onnx_sha256 else None
 
 
 def check_stamp(path: Path, stamp: Stamp, *, tensorrt: str, gpu: str, compute_capability: str) -> None:
@@ -122,13 +136,5 @@ def check_stamp(path: Path, stamp: Stamp, *, tensorrt: str, gpu: str, compute_ca
             raise UnavailableError(
                 f"{path} was built for {name.replace('_', ' ')} {made}, here is {value}; {_AGAIN} on this machine"
             )
-    if _sha256(path) != stamp.engine_sha256:
+    if file_digest(path) != stamp.engine_sha256:
         raise DataError(f"{path} is not the file that {stamp_path(path).name} speaks of; {_AGAIN}")
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error

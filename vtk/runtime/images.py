@@ -8,7 +8,6 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
-from vtk.data.images import one_line
 from vtk.data.layout import find_layout
 from vtk.data.listing import list_images
 from vtk.data.multi import scan_multi
@@ -21,6 +20,7 @@ from vtk.data.table import is_table
 from vtk.errors import DataError
 from vtk.runtime.parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source
+from vtk.text import one_line
 
 
 def find_images(source: Source, data: Path, split: Split, whose: Card | None = None) -> tuple[DataAudit, Part]:

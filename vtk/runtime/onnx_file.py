@@ -1,12 +1,15 @@
 """What an ONNX file says of itself: its card, or what its shapes tell."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
+from vtk.formats import parse_json
 from vtk.packages import require
+from vtk.readers import check_plain, reading
+from vtk.runtime import digests
 from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import Facts, read_facts
 from vtk.runtime.source import Source
@@ -25,13 +28,12 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     """
     require("onnx", "google.protobuf")
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a readable ONNX file ({error})") from error
+    proto = load_proto(path)
+    if any(node.op_type == "EPContext" for node in proto.graph.node):  # ONNX Runtime would load what is in it
+        raise DataError(f"{path} holds an engine, which is machine code (EPContext); give the .onnx it was made from")
     check_data_files(proto, path)
+    remark = digests.check(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
     types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
@@ -59,7 +61,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
                 f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
                 "export it again"
             )
-        return Source("onnx", name, path, card, notes=facts.notes(), facts=facts)
+        return Source("onnx", name, path, card, notes=(*facts.notes(), *filter(None, (remark,))), facts=facts)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
         raise DataError(
             f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "
@@ -78,10 +80,20 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
 
 def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:
     """Read the tasks of a file of many: name to card, in the order of their numbers."""
-    try:
-        listed = json.loads(meta["vtk.tasks"])["tasks"]
-        return {entry["name"]: Card.from_json(json.dumps(entry["card"]), path) for entry in listed}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path} takes a `task` and does not say which there are; give a file of `vtk export tasks`"
-        ) from error
+    fault, advice = "takes a `task` and does not say which there are", "give a file of `vtk export tasks`"
+    with reading(path, fault, advice):
+        listed = parse_json(meta["vtk.tasks"], f"the list of tasks of {path}")["tasks"]
+        return {str(entry["name"]): Card.from_dict(entry["card"], path) for entry in listed}
+
+
+def load_proto(path: Path) -> Any:
+    """Read an ONNX file without the weights beside it.
+
+    Raises:
+        DataError: it is not there, is no plain file, or is not ONNX.
+    """
+    import onnx
+
+    check_plain(path, "ONNX")
+    with reading(path, "is not a readable ONNX file"):
+        return onnx.load(path, load_external_data=False)

@@ -46,6 +46,8 @@ class OrtCpuBackend:
 
     name = "ort-cpu"
     execution_provider = "CPUExecutionProvider"
+    apart = False
+    """Whether labels want each image in a call of its own (`Facts.apart`)."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class OrtCpuBackend:
         switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True))
         backend = cls(source.path, cls._device(device), threads, *switches)
         backend.dtype = _PRECISIONS[source.facts.precision]
+        backend.apart = source.facts.apart
         if dtype != backend.dtype:
             backend.close()
             raise UsageError(
@@ -229,7 +232,10 @@ def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
         return [cuda, "CPUExecutionProvider"]
     precision = open_onnx(path, many=True).facts.precision
     half = {} if precision == "fp32" else {f"trt_{precision}_enable": "1"}
-    return [(provider, {**index, **half}), cuda, "CPUExecutionProvider"]
+    # TensorRT's provider names a kept engine by the graph's structure, not by its weights: none is kept, whatever the
+    # environment says (ORT_TENSORRT_ENGINE_CACHE_ENABLE), or a model that was trained again gets the old one's
+    fresh = {"trt_engine_cache_enable": "0"}
+    return [(provider, {**index, **half, **fresh}), cuda, "CPUExecutionProvider"]
 
 
 def _open(

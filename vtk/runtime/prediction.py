@@ -16,7 +16,7 @@ from vtk import console
 from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
 from vtk.data.decoding import outside_of
-from vtk.data.images import one_line, reason
+from vtk.data.images import reason
 from vtk.data.listing import list_images
 from vtk.data.rules import Decoding
 from vtk.data.transforms import EvalTransform, eval_transform
@@ -29,6 +29,7 @@ from vtk.nodes import check_file
 from vtk.runtime.backend import load_backend, predictor
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
+from vtk.text import one_line
 
 _SHOWN = 20
 _HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")

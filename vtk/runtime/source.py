@@ -44,6 +44,7 @@ class Opening(TypedDict, total=False):
         img_size: timm name or module: pixels, height first.
         seed: timm name only: of random weights.
         classes: timm name or module: names of the classes.
+        trust: run machine code (a .pt2, a TensorRT engine) of a folder, too, and not only of a file that is named.
     """
 
     base: str | Path | None
@@ -52,6 +53,7 @@ class Opening(TypedDict, total=False):
     img_size: int | tuple[int, int] | None
     seed: int
     classes: Sequence[str] | None
+    trust: bool
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Source:
         facts: of an ONNX file, what its export did beyond the card, for instance its precision.
         tasks: names of those that one file of many tasks holds, in the order of their numbers.
         held: a task or module in memory, which is what runs.
+        trusted: its machine code may be run: the file itself was named, or ``trust`` given.
     """
 
     kind: Kind
@@ -80,6 +83,7 @@ class Source:
     facts: Facts = PLAIN
     tasks: tuple[str, ...] = ()
     held: "Task | nn.Module | None" = field(default=None, repr=False, compare=False)
+    trusted: bool = False
     _options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def model(self) -> "nn.Module":
@@ -124,6 +128,18 @@ class Source:
         config = getattr(blank_model(self.name), "pretrained_cfg", None) or {}
         return not self._options["pretrained"] or len(self.card.classes) != config.get("num_classes")
 
+    def require_trust(self, file: Path) -> None:
+        """Refuse to run machine code that was only come upon: in a folder, or beside the file that was named.
+
+        Raises:
+            UsageError: names the file, and the word that trusts it.
+        """
+        if not self.trusted:
+            raise UsageError(
+                f"{file} is machine code, which can do whatever you can, and was not named itself; if you trust it, "
+                "give the path of that file, or --trust (in Python: trust=True)"
+            )
+
     def require_description(self, command: str) -> None:
         """Refuse a source without a card of its own.
 
@@ -152,6 +168,7 @@ def open_source(
     seed: int = 0,
     many: bool = False,
     classes: Sequence[str] | None = None,
+    trust: bool = False,
 ) -> Source:
     """Recognise what ``source`` is; weights are not read yet, except of an .onnx file.
 
@@ -167,6 +184,8 @@ def open_source(
         seed: timm name only: of random weights.
         many: an .onnx file of many tasks may be it.
         classes: names of the classes of a timm name or a module, in the order of their logits.
+        trust: machine code (a .pt2, a TensorRT engine) may be run wherever it was found; by default only a file whose
+            own path is ``source``.
 
     Raises:
         UsageError: neither a file nor a timm model, an option that this kind of source does not take, or a module whose
@@ -176,6 +195,7 @@ def open_source(
     base, pretrained = set_value(SourceOptions, "base", base), set_value(SourceOptions, "pretrained", pretrained)
     num_classes = set_value(SourceOptions, "num_classes", num_classes)
     img_size, classes = set_value(SourceOptions, "img_size", img_size), _names(classes)
+    trust = set_value(SourceOptions, "trust", trust)
     options: dict[str, Any] = {"num_classes": num_classes, "img_size": img_size, "classes": classes}
     options["pretrained"] = None if pretrained else False
     if not isinstance(source, (str, Path)):
@@ -190,7 +210,10 @@ def open_source(
         opened = _open_path(path, found, many=many)
         if base is not None and opened.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
-        return dataclasses.replace(opened, _options={"base": None if base is None else Path(base)})
+        named = opened.kind in ("aoti", "tensorrt") and found.is_file()
+        return dataclasses.replace(
+            opened, trusted=trust or named, _options={"base": None if base is None else Path(base)}
+        )
     text = str(source)
     # timm's names have a slash only after `hf-hub:`
     has_folder = path.is_absolute() or text.startswith((".", "~")) or ("/" in text and ":" not in text)
@@ -232,7 +255,7 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
 
 def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
     from vtk.runtime.onnx_file import open_onnx
-    from vtk.tasks.load import read_card
+    from vtk.tasks.cards import read_card
 
     if found.is_file():
         if found.suffix == ".onnx":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.runtime.engine import check_stamp, engine_beside, read_profile, read_stamp
+from vtk.runtime.engine import check_model, check_stamp, engine_beside, read_profile, read_stamp
 from vtk.runtime.source import Source
 
 _TYPES = {
@@ -87,6 +87,7 @@ class TensorrtBackend:
         if path is None:
             raise UsageError(f"`tensorrt` runs engines and {source.name} has none; `vtk export tensorrt --build` makes "
                              "one")  # fmt: skip
+        source.require_trust(path)
         if device.type != "cuda":
             raise UsageError(f"`tensorrt` runs on CUDA, not on {device}; leave out --device, or give --device cuda")
         cls.check()
@@ -96,6 +97,7 @@ class TensorrtBackend:
         except (ImportError, OSError) as error:
             raise UnavailableError(f"TensorRT's Python package does not load here ({error}); `vtk doctor`") from error
         stamp = read_stamp(path)
+        check_model(path, stamp)
         check_stamp(
             path, stamp, tensorrt=str(trt.__version__), gpu=torch.cuda.get_device_name(device),
             compute_capability="{}.{}".format(*torch.cuda.get_device_capability(device)),

@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = attach(
         "load_checkpoint": "vtk.tasks.load",
         "load_task": "vtk.tasks.load",
         "merge_task": "vtk.tasks.merge",
-        "read_card": "vtk.tasks.load",
+        "read_card": "vtk.tasks.cards",
         "save_task": "vtk.tasks.pack",
         "store_base": "vtk.tasks.base",
     },

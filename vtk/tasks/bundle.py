@@ -20,9 +20,10 @@ from vtk.marks import Marks, beside, find_own, json_with
 from vtk.nodes import resolve_output
 from vtk.tasks.adapters import README
 from vtk.tasks.base import BUNDLED, base_keys, base_start
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.checkpoint_readme import IS_BUNDLE, bundle_page
 from vtk.tasks.load import Task, load_task, needed_names
-from vtk.tasks.pack import CARD, HASHES, TENSORS, PackDtype, read_hashes, store, write_pack
+from vtk.tasks.pack import PackDtype, read_hashes, store, write_pack
 
 _CARD = json_with("model", "input", "classes", "schema")
 PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD)), README: IS_BUNDLE}

@@ -20,10 +20,12 @@ from vtk.models.files import read_safetensors
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.parts import head_names, position_names
 from vtk.models.weights import read_base
+from vtk.readers import reading, short
 from vtk.tasks.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.base import base_keys, store_base
 from vtk.tasks.bundle import PACK_MARKS, claim_out
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.expressions import check_config
 from vtk.tasks.pack import carried, save_task
 
 _TOLERANCE = 1e-4
@@ -71,10 +73,11 @@ def from_peft(
     """
     peft = import_peft()
     with claim_out(out, PACK_MARKS, overwrite=overwrite):
-        kind = _check_kind(peft, adapter)
+        kind = _check_kind(peft, adapter, config := _read_config(adapter))
         tensors, metadata = read_safetensors(adapter / WEIGHTS)
         card = _card(adapter, metadata, described or Described())
-        timm_call(card)
+        with reading(adapter, "has a card that fits no model", "was it edited?"):
+            timm_call(card)
         if base is None and not (adapter / BASE).is_file():
             raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
         created = build_model(
@@ -87,6 +90,8 @@ def from_peft(
             base=_read_base(base or adapter / BASE, card),
             input=card.input,
         )
+        modules = (name for name, _ in created.model.named_modules())
+        check_config(config, adapter / CONFIG, (*modules, *created.model.state_dict()))
         state = _merge(peft, created, adapter, tensors, kind, card.input)
         _check_complete(created, state, adapter, len(card.classes))
         changed = carried(state, created, ())[1]
@@ -95,14 +100,21 @@ def from_peft(
         return save_task(out, state=state, created=created, card=card, trained=changed)
 
 
-def _check_kind(peft: Any, adapter: Path) -> str:
-    """Return the name of the adapter's tuner."""
+def _read_config(adapter: Path) -> dict[str, Any]:
+    """Return the adapter's config."""
     if not (adapter / CONFIG).is_file():
         raise DataError(
             f"{adapter} is no adapter: it has no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
         )
-    config = read_json(adapter / CONFIG, limit=16 << 20)
-    kind = config.get("peft_type") if isinstance(config, dict) else None
+    config = read_json(adapter / CONFIG, limit=1 << 20)
+    if not isinstance(config, dict):
+        raise DataError(f"{adapter / CONFIG} names no `peft_type`; was it edited?")
+    return config
+
+
+def _check_kind(peft: Any, adapter: Path, config: Mapping[str, Any]) -> str:
+    """Return the name of the adapter's tuner."""
+    kind = config.get("peft_type")
     if not isinstance(kind, str):
         raise DataError(f"{adapter / CONFIG} names no `peft_type`; was it edited?")
     if kind not in [member.value for member in peft.PeftType]:
@@ -178,7 +190,7 @@ def _merge(
         held = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     except Exception as error:  # PEFT raises many kinds for an adapter of another model, and not all on purpose
         raise DataError(
-            f"PEFT cannot put {where} on `{created.spec.name}`: {_short(error)}; is it of this model, "
+            f"PEFT cannot put {where} on `{created.spec.name}`: {short(error)}; is it of this model, "
             "and is the base right?"
         ) from error
     if wrong := sorted(tensors.keys() ^ held.keys()):
@@ -194,9 +206,7 @@ def _merge(
             merged = _unwrap(wrapped.merge_and_unload(safe_merge=True)).eval()
             found = merged(images)
     except Exception as error:
-        raise DataError(
-            f"PEFT cannot merge {where} into plain weights: {_short(error)}; it cannot be a pack"
-        ) from error
+        raise DataError(f"PEFT cannot merge {where} into plain weights: {short(error)}; it cannot be a pack") from error
     state = {k: v.detach().clone() for k, v in merged.state_dict().items()}
     own = created.model.state_dict()
     if left := sorted(state.keys() ^ own.keys()) or [k for k, v in state.items() if v.shape != own[k].shape]:
@@ -240,8 +250,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[key] = "unknown"
     return found
-
-
-def _short(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}{'…' if len(text) > 160 else ''}"

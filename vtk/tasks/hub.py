@@ -14,10 +14,11 @@ from vtk.models.base import base_id
 from vtk.models.files import read_safetensors
 from vtk.tasks.base import BUNDLED, base_keys, bundled_base
 from vtk.tasks.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
+from vtk.tasks.cards import CARD, HASHES, TENSORS, find_pack, read_card
 from vtk.tasks.hub_card import LIBRARY, public_card, readme
 from vtk.tasks.hub_errors import check_online, check_repo_id, client, explained
-from vtk.tasks.load import find_pack, needed_names, read_card
-from vtk.tasks.pack import CARD, HASHES, TENSORS, read_hashes, update_card
+from vtk.tasks.load import needed_names
+from vtk.tasks.pack import read_hashes, update_card
 
 README = "README.md"
 # what a repository may hold without being somebody's other model

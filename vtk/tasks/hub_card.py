@@ -17,8 +17,9 @@ import yaml
 from vtk.card import BaseRef, Card
 from vtk.console import percent, size
 from vtk.evaluation import choice
-from vtk.markdown import block, printable, span
+from vtk.markdown import block, span
 from vtk.tasks.readme import answer, class_list, preprocessing
+from vtk.text import printable
 
 LIBRARY = "vit-toolkit"
 _WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".npz")

@@ -9,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
-from vtk.formats import check_safetensors, read_json
 from vtk.models.base import Base, base_id
 from vtk.models.create import Created, build_model
 from vtk.models.files import read_safetensors
 from vtk.models.inputs import blank_model
 from vtk.models.parts import head_names
+from vtk.models.torch_file import NARROW
 from vtk.tasks.base import BUNDLED, base_keys, base_start, bundled_base, find_base
+from vtk.tasks.cards import CARD, TENSORS, find_pack, read_card
 from vtk.tasks.int8 import differences, expand
-from vtk.tasks.pack import CARD, TENSORS, read_hashes
+from vtk.tasks.pack import read_hashes
 
 if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
     from vtk.evaluation.labels import Prediction
@@ -31,9 +31,6 @@ if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
 
 _TIMES, _SMALL = 2, 2_000_000
 """A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
-_NARROW = frozenset(
-    getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
-)
 
 
 @dataclass
@@ -106,51 +103,6 @@ class Task:
             self.model, self.card, images, top_k=top_k, threshold=threshold, batch_size=batch_size, device=device,
             precision=precision,
         )  # fmt: skip
-
-
-def is_pack(path: Path) -> bool:
-    """Tell whether a folder is a pack."""
-    return (existing_dir(path) / CARD).is_file()
-
-
-def find_pack(path: Path) -> Path:
-    """Return a pack's folder: ``path``, or the best pack of a run folder.
-
-    Raises:
-        DataError: it is neither.
-    """
-    for folder in (path, path / "task"):
-        if is_pack(folder):
-            return existing_dir(folder)
-    if several := sorted(str(card.parent) for card in path.glob(f"*/task/{CARD}")):
-        raise DataError(f"{path} is the folder of several tasks; give one of them: {', '.join(several[:5])}")
-    for name in ("model.safetensors", "backbone.safetensors"):  # of `vtk train` and `vtk pretrain`
-        if (path / name).is_file():
-            raise DataError(f"{path} has no pack but {name}; give that file where a checkpoint serves, or a pack")
-    what = "is neither a pack nor a run folder" if path.is_dir() else "is no folder"
-    raise DataError(f"{path} {what}; give the folder that holds {CARD}")
-
-
-def read_card(path: Path) -> Card:
-    """Read the card of a pack or of a merged checkpoint, without its tensors.
-
-    Raises:
-        DataError: neither, or damaged.
-    """
-    folder = existing_dir(path)
-    if (folder / CARD).is_file():
-        return Card.from_dict(read_json(folder / CARD, limit=16 << 20), folder / CARD)
-    if path.suffix == ".safetensors" and path.is_file():
-        check_safetensors(path)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} is not a whole safetensors file ({error}); was it cut short?") from error
-        if "vtk" not in metadata:
-            raise DataError(f"{path} has no vtk card; make one with `vtk tasks merge PACK`")
-        return Card.from_json(metadata["vtk"], path)
-    raise DataError(f"{path} is neither a pack (a folder with {CARD}) nor a merged .safetensors")
 
 
 def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
@@ -280,7 +232,7 @@ def _check_complete(
             raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
-        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in _NARROW:
+        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:
             raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")

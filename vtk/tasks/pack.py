@@ -20,8 +20,8 @@ from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.create import Created, build_model
 from vtk.models.parts import head_names, position_names
 from vtk.tasks import int8
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 
-TENSORS, CARD, HASHES = "task.safetensors", "task.json", "base_tensors.json"
 PackDtype = Literal["fp32", "bf16", "int8"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -163,11 +163,6 @@ def read_hashes(path: Path) -> dict[str, str]:
         DataError: the file is absent or not a map of names to hashes.
     """
     return from_plain(dict[str, str], read_json(path / HASHES), str(path / HASHES))
-
-
-def pack_bytes(path: Path) -> int:
-    """Return the bytes of a pack's files."""
-    return sum(f.stat().st_size for f in existing_dir(path).iterdir() if f.is_file())
 
 
 def _same(value: Tensor, start: Tensor) -> bool:

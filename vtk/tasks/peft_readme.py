@@ -46,7 +46,7 @@ def readme(
             "keys."
         )
     elif in_base:
-        names = ", ".join(f"`{name}`" for name in in_base[:_SHOWN]) + (", …" if len(in_base) > _SHOWN else "")
+        names = ", ".join(map(span, in_base[:_SHOWN])) + (", …" if len(in_base) > _SHOWN else "")
         place = f"Use it on this base.safetensors only, which holds what no adapter can: {names}."
     else:
         place = "Its base is base.safetensors."

@@ -27,6 +27,7 @@ from vtk.files import existing_dir, replace_dir
 from vtk.filesets import is_empty
 from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.files import read_safetensors
+from vtk.readers import reading
 from vtk.training.config import FinetuneConfig
 from vtk.training.result import FitState
 from vtk.training.run_images import images_digest
@@ -160,12 +161,10 @@ def load_state(path: Path) -> Saved:
         how = "give --overwrite in place of --resume" if begun else "leave out --resume"
         raise DataError(f"`--resume`: {path} holds no state of a run, so no epoch was finished; {how} to start one")
     try:
-        return _read_state(folder)
+        with reading(folder, "is damaged", "nothing can go on from it"):
+            return _read_state(folder)
     except DataError as error:
         raise DataError(f"{error}; {_RESTART}") from error
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError, EOFError) as error:
-        text = " ".join(str(error).split())[:90]
-        raise DataError(f"{folder} is damaged ({type(error).__name__}: {text}); {_RESTART}") from error
 
 
 def _read_state(folder: Path) -> Saved:

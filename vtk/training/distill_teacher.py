@@ -17,7 +17,8 @@ from vtk.files import existing_dir
 from vtk.models.base import base_id, tensor_hash
 from vtk.models.create import build_model
 from vtk.models.inputs import blank_model
-from vtk.tasks.load import find_pack, is_pack, load_checkpoint, load_task
+from vtk.tasks.cards import find_pack, is_pack
+from vtk.tasks.load import load_checkpoint, load_task
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
 
 _CHECKPOINT = "model.safetensors"  # of `vtk train` and `vtk parallelize`, in the folder that they write

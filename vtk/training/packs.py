@@ -14,7 +14,8 @@ from vtk.evaluation import choice
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.files import existing_dir
 from vtk.tasks.base import store_base
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.tasks.lora import finish_lora, save_lora
 from vtk.tasks.pack import PackDtype, save_task, update_card
 from vtk.training import lora, outputs

@@ -9,7 +9,7 @@ from vtk.card import Card
 from vtk.errors import DataError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.inputs import Size
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 from vtk.training.config import FinetuneConfig
 from vtk.training.train_config import RunConfig
 

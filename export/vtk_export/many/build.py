@@ -11,15 +11,22 @@ import torch
 from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.formats import write_json
+from vtk.runtime import digests
+from vtk.runtime.facts import Facts
 from vtk_export.config import TasksConfig
-from vtk_export.convert import choose_form, convert
+from vtk_export.convert import choose_form, convert, explicit_attention
 from vtk_export.given import folders_of
-from vtk_export.many.gate import BATCHES, TaskRow, verify_file, verify_gathered
+from vtk_export.limits import LIMITS
+from vtk_export.many.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered
 from vtk_export.many.gather import GatheredViT
 from vtk_export.many.index import SESSION_OPTIONS
 from vtk_export.many.packs import Loader, Member, twin
-from vtk_export.many.pool import LEAST, Pool, digest, file_digest
+from vtk_export.many.pool import LEAST, Pool, digest
+from vtk_export.neighbours import Dependence, rounding
+from vtk_export.nonfinite import mark_rows, may_hide
 from vtk_export.place import INLINE_LIMIT
+from vtk_export.tensorrt.down import lower
+from vtk_export.tensorrt.lint import check
 
 GATHERED = "gathered"
 """Stem of the file of all tasks, and the ``--form`` that makes it alone."""
@@ -35,6 +42,7 @@ class Build:
         sizes: by the stem of each .onnx file: bytes of its own, and of its weights in the shared file.
         shared: name of the shared file.
         total: bytes of all files.
+        dependence: by file, how far an image's logits depend on the others of its call.
     """
 
     def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
@@ -47,6 +55,7 @@ class Build:
         self.sizes: dict[str, tuple[int, int]] = {}
         self.shared: str | None = None
         self.total = 0
+        self.dependence: dict[str, Dependence] = {}
 
     def convert(self) -> None:
         """Load all members and convert them, one at a time; the graphs' weights go into the pool."""
@@ -55,12 +64,15 @@ class Build:
             console.stage(f"converting {member.name}")
             model = self.loader.load(member)
             self._count(member.name, model)
+            trt = self.config.for_tensorrt
+            if trt:
+                explicit_attention(model)
             if self.config.form != "files":
                 models.append(twin(model))
             if self.config.form != GATHERED:
-                graph = choose_form(model, self.config.fuse)
+                graph = choose_form(model, self.config.fuse, vits=trt, divide_scores=not trt)
                 spec, opset, static = member.card.input, self.config.opset, self.config.static_batch
-                self.pool.add(member.name, convert(graph, spec, opset=opset, static_batch=static))
+                self._add(member.name, convert(graph, spec, opset=opset, static_batch=static))
                 del graph
         self.loader.run_banks(self.members)
         if models:
@@ -70,7 +82,12 @@ class Build:
                 GatheredViT(models), self.members[0].card.input, opset=self.config.opset,
                 static_batch=self.config.static_batch, names=("logits", "num_classes"), more={"task": task},
             )  # fmt: skip
-            self.pool.add(GATHERED, proto)
+            self._add(GATHERED, proto)
+
+    def _add(self, name: str, proto: onnx.ModelProto) -> None:
+        if may_hide(proto):
+            mark_rows(proto)
+        self.pool.add(name, proto)
 
     def _count(self, name: str, model: Any) -> None:
         """Note the matrices of a model, to know later what the files ought to share."""
@@ -105,8 +122,14 @@ class Build:
                 mine = {**places, **self.pool.write(self.pool.own(name), folder, name)[1]}
             shared = self.pool.bytes_of(name) - own
             proto = self.pool.release(name, mine)
+            proto.ir_version = self.config.ir
+            if self.config.file_opset < self.config.opset:
+                lower(proto, ir_version=self.config.ir)
+            if self.config.runtime is not None and self.config.for_tensorrt:
+                check(proto, self.config.runtime)
             proto.ClearField("metadata_props")
             onnx.helper.set_model_props(proto, self._props(name))
+            digests.stamp(proto, folder)
             (folder / f"{name}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
             files = [file for file in folder.iterdir() if file.name == f"{name}.onnx" or _is_data(file, name)]
             self.sizes[name] = (sum(file.stat().st_size for file in files), shared)
@@ -129,21 +152,34 @@ class Build:
         if name == GATHERED:  # no task can be called so
             tasks = [{"name": m.name, "card": m.card.to_dict()} for m in self.members]
             return {"vtk.tasks": json.dumps({"format": 1, "tasks": tasks}, ensure_ascii=False)}
-        return {"vtk": next(m.card for m in self.members if m.name == name).to_json()}
+        facts = Facts(target=self.config.target or "")
+        return {"vtk": next(m.card for m in self.members if m.name == name).to_json(), **facts.props()}
 
     def verify(self, folder: Path) -> list[TaskRow]:
         """Run the files and return the gate's rows, passed or not."""
         rows: list[TaskRow] = []
-        opset, static, threads = self.config.opset, self.config.static_batch, self.config.threads
+        asked: dict[str, Any] = {"opset": self.config.file_opset, "ir_version": self.config.ir,
+                 "static_batch": self.config.static_batch, "threads": self.config.threads}  # fmt: skip
         for member in self.members if self.config.form != GATHERED else ():
-            rows += verify_file(
-                folder / f"{member.name}.onnx", member, opset=opset, static_batch=static, threads=threads
-            )
+            rows += verify_file(folder / f"{member.name}.onnx", member, **asked)
         if GATHERED in self.sizes:
-            rows += verify_gathered(
-                folder / f"{GATHERED}.onnx", self.members, opset=opset, static_batch=static, threads=threads
-            )
+            rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, **asked)
         return rows
+
+    def measure(self, folder: Path) -> str:
+        """Run every file with images of several clients in one call, and return the worst as a line.
+
+        Raises:
+            VerificationError: an image's logits depend on the others of its call.
+        """
+        for name in self.sizes:
+            members = self.members if name == GATHERED else [m for m in self.members if m.name == name]
+            self.dependence[f"{name}.onnx"] = measure_neighbours(
+                folder / f"{name}.onnx", members, gathered=name == GATHERED, static_batch=self.config.static_batch,
+                threads=self.config.threads,
+            )  # fmt: skip
+        worst = max(self.dependence.values(), key=lambda found: found.relative)
+        return worst.describe(rounding(LIMITS["fp32"]))
 
     def index(self, folder: Path) -> dict[str, Any]:
         """Return the content of ``tasks.json``."""
@@ -163,7 +199,7 @@ class Build:
         shared = None
         if self.shared:
             path = folder / self.shared
-            shared = {"file": path.name, "sha256": file_digest(path), "bytes": path.stat().st_size}
+            shared = {"file": path.name, "sha256": digests.file_digest(path), "bytes": path.stat().st_size}
         gathered = {"file": f"{GATHERED}.onnx"} if GATHERED in self.sizes else None
         return {"tasks": tasks, "shared": shared, "gathered": gathered, "session_options": SESSION_OPTIONS}
 

@@ -12,7 +12,9 @@ from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend, load_backend
 from vtk.runtime.onnx_file import open_onnx
+from vtk_export.limits import LIMITS
 from vtk_export.many.packs import Member
+from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.structure import Axes, verify_graph, verify_structure
 from vtk_export.verify import GateRow, check_rows, compare
 
@@ -46,14 +48,14 @@ class TaskRow:
 
 
 def verify_file(
-    path: Path, member: Member, *, opset: int, static_batch: int | None, threads: int | None
+    path: Path, member: Member, *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
 ) -> list[TaskRow]:
     """Check a task's own file.
 
     Raises:
         VerificationError: its structure is not what was asked for, or it cannot be run. Wrong values are in the rows.
     """
-    verify_structure(path, member.card, opset=opset, static_batch=static_batch)
+    verify_structure(path, member.card, opset=opset, static_batch=static_batch, ir_version=ir_version)
     sessions = _sessions(path, threads)
     rows, start = [], 0
     try:
@@ -68,7 +70,7 @@ def verify_file(
 
 
 def verify_gathered(
-    path: Path, members: Sequence[Member], *, opset: int, static_batch: int | None, threads: int | None
+    path: Path, members: Sequence[Member], *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
 ) -> list[TaskRow]:
     """Check the file of all tasks on mixed batches, its padding, and numbers that no task has.
 
@@ -82,7 +84,7 @@ def verify_gathered(
         "task": ("INT32", ()),
     }
     outputs: dict[str, tuple[str, Axes]] = {"logits": ("FLOAT", (most,)), "num_classes": ("INT32", ())}
-    verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch)
+    verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch, ir_version=ir_version)
     sessions = _sessions(path, threads)
     counts = torch.tensor([len(m.card.classes) for m in members], dtype=torch.int32)
     width, lowest = int(counts.max()), torch.finfo(torch.float32).min
@@ -109,6 +111,43 @@ def verify_gathered(
     finally:
         _close(sessions)
     return rows
+
+
+def measure_neighbours(
+    path: Path, members: Sequence[Member], *, gathered: bool, static_batch: int | None, threads: int | None
+) -> Dependence:
+    """Return how far an image's logits depend on the other images of its call.
+
+    Args:
+        path: a file that was verified.
+        members: the tasks that it has; of the gathered file all.
+        gathered: images come with the number of their task; the neighbours are then of another one.
+        static_batch: fixed batch size, None for any.
+        threads: CPU threads.
+
+    Raises:
+        VerificationError: they depend on them, or NaN is answered with numbers.
+    """
+    own = members[:2] if gathered else members[:1]
+    classes = min(len(member.card.classes) for member in own)
+    session, other = _sessions(path, threads)
+    other.close()
+
+    def run(rows: Tensor) -> dict[str, Tensor]:
+        task = torch.zeros(len(rows), dtype=torch.int32)
+        task[1:2] = len(own) - 1
+        return {"logits": _run(session, path, rows, task if gathered else None)["logits"][:, :classes]}
+
+    try:
+        found = measure(run, members[0].images, static_batch=static_batch, black=black_image(members[0].card.input),
+                        names=("logits",))  # fmt: skip
+    finally:
+        session.close()
+    try:
+        check_dependence(found, rounding(LIMITS["fp32"]))
+    except VerificationError as error:
+        raise VerificationError(f"{path.name}: {error}") from error
+    return found
 
 
 def print_task_rows(rows: Sequence[TaskRow]) -> None:

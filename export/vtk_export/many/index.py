@@ -12,6 +12,7 @@ from typing import Any
 from vtk.errors import DataError
 from vtk.formats import read_json, write_json
 from vtk.marks import Recognise, any_of, json_with, png
+from vtk.readers import reading
 from vtk_export.place import CARD, GRAPH, LATENCY, move
 from vtk_export.readme import IS_OURS, README
 
@@ -81,4 +82,6 @@ def remember(out: Path, names: Collection[str]) -> None:
         DataError: the index is damaged, or cannot be written.
     """
     value = read_json(out / INDEX)
-    write_json(out / INDEX, {**value, "files": sorted({*value["files"], *names})})
+    with reading(out / INDEX, "is not the index of an export", "export again"):
+        files = sorted({*value["files"], *names})
+    write_json(out / INDEX, {**value, "files": files})

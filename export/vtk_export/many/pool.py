@@ -14,8 +14,6 @@ PAGE, GRANULE = 4096, 65536
 LEAST = 256
 """Bytes below which a tensor stays in its graph: a vector too short to be worth a mapping."""
 
-_CHUNK = 1 << 24
-
 
 class Pool:
     """Takes the weights out of graphs, and gives each back as a reference into a file or as it was.
@@ -116,12 +114,3 @@ class Pool:
 def digest(data: bytes | memoryview) -> str:
     """Return the sha256 of bytes, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the sha256 of a file's content."""
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(_CHUNK):
-            hasher.update(part)
-    return hasher.hexdigest()

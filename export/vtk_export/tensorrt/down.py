@@ -26,8 +26,8 @@ def lower(proto: onnx.ModelProto, *, ir_version: int) -> None:
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     for node in proto.graph.node:
         if _since(node, OPSET) != _since(node, entry.version) and not _rewrite(node, constants):
-            raise UsageError(f"`--trt 8.6` takes opset {OPSET}, which cannot express `{node.name}` ({node.op_type} of "
-                             f"opset {entry.version}); give --trt 10.x")  # fmt: skip
+            raise UsageError(f"TensorRT 8.6 takes opset {OPSET}, which cannot express `{node.name}` ({node.op_type} of "
+                             f"opset {entry.version}); give --trt 10.x (--target trt:10.x)")  # fmt: skip
     entry.version = OPSET
     proto.ir_version = ir_version
 

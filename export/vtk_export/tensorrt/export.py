@@ -5,20 +5,19 @@ is used; plugins of TensorRT were not taken, since each ties a file to a version
 """
 
 import dataclasses
-import hashlib
 import importlib.util
 import shutil
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
-from torch import Tensor, nn
+from torch import Tensor
 
 from vtk import console
+from vtk._path import child, environment
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
@@ -26,22 +25,21 @@ from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
+from vtk.runtime.digests import file_digest
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk_export.build import File, build
 from vtk_export.gate import gate
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
-from vtk_export.limits import LIMITS
-from vtk_export.place import MARKS, move, restamp, workspace
+from vtk_export.place import DATA, MARKS, move, workspace
 from vtk_export.readme import README, tensorrt_page
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
-from vtk_export.tensorrt.down import lower
 from vtk_export.tensorrt.finding import Finding
 from vtk_export.tensorrt.lint import check, load
-from vtk_export.tensorrt_config import OLD, TensorrtConfig
-from vtk_export.verify import BATCHES, GateRow, check_rows, verify_structure, verify_values
+from vtk_export.tensorrt_config import TensorrtConfig
+from vtk_export.verify import BATCHES, GateRow
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -125,7 +123,7 @@ def export_tensorrt(
         raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
                                "build_engine.py where the engine is to run")  # fmt: skip
     assert config.out is not None
-    start, target = time.perf_counter(), config.target
+    start, target = time.perf_counter(), config.runtime
     with (
         console.stages(show),
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
@@ -140,8 +138,6 @@ def export_tensorrt(
         file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
         file = gate(file, card, config.onnx_config(config.out), images, what, batches, given, show=show)
-        if target is OLD:
-            file = _lower(file, card, config, images, batches)
         proto = load(file.path)
         console.stage(f"checking the graph for TensorRT {target.version}")
         findings = check(proto, target)
@@ -167,12 +163,13 @@ def build_engine(folder: Path) -> dict[str, Any]:
         UnavailableError, DataError, VerificationError: what the script ended with.
     """
     console.say("building the engine; TensorRT tries kernels for minutes")
-    run = subprocess.run([sys.executable, str(folder / scripts.PYTHON)], capture_output=True, text=True, check=False)
+    command = child(str(folder / scripts.PYTHON))
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if run.returncode:
         lines = run.stderr.strip().splitlines() or [f"it ended with {run.returncode} and said nothing"]
         kind = _ERRORS.get(run.returncode, VerificationError)
         raise kind(f"{lines[-1].removeprefix(f'{scripts.PYTHON}: ')} (the ONNX file is kept)")
-    console.say(run.stdout.strip())
+    console.say(*run.stdout.strip().splitlines())
     stamp: dict[str, Any] = read_json(folder / scripts.STAMP)
     return stamp
 
@@ -181,39 +178,13 @@ def _build(source: Source, card: Card, config: TensorrtConfig, folder: Path, ima
     """Write the fused form, or the model as it is with attention written out."""
     if config.fuse is not False:
         try:
-            return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=True), folder, images,
+            return build(source.model(), card, config.onnx_config(folder, fuse=True), folder, images,
                          divide_scores=False)  # fmt: skip
         except UsageError as error:
             if config.fuse:
                 raise
             console.say(f"exported as it is: {str(error).partition(';')[0]}")
-    return build(_explicit(source.model()), card, config.onnx_config(folder, fuse=False), folder, images)
-
-
-def _explicit(model: nn.Module) -> nn.Module:
-    """Let timm's attention be two products, in place.
-
-    torch's exporter writes scaled_dot_product_attention with shapes that it computes and a scale on both sides.
-    """
-    for module in model.modules():
-        if hasattr(module, "fused_attn"):
-            setattr(module, "fused_attn", False)  # noqa: B010 - nn.Module's attributes are tensors to mypy
-    return model
-
-
-def _lower(file: File, card: Card, config: TensorrtConfig, images: Tensor, batches: tuple[int, ...]) -> File:
-    """Bring a verified file to opset 17, and verify it once more."""
-    proto = load(file.path)
-    lower(proto, ir_version=OLD.ir_version)
-    onnx.save_model(proto, file.path)  # weights that are kept beside it stay there
-    facts = dataclasses.replace(file.facts, target=OLD.text)
-    restamp(file.path, card, facts)
-    verify_structure(file.path, card, opset=OLD.opset, static_batch=config.static_batch, ir_version=OLD.ir_version)
-    rows, _ = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
-                            names=file.names, limits=LIMITS["fp32"])  # fmt: skip
-    check_rows(rows)
-    console.say(f"lowered to opset {OLD.opset} and verified once more")
-    return dataclasses.replace(file, facts=facts, rows=tuple(rows))
+    return build(source.model(), card, config.onnx_config(folder, fuse=False), folder, images)
 
 
 def _write_side_files(
@@ -222,8 +193,9 @@ def _write_side_files(
     found = scripts.profile(
         proto, target, config.shapes, precision=config.dtype, tf32=config.tf32, workspace=config.workspace
     )
-    with file.path.open("rb") as data:
-        found["onnx_sha256"] = hashlib.file_digest(data, "sha256").hexdigest()
+    found["onnx_sha256"], found["card_sha256"] = file_digest(file.path), file_digest(folder / scripts.CARD)
+    if (folder / DATA).exists():
+        found["data_sha256"] = file_digest(folder / DATA)
     found["slow"] = [finding.line() for finding in findings]
     write_json(folder / scripts.PROFILE, found)
     write_text(folder / scripts.BUILD, scripts.build_script(found))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from vtk.errors import DataError, VerificationError
+from vtk.readers import reading
+from vtk.runtime.onnx_file import load_proto
 from vtk_export.targets import Target
 from vtk_export.tensorrt.attention import attention
 from vtk_export.tensorrt.finding import REFUSED, Finding
@@ -39,12 +40,7 @@ def load(path: Path) -> onnx.ModelProto:
     Raises:
         DataError: it is not there, or no ONNX file.
     """
-    try:
-        proto = onnx.load(path, load_external_data=False)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    except (DecodeError, ValueError) as error:
-        raise DataError(f"{path} is no ONNX file; was it cut short?") from error
+    proto: onnx.ModelProto = load_proto(path)
     if not proto.graph.node:
         raise DataError(f"{path} has no graph; was it cut short?")
     return proto
@@ -60,11 +56,9 @@ def lint(proto: onnx.ModelProto, target: Target) -> list[Finding]:
     Raises:
         DataError: the types in the graph contradict each other.
     """
-    try:
+    with reading("the graph", "is wrong in itself", "was the file damaged?"):
         view = View(proto)
-    except onnx.shape_inference.InferenceError as error:
-        raise DataError(f"the graph is wrong in itself: {str(error).strip().splitlines()[0]}") from error
-    found = [*_file(proto, target), *_nodes(view, view.graph, target), *attention(view, target)]
+        found = [*_file(proto, target), *_nodes(view, view.graph, target), *attention(view, target)]
     return sorted(found, key=lambda finding: finding.level != REFUSED)
 
 

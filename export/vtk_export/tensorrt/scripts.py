@@ -18,6 +18,7 @@ from vtk_export.targets import Target
 MODEL, ENGINE, CACHE = "model.onnx", "model.engine", "timing.cache"
 PROFILE, BUILD, COMPARE, PYTHON = "profile.json", "build.sh", "compare.sh", "build_engine.py"
 STAMP = f"{ENGINE}.json"
+CARD = "model.json"
 _INPUTS, _OUTPUTS = "compare-inputs.json", "compare-onnxruntime.json"
 
 SIDE_FILES = (PROFILE, BUILD, COMPARE, PYTHON)

@@ -4,7 +4,6 @@ The engine itself cannot be run here. What can be held against the source is the
 stamp names both by their SHA-256, and the ONNX file is run and compared with torch.
 """
 
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
+from vtk.runtime.digests import file_digest
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 from vtk_export.given import give_images, judging
@@ -80,7 +80,7 @@ def read_engine(path: Path) -> Engine:
         (scripts.MODEL, stamp.get("onnx_sha256"), scripts.STAMP),
         (scripts.MODEL, profile.get("onnx_sha256"), scripts.PROFILE),
     ):
-        if digest != _digest(folder / name):
+        if digest != file_digest(folder / name):
             raise DataError(f"{folder / name} is not the file that {told} speaks of; build the engine again")
     inputs, batches, batched = _inputs(profile, folder / scripts.PROFILE)
     outputs = tuple(
@@ -175,11 +175,3 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{path} holds no JSON object; build the engine again")
     return found
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; build the engine again") from error

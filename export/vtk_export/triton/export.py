@@ -182,7 +182,7 @@ def _published(order: Order, made: Draft, filled: Filled, size: int, steps: dict
     channels, height, width = image_dims(filled.cards)
     sides = (height, width, channels) if order.in_graph else (channels, height, width)
     fixed = () if message.max_batch_size else (message.input[0].dims[0],)
-    lines = command_lines(config.out, message, config.server, list(filled.cards), [*fixed, *sides],
+    lines = command_lines(config.out, message, filled.served, list(filled.cards), [*fixed, *sides],
                           ensemble=order.name if steps else "")  # fmt: skip
     path = config.out / order.name
     return Published(order.name, path, made.version, made.reused, tuple(filled.cards), size, tuple(lines), steps,

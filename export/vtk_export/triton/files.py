@@ -17,8 +17,13 @@ from vtk_export.triton.publish import DECODING, forbid_bytecode
 _SERVED = Path(__file__).with_name("served")
 _CODE = {
     "python": {"tasks_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_prepack.py": "vtk_prepack.py"},
-    "vtk": {"bank_model.py": "model.py", "vtk_rows.py": "vtk_rows.py"},
-    "preprocess": {"preprocess_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_images.py": "vtk_images.py"},
+    "vtk": {"bank_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_index.py": "vtk_index.py"},
+    "preprocess": {
+        "preprocess_model.py": "model.py",
+        "vtk_rows.py": "vtk_rows.py",
+        "vtk_index.py": "vtk_index.py",
+        "vtk_images.py": "vtk_images.py",
+    },
 }
 _CLIENT = ("client.py", "vtk_images.py")
 _DECODES = ("preprocess",)

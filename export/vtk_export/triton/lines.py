@@ -5,35 +5,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CONTAINER = "nvcr.io/nvidia/tritonserver:24.10-py3"
-"""Of the release whose server the tests run; newer ones take the same configs."""
-
-NEEDS = {"python": ("onnxruntime",), "vtk": ("vit-toolkit",)}
-"""What the server's Python lacks in that container. Its Python back-end gives empty tensors with numpy 2."""
+from vtk_export.triton.served_by import Served
 
 
 def command_lines(
-    repo: Path, config: Any, server: str, tasks: Sequence[str], dims: Sequence[int], *, ensemble: str = ""
+    repo: Path, config: Any, served: Served, tasks: Sequence[str], dims: Sequence[int], *, ensemble: str = ""
 ) -> list[str]:
     """Return lines for a shell.
 
     Args:
         repo: the repository.
         config: the message of the model, in an ensemble of that which classifies.
-        server: back-end, ``onnxruntime``, ``python`` or ``vtk``.
+        served: image and packages.
         tasks: names.
         dims: of the first task's images as the model takes them, with the batch in front where it is fixed.
         ensemble: name of that which the model is a step of.
     """
     start = "tritonserver --model-repository=/models --disable-auto-complete-config"
-    needs = (*NEEDS.get(server, ()), *(("pillow",) if ensemble else ()))
+    needs = (*served.packages, *(("pillow",) if ensemble else ()))
     if needs:
-        start = f"bash -c {shlex.quote(' '.join(['pip install', shlex.quote('numpy<2'), *needs, '&&', start]))}"
+        # the server's Python back-end gives empty tensors with numpy 2
+        words = [shlex.quote(need) for need in ("numpy<2", *needs)]
+        start = f"bash -c {shlex.quote(' '.join(['pip install', *words, '&&', start]))}"
     # the Python back-end hands tensors over in shared memory, of which a container has little
     memory = " --shm-size=1g" if needs else ""
     gpus = "" if config.instance_group[0].kind == 2 else " --gpus=all"  # KIND_CPU
     mount = shlex.quote(f"{repo.absolute()}:/models:ro")
-    lines = [f"docker run --rm{gpus}{memory} -p8000:8000 -p8001:8001 -p8002:8002 -v {mount} {CONTAINER} {start}"]
+    lines = [f"docker run --rm{gpus}{memory} -p8000:8000 -p8001:8001 -p8002:8002 -v {mount} {served.image} {start}"]
     test = f"perf_analyzer -m {shlex.quote(config.name)} -i grpc -u localhost:8001 --concurrency-range 1:8"
     for entry in config.input:
         if -1 in entry.dims:

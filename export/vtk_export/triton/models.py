@@ -10,6 +10,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
+from vtk.runtime.digests import content_digest, file_digest
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx
@@ -18,9 +19,10 @@ from vtk_export.tensorrt.export import export_tensorrt
 from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
 from vtk_export.triton.files import same_code, write_code
-from vtk_export.triton.packs import read_base_id, write_packs
+from vtk_export.triton.packs import has_base, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
+from vtk_export.triton.served_by import Served, serve_bank, serve_engine, serve_graph, serve_python
 from vtk_export.triton_config import TritonCommand
 
 Measure = Callable[[Path, Path, OnnxConfig, Source], tuple[int, dict[str, Any]]]
@@ -69,6 +71,7 @@ class Filled:
         cards: of its tasks.
         inputs: of the model.
         outputs: of the model.
+        served: the server that can run it.
         found: what the gates measured, plain JSON values.
         code: exit code of what was measured; the model is kept.
     """
@@ -77,6 +80,7 @@ class Filled:
     cards: dict[str, Card]
     inputs: list[Slot]
     outputs: list[Slot]
+    served: Served
     found: dict[str, object] = field(default_factory=dict)
     code: int = 0
 
@@ -114,10 +118,11 @@ def _graph(made: Draft, order: Order) -> Filled:
     spec = source.card.input
     size = (spec.height, spec.width, 3) if order.in_graph else (spec.in_chans, *spec.size)
     warm = size if batched else (config.static_batch or 1, *size)
+    served = serve_graph(made.at / "model.onnx", config.runtime, tensorrt=config.server == "tensorrt")
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
-                    part_of=order.part_of)  # fmt: skip
+                    part_of=order.part_of, digest=content_digest(made.at / "model.onnx"))  # fmt: skip
     code = _measured(order, made.at / "model.onnx", options, source, found)
-    return Filled(message, {task: source.card}, inputs, outputs, found, code)
+    return Filled(message, {task: source.card}, inputs, outputs, served, found, code)
 
 
 def _engine(made: Draft, order: Order) -> Filled:
@@ -126,6 +131,7 @@ def _engine(made: Draft, order: Order) -> Filled:
     (task,) = order.named
     source = _say_notes(order.open(task))
     engine = read_engine(config.engine)
+    served = serve_engine(str(engine.stamp.get("tensorrt", "")), config.runtime)
     check_engine(engine, source, config, order.folders.get(task), show=order.show)
     copy_engine(engine, made.at)
     console.say(f"the engine is for {engine.built}; a server with another version or GPU refuses it")
@@ -135,7 +141,7 @@ def _engine(made: Draft, order: Order) -> Filled:
     built = {key: str(value) for key, value in engine.stamp.items() if not key.endswith("_sha256")}
     message = build(order.name, config, inputs, outputs, batched=engine.batched, parameters=built,
                     part_of=order.part_of, preferred=preferred)  # fmt: skip
-    return Filled(message, {task: source.card}, inputs, outputs, {"engine": dict(engine.stamp)})
+    return Filled(message, {task: source.card}, inputs, outputs, served, {"engine": dict(engine.stamp)})
 
 
 def _tasks(made: Draft, order: Order) -> Filled:
@@ -151,17 +157,19 @@ def _tasks(made: Draft, order: Order) -> Filled:
     else:
         many = TasksConfig(
             out=made.at, opset=config.opset, data=tuple(f"{n}={f}" for n, f in order.folders.items() if f),
-            split=config.split, fuse=config.fuse, seed=config.seed, threads=config.threads,
+            split=config.split, fuse=config.fuse, seed=config.seed, threads=config.threads, target=config.target,
         )  # fmt: skip
         export_tasks(order.named, many, base=config.base, show=order.show)
         entries = read_json(made.at / "tasks.json")["tasks"]
         cards = {n: Card.from_dict(read_json(made.at / entries[n]["card"]), made.at) for n in entries}
+    _note_digests(made.at)
     write_code(made.at, "python")
     inputs, outputs = _slots(cards, max(len(card.classes) for card in cards.values()), config)
     message = build(order.name, config, inputs, outputs, parameters=_parameters(config), warm=image_dims(cards),
                     part_of=order.part_of)  # fmt: skip
     graph = made.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
-    return Filled(message, cards, inputs, outputs, found, _measured(order, graph, options, source, found))
+    served = serve_python(sorted(made.at.glob("*.onnx")), config.runtime)
+    return Filled(message, cards, inputs, outputs, served, found, _measured(order, graph, options, source, found))
 
 
 def _bank(made: Draft, order: Order) -> Filled:
@@ -175,9 +183,13 @@ def _bank(made: Draft, order: Order) -> Filled:
                     part_of=order.part_of)  # fmt: skip
     if made.old is not None and made.old.versions:
         last = made.old.path / str(made.old.versions[-1])
-        if made.old.config == message and read_base_id(last) == packed.base and same_code(last, "vtk"):
+        # what runs follows an index of this format, whichever its code
+        if made.old.config == message and has_base(last, made.at, packed.base):
+            if not same_code(last, "vtk"):
+                console.say(f"{order.name}: a server that runs version {made.old.versions[-1]} takes up the packs now, "
+                            "and this toolkit's code when it starts again")  # fmt: skip
             made.reuse()
-    return Filled(message, packed.cards, inputs, outputs)
+    return Filled(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
 
 
 def image_dims(cards: Mapping[str, Card]) -> tuple[int, int, int]:
@@ -194,7 +206,7 @@ def _say_notes(source: Source) -> Source:
 
 def _facts(result: ExportResult) -> dict[str, object]:
     """Return what the gate of a graph measured."""
-    names = ("facts", "outputs", "judged", "preprocessing_drift", "fused", "nodes")
+    names = ("facts", "outputs", "judged", "preprocessing_drift", "batch_dependence", "fused", "nodes")
     return {name: value for name, value in result.to_dict().items() if name in names}
 
 
@@ -211,11 +223,18 @@ def _tensorrt_config(out: Path, config: TritonCommand, data: Path | None) -> Ten
     options = TensorrtConfig(
         out=out, opset=config.opset, static_batch=config.static_batch, data=data, split=config.split, fuse=config.fuse,
         dtype="fp16" if config.dtype == "fp16" else "fp32", keep_io_types=config.keep_io_types, images=config.images,
-        seed=config.seed, threads=config.threads,
+        seed=config.seed, threads=config.threads, target=config.target,
     )  # fmt: skip
     if config.static_batch is not None:
         return options
     return dataclasses.replace(options, opt=min(USUAL, config.max_batch_size), max=config.max_batch_size)
+
+
+def _note_digests(version: Path) -> None:
+    """Let the index say what its files are: the server's model holds them against it when it is loaded."""
+    index = read_json(version / "tasks.json")
+    files = sorted(path for path in version.iterdir() if path.suffix in (".onnx", ".data"))
+    write_json(version / "tasks.json", {**index, "sha256": {path.name: file_digest(path) for path in files}})
 
 
 def _index_of_one(task: str, card: Card) -> dict[str, Any]:

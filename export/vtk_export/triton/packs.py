@@ -1,5 +1,6 @@
 """The packs of a `TaskBank` in a version folder: their base once, and a folder for each."""
 
+import filecmp
 import hashlib
 import json
 import shutil
@@ -20,8 +21,8 @@ from vtk.formats import read_json, write_json
 from vtk.runtime.source import open_source
 from vtk.serving import TaskBank
 from vtk.tasks.base import store_base
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.load import load_task
-from vtk.tasks.pack import CARD, HASHES, TENSORS
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.triton_config import TritonCommand
@@ -140,13 +141,21 @@ def write_packs(
     return Packed(cards, base, tuple(rows), what)
 
 
-def read_base_id(version: Path) -> str | None:
-    """Return the id of the base of packs that an earlier export wrote; None where there are none."""
+def has_base(earlier: Path, version: Path, base: str) -> bool:
+    """Return whether the packs of an earlier export have the base ``base``, which the new version holds.
+
+    A damaged index says nothing; then the file of the base does, and the export repairs the model that serves.
+    """
     try:
-        index = read_json(version / INDEX)
+        index = read_json(earlier / INDEX)
     except DataError:
-        return None
-    return index.get("base") if isinstance(index, dict) else None
+        index = None
+    if isinstance(index, dict) and "base" in index:
+        return index["base"] == base and index.get("format") == 1
+    try:
+        return filecmp.cmp(earlier / BASE, version / BASE, shallow=False)
+    except OSError:
+        return False
 
 
 def _pack(path: Path) -> Path:

@@ -3,6 +3,7 @@
 Nothing is left for the server to complete, so it also loads with ``--disable-auto-complete-config``.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import onnx
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from vtk import __version__
-from vtk.errors import DataError, VerificationError
+from vtk.errors import VerificationError
+from vtk.readers import reading
 from vtk_export.triton_config import TritonCommand
 
 CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
@@ -30,6 +32,10 @@ TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16", 
          "UINT32": "TYPE_UINT32", "DOUBLE": "TYPE_FP64"}  # fmt: skip
 """ONNX's names of types to the server's."""
 
+CLASSIFIED = frozenset({"TYPE_FP32", "TYPE_FP64", *(f"TYPE_{u}INT{n}" for u in ("", "U") for n in (8, 16, 32, 64))})
+"""Types of which the server's classification extension finds the largest numbers (src/classification.cc of the server):
+half types are refused there."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -46,6 +52,16 @@ class Slot:
     type: str
     dims: tuple[int, ...]
     labels: bool = False
+
+
+def add_output(made: Any, slot: Slot) -> None:
+    """Add an output; the label file is named where the server can classify.
+
+    It takes the numbers of one image apart by the batch that it made; where it makes none, all images' are one list.
+    """
+    classified = slot.labels and slot.type in CLASSIFIED and made.max_batch_size > 0
+    made.output.add(name=slot.name, data_type=messages().DataType.Value(slot.type), dims=slot.dims,
+                    label_filename=LABELS if classified else "")  # fmt: skip
 
 
 def messages() -> Any:
@@ -117,6 +133,7 @@ def build(
     warm: tuple[int, ...] = (),
     part_of: str = "",
     preferred: Sequence[int] = (),
+    digest: str = "",
 ) -> Any:
     """Build a ``ModelConfig``.
 
@@ -130,6 +147,7 @@ def build(
         warm: dims of the images that warm-up requests have, where those of the input are free.
         part_of: the ensemble that it is a step of.
         preferred: batch sizes that an engine was tuned for.
+        digest: of the ONNX file and its weights, by which engines that the server builds are kept.
     """
     pb = messages()
     most = config.max_batch_size if batched else 0
@@ -144,14 +162,13 @@ def build(
     for slot in inputs:
         made.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
     for slot in outputs:
-        made.output.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims,
-                        label_filename=LABELS if slot.labels else "")  # fmt: skip
+        add_output(made, slot)
     if most > 1:
         # no preferred sizes: a graph of any batch size gains nothing from waiting for a certain one
         made.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
         made.dynamic_batching.preferred_batch_size.extend(size for size in preferred if size <= most)
     if config.server == "tensorrt" and config.engine is None:
-        _accelerate(made, config, inputs, batched=batched)
+        _accelerate(made, config, inputs, batched=batched, digest=digest)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
     kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
     made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
@@ -164,13 +181,15 @@ def build(
     return made
 
 
-def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool) -> None:
-    """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make."""
+def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool, digest: str) -> None:
+    """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make.
+
+    Its name for a built engine has the graph's file name and structure in it, not the weights: each content has a
+    folder and a prefix of its own, or a model that was trained again would get the engine of the old one.
+    """
     engine = made.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt").parameters
     engine["precision_mode"] = "FP16" if config.dtype == "fp16" else "FP32"
     engine["trt_layer_norm_fp32_fallback"] = "1"
-    for what in ("engine", "timing"):  # not beside the model: a polling server would take them for a change
-        engine[f"trt_{what}_cache_enable"], engine[f"trt_{what}_cache_path"] = "1", config.engine_cache
     if batched:
         usual = min(USUAL, config.max_batch_size)
         for name, batch in (("min", 1), ("opt", usual), ("max", config.max_batch_size)):
@@ -178,6 +197,12 @@ def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, bat
             engine[f"trt_profile_{name}_shapes"] = ",".join(shapes)
         if config.max_batch_size > 1:  # engines are quickest at the sizes that they were tuned for
             made.dynamic_batching.preferred_batch_size.extend(sorted({usual, config.max_batch_size}))
+    key = hashlib.sha256("\n".join([digest, *(f"{k}={engine[k]}" for k in sorted(engine))]).encode()).hexdigest()[:16]
+    # not beside the model, which a polling server would take for a change; ONNX Runtime makes one folder, not two
+    folder = f"/tmp/vtk-engines-{key}" if config.engine_cache is None else f"{config.engine_cache.rstrip('/')}/{key}"
+    for what in ("engine", "timing"):
+        engine[f"trt_{what}_cache_enable"], engine[f"trt_{what}_cache_path"] = "1", folder
+    engine["trt_engine_cache_prefix"] = f"vtk-{key}"
 
 
 def _warm(pb: Any, request: Any, inputs: Sequence[Slot], warm: tuple[int, ...]) -> None:
@@ -206,7 +231,5 @@ def read_text(text: str, where: str = CONFIG) -> Any:
     Raises:
         DataError: it is none; ``where`` names the file.
     """
-    try:
+    with reading(where, "is no config of a server's model", "was it edited?"):
         return text_format.Parse(text, messages().ModelConfig())
-    except text_format.ParseError as error:
-        raise DataError(f"{where} is no config of a server's model ({error}); was it edited?") from error

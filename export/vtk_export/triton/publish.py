@@ -105,10 +105,10 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
     path = resolve_output(repo / name)
     if not path.exists():
         return None
-    try:
-        config = read_text((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
-    except (OSError, UnicodeDecodeError):
-        config = None
+    config = None
+    if (path / CONFIG).is_file():
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            config = read_text((path / CONFIG).read_text(encoding="utf-8"), str(path / CONFIG))
     if config is None or MARK not in config.parameters:
         raise DataError(f"{path} was not written by `vtk export triton`, so it stays; give another --name or --out")
     if (other := config.parameters[PART].string_value if PART in config.parameters else "") != part_of:

@@ -8,7 +8,7 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk_export.preproc import RAW_TYPES
 from vtk_export.triton.names import check_name
-from vtk_export.triton.pbtxt import LABELS, MARK, PART, TYPES, Slot, messages
+from vtk_export.triton.pbtxt import MARK, PART, TYPES, Slot, add_output, messages
 from vtk_export.triton_config import TritonCommand
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
@@ -81,8 +81,7 @@ def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slo
         made.input.add().CopyFrom(entry)
         made.input[-1].ClearField("allow_ragged_batch")
     for slot in outputs:
-        made.output.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims,
-                        label_filename=LABELS if slot.labels else "")  # fmt: skip
+        add_output(made, slot)
     for step in (preprocess, model):
         # the latest version, whichever it is: a step is replaced before the ensemble is
         entry = made.ensemble_scheduling.step.add(model_name=step.name, model_version=-1)

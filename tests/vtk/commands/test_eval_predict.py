@@ -22,7 +22,7 @@ from vtk.card import Card, Regime
 from vtk.data.transforms import eval_transform
 from vtk.formats import write_json
 from vtk.models.create import Created, build_model
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 from vtk.tasks.pack import save_task
 
 CLASSES = ("red", "green", "blue", "grey")  # on purpose not in alphabetical order

@@ -14,7 +14,8 @@ from timm.models import adapt_input_conv
 from vtk.__main__ import main
 from vtk.data import scan
 from vtk.errors import UsageError
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune
 

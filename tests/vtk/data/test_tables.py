@@ -13,6 +13,7 @@ from PIL import Image
 from vtk.__main__ import main
 from vtk.data import list_images, scan
 from vtk.data.multi import scan_multi
+from vtk.data.page import page
 from vtk.errors import DataError, UnavailableError, UsageError
 
 Write = Callable[..., Path]
@@ -102,9 +103,27 @@ def test_absolute_paths_outside_of_the_folder(write: Write, tmp_path: Path) -> N
     inner = tmp_path / "tables"
     inner.mkdir()
     write("")
-    (inner / "t.csv").write_text(f"{tmp_path}/0.png,a\n../1.png,b\n{tmp_path}/2.png,b\n")
+    (inner / "t.csv").write_text("".join(f"{tmp_path}/{i}.png,{'abb'[i]}\n" for i in range(3)))
     audit = single(inner / "t.csv", val_split=0)
     assert {s.path.resolve() for s in audit.train} == {tmp_path / f"{i}.png" for i in range(3)}
+    assert any("outside of its folder by an absolute path: 3" in note for note in audit.notes)
+    assert "data:image" not in page(audit)
+
+
+@pytest.mark.parametrize("row", ["../1.png", "deep/../../1.png", "..\\1.png", "./../1.png", "../tables/../1.png"])
+def test_a_row_that_leads_out_of_the_folder_is_refused(write: Write, tmp_path: Path, row: str) -> None:
+    inner = tmp_path / "tables"
+    (inner / "deep").mkdir(parents=True)
+    write("")
+    (inner / "t.csv").write_text(f"{tmp_path}/0.png,a\n{row},b\n")
+    for read in (single, multi, list_images):
+        with pytest.raises(DataError, match=r"line 2 names .*outside of the table's folder"):
+            read(inner / "t.csv")
+
+
+def test_a_row_that_comes_back_into_the_folder_is_read(write: Write, tmp_path: Path) -> None:
+    audit = single(write(f"../{tmp_path.name}/0.png,a\n1.png,b\n"), val_split=0)
+    assert sorted(s.path for s in audit.train) == [tmp_path / "0.png", tmp_path / "1.png"]
 
 
 def test_numbers_are_names_in_natural_order(write: Write) -> None:

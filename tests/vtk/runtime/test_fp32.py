@@ -80,7 +80,8 @@ def test_onnxruntime_is_told_too(card: Card, write_onnx: Callable[..., Path], mo
     assert (cuda, last) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert options == {"device_id": 1, "use_tf32": "0"}
     trt, cuda_too, _ = ort_backend._providers(path, "TensorrtExecutionProvider", device)
-    assert trt == ("TensorrtExecutionProvider", {"device_id": 1}) and cuda_too[1]["use_tf32"] == "0"
+    assert trt == ("TensorrtExecutionProvider", {"device_id": 1, "trt_engine_cache_enable": "0"})
+    assert cuda_too[1]["use_tf32"] == "0"
     # the TensorRT provider has no such option; its libraries read a variable when the first of them is loaded
     monkeypatch.setenv(NO_TF32, "1")
     seen: dict[str, str | None] = {}

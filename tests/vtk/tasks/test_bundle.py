@@ -14,8 +14,8 @@ from vtk.runtime.source import open_source
 from vtk.tasks import load_checkpoint, load_task, merge_task
 from vtk.tasks.base import BUNDLED
 from vtk.tasks.bundle import bundle_task, convert_task
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.diff import diff_task
-from vtk.tasks.pack import CARD, HASHES, TENSORS
 
 Make = Callable[..., Path]
 OPTIONS = [

@@ -21,7 +21,7 @@ from vtk.errors import DataError, VtkError
 from vtk.formats import save_tensors
 from vtk.models.weights import read_base
 from vtk.tasks import load_checkpoint, load_task, merge_task, read_card
-from vtk.tasks.pack import CARD, HASHES, TENSORS
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 
 Files = dict[str, bytes]
 few = settings(

@@ -22,8 +22,9 @@ from vtk.errors import BaseError, DataError, UnavailableError, UsageError
 from vtk.tasks import load_task, read_card
 from vtk.tasks.base import BUNDLED
 from vtk.tasks.bundle import bundle_task
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.hub import pull_task, push_task
-from vtk.tasks.pack import CARD, HASHES, TENSORS, update_card
+from vtk.tasks.pack import update_card
 
 Make = Callable[..., Path]
 OWN = {CARD, HASHES, TENSORS}

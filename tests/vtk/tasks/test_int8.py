@@ -11,8 +11,8 @@ from vtk.card import Transform
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.tasks import load_task, merge_task
 from vtk.tasks.bundle import convert_task
+from vtk.tasks.cards import TENSORS, pack_bytes
 from vtk.tasks.int8 import expand, quantise
-from vtk.tasks.pack import TENSORS, pack_bytes
 
 Make = Callable[..., Path]
 QKV = "blocks.0.attn.qkv.weight"

@@ -15,8 +15,9 @@ from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.create import Created, build_model
 from vtk.tasks import load_checkpoint, load_task, merge_task, save_task, store_base
 from vtk.tasks.base import stored_base
+from vtk.tasks.cards import CARD, HASHES, TENSORS
 from vtk.tasks.diff import diff_task
-from vtk.tasks.pack import CARD, HASHES, TENSORS, FrozenTensorChanged
+from vtk.tasks.pack import FrozenTensorChanged
 
 KWARGS: dict[str, Any] = {"depth": 2, "embed_dim": 64, "num_heads": 2}
 NAME = "vit_tiny_patch16_224"

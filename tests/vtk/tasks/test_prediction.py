@@ -21,7 +21,8 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.formats import write_json
 from vtk.models.create import build_model
 from vtk.models.inputs import input_spec
-from vtk.tasks.load import Task, load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import Task, load_task
 from vtk.tasks.pack import save_task
 from vtk.tasks.prediction import ImageTransform
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import vtk
 from tests.vtk.training.test_engine import Fixed, attn_vit, bare_loop
 from vtk.errors import UsageError
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.training.callbacks import Callback, Callbacks, Control, StepInfo
 from vtk.training.config import FinetuneConfig
 from vtk.training.engine import fit

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from vtk.commands import eval as eval_command
 from vtk.commands import predict as predict_command
 from vtk.errors import UsageError
-from vtk.tasks.load import read_card
+from vtk.tasks.cards import read_card
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.multilabel import MultiLabel, positive_weights

@@ -12,7 +12,8 @@ from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data import scan
 from vtk.runtime.images import choose_images
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune, finetune_tasks
 

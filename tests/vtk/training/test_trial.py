@@ -13,7 +13,8 @@ from tests.vtk._faults import tree
 from vtk.__main__ import main
 from vtk.data.samples import DataAudit, Sample
 from vtk.errors import DataError, UsageError
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.training.ahead import dry_run, duration
 from vtk.training.callbacks import Callback
 from vtk.training.finetune import finetune, finetune_tasks

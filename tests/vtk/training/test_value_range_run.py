@@ -19,7 +19,8 @@ from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UsageError
-from vtk.tasks.load import load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_task
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune
 from vtk.training.pretrain.config import PretrainConfig

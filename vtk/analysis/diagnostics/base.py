@@ -57,6 +57,7 @@ class Context:
         loader: ``loader(batch_size)`` gives (images, labels) of all chosen images, evaluation's transform, in an order
             that never changes; on the CPU.
         augmented: ``augmented(batch_size)``: the same images as in training, labels (B, classes) that may be mixed.
+        shown: from a batch size to those of the images that may be shown in the report; None where all may.
         count: number of images.
         show_progress: bars.
         share: this process's part of a measurement that several do together; one of them writes.
@@ -73,6 +74,7 @@ class Context:
     loader: Callable[[int], Batches]
     augmented: Callable[[int], Batches]
     count: int
+    shown: Callable[[int], Batches] | None = None
     show_progress: bool = False
     share: Share = ALONE
     saved: Mapping[str, Any] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """What a load generator needs of a server, whichever protocol it speaks."""
 
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,12 +8,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.profiling.server.pool import Pool
+from vtk.readers import reading
 
 NUMPY: dict[str, Any] = {
     "FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
     "UINT32": np.uint32, "INT32": np.int32, "FP64": np.float64,
 }  # fmt: skip
 """KServe's names of the types that images can have."""
+
+
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError, MemoryError)
+"""What reading a value of somebody else's raises when it is not built as the protocol has it."""
 
 
 class RequestFailed(Exception):
@@ -64,6 +71,28 @@ class ModelInfo:
         """Return the name of the output that is compared: ``logits``, or the only one."""
         names = [o.name for o in self.outputs]
         return "logits" if "logits" in names or not names else names[0]
+
+
+def model_info(name: str, value: Any) -> ModelInfo:
+    """Read a server's description of a model.
+
+    Raises:
+        UnavailableError: it is not one.
+    """
+    try:
+        inputs, outputs = (
+            tuple(
+                TensorSpec(str(t["name"]), str(t["datatype"]), tuple(map(int, t["shape"]))) for t in value.get(key, [])
+            )
+            for key in ("inputs", "outputs")
+        )
+        versions = [str(v) for v in value.get("versions") or [""]]
+        version = max(versions, key=lambda v: (len(v), v))
+        return ModelInfo(name, version, str(value.get("platform", "")), inputs, outputs)
+    except MALFORMED as error:
+        raise UnavailableError(
+            f"what the server says of `{name}` is not KServe's v2 protocol; give the address of a server that speaks it"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -130,15 +159,23 @@ class Client(Protocol):
         """Return the server's statistics, None where it keeps none."""
         ...
 
-    def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
-        """Encode a request once, so that encoding is not in the times."""
+    def request(self, info: ModelInfo, pool: Pool, number: int, batch: int, texts: Mapping[str, str]) -> Any:
+        """Encode request ``number``, before the clock runs.
+
+        Args:
+            info: whom to ask.
+            pool: whose images are sent.
+            number: of the request, which decides its images and is in them.
+            batch: images.
+            texts: the value of each other input, the same for all images.
+        """
         ...
 
-    def infer(self, payload: Any) -> Any:
+    def infer(self, request: Any) -> Any:
         """Send a request and return the answer, undecoded.
 
         Raises:
-            RequestFailed: an error, or no answer in time.
+            RequestFailed: an error, or no complete answer in time.
         """
         ...
 
@@ -146,7 +183,7 @@ class Client(Protocol):
         """Return one output of an answer.
 
         Raises:
-            RequestFailed: it is not there.
+            RequestFailed: it is not there, or not as the protocol has it.
         """
         ...
 
@@ -159,15 +196,31 @@ def connect(url: str, protocol: str, timeout: float) -> Client:
     """Connect to a server and make sure that it is there.
 
     Raises:
-        UnavailableError: nobody answers, or the package for this protocol is missing.
+        UsageError: ``url`` is none.
+        UnavailableError: nobody answers, or not as this protocol has it, or the package for it is missing.
     """
-    if protocol == "grpc":
-        from vtk.profiling.server.grpc_client import GrpcClient
+    from vtk.profiling.server.guard import GuardedClient
 
-        return GrpcClient(url, timeout)
-    from vtk.profiling.server.http_client import HttpClient
+    _check_url(url)
+    with reading(f"the server at {url}", "does not answer as KServe's protocol has it", "is it such a server?",
+                 UnavailableError):  # fmt: skip
+        if protocol == "grpc":
+            from vtk.profiling.server.grpc_client import GrpcClient
 
-    return HttpClient(url, timeout)
+            return GuardedClient(GrpcClient(url, timeout), url)
+        from vtk.profiling.server.http_client import HttpClient
+
+        return GuardedClient(HttpClient(url, timeout), url)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        right = bool(parts.hostname) and (parts.port is None or parts.port > 0) and url.isprintable()
+    except ValueError:  # an open bracket, or a port that is none
+        right = False
+    if not right:
+        raise UsageError(f"`--server` {url[:200]!r} is no address; give HOST:PORT or http://HOST:PORT")
 
 
 def choose_model(client: Client, wanted: str) -> ModelInfo:

@@ -1,7 +1,9 @@
-"""``profile_server``: every batch size at every load, answers compared before and after."""
+"""``profile_server``: every batch size at every load; answers are compared before, under load and after."""
 
 import datetime
 import itertools
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,20 +18,25 @@ from vtk.errors import UsageError
 from vtk.filesets import open_folder
 from vtk.options import expect
 from vtk.packages import require
-from vtk.profiling.compare import compare, remarks, torch_reference
+from vtk.profiling.compare import remarks, torch_reference
+from vtk.profiling.server.answers import Expected, Sample, Verdict, sample_size
 from vtk.profiling.server.client import NUMPY, Client, ModelInfo, RequestFailed, choose_model, connect
 from vtk.profiling.server.config import ServerConfig
 from vtk.profiling.server.load import Run, closed_loop, open_loop
+from vtk.profiling.server.pool import LEAST, Pool, pool_size
 from vtk.profiling.server.result import ServerLevel, ServerResult
 from vtk.profiling.server.search import search
 from vtk.profiling.stats import percentile
 from vtk.runtime.source import Source, open_source
 from vtk_export.images import gate_images
 
-PAYLOADS = 4
-"""Different requests of each batch size, sent in turn: a server that keeps answers would look quick otherwise."""
+IDLE = 4
+"""Answers that are compared before and after each load, one at a time."""
 
 WARMUP_S = 1.0
+
+LEARN_S = 5.0
+"""Without a reference the server's own answers when idle are the right ones; so long they are asked for, at most."""
 
 
 def profile_server(config: ServerConfig, *, command: str = "", show_progress: bool = True) -> ServerResult:
@@ -112,92 +119,159 @@ class Traffic:
         self.client, self.info, self.config = client, info, config
         image = info.image()
         spec = _spec(image.shape, config, source)
-        count = PAYLOADS * max(config.batch_sizes)
-        self._images, what = gate_images(spec, min(count, 64), chosen=None, seed=config.seed)
+        kind = np.dtype(NUMPY[image.datatype])
+        count = pool_size(spec.in_chans * spec.height * spec.width * kind.itemsize)
+        images, what = gate_images(spec, count, chosen=None, seed=config.seed)
+        self._expected: Expected | None = None
+        self._weak = ""
         raw = image.datatype not in ("FP32", "FP16")
-        if raw:
-            self._images = _to_pixels(self._images, channels_last=image.shape[3] in (1, 3))
-        self._image, self._kind = image.name, NUMPY[image.datatype]
-        self._want: Tensor | None = None
-        self.described = "not compared (give --reference)"
         if source is not None:
             if raw:
                 raise UsageError(f"`{info.name}` takes raw images; --reference is for models that take normalised ones")
-            self._want = torch_reference(source.model(), self._images)
-            weak = "".join(f"; caution: {text}" for text in remarks(self._want))
-            self.described = f"torch fp32 on the CPU of {source.name}{weak}"
-        self._precision = "fp16" if image.datatype == "FP16" else "fp32"
-        self.inputs = f"{what}, {image.datatype}, {PAYLOADS} different requests in turn, encoded before they are timed"
+            self._expect(torch_reference(source.model(), images), "fp16" if image.datatype == "FP16" else "fp32")
+        self.described = "not compared (give --reference)"
+        if source is not None:
+            self.described = f"torch fp32 on the CPU of {source.name}{self._weak}"
+        if raw:
+            images = _to_pixels(images, channels_last=image.shape[3] in (1, 3))
+        self._compared = source is not None
+        self._pool = Pool(_spread(images.numpy(), kind))
+        self._texts = _texts(info, image.name, config.task)
+        # a server that kept the answers of an earlier run would look quick
+        self._first = int.from_bytes(os.urandom(4), "little")
+        self._numbers = itertools.count(self._first)
+        self.inputs = f"{what}, {image.datatype}, no two requests equal, encoded before they are timed"
 
     def measure(self, level: ServerLevel) -> ServerLevel:
-        """Compare, warm up, load, compare again."""
-        rows = [self._rows(number, level.batch) for number in range(PAYLOADS)]
-        payloads = [self.client.payload(self.info, self._tensors(index)) for index in rows]
-
-        def send(number: int) -> Any:
-            return self.client.infer(payloads[number % PAYLOADS])
-
+        """Compare when idle, warm up, load, compare again; the answers under load are compared after each window."""
+        batch = level.batch
         try:
-            worst, reason = self._check(send, rows)
+            if self._expected is None and (reason := self._learn(batch)):
+                return self._mismatch(level, Verdict(1, 1), f"wrong answer, not timed: {reason}")
+            idle = self._idle(batch)
         except RequestFailed as error:
             return replace(level, status="failed", reason=str(error), failed=1)
-        if reason:
-            return replace(level, status="mismatch", reason=f"wrong answer, not timed: {reason}", max_diff=worst)
-        closed_loop(send, level.concurrency or 4, min(WARMUP_S, self.config.duration))
+        if idle.wrong:
+            return self._mismatch(level, idle, f"wrong answer, not timed: {idle}")
+        warm, warm_up = self._run(replace(level, loop="closed", concurrency=level.concurrency or 4, rate=None),
+                                  min(WARMUP_S, self.config.duration))  # fmt: skip
+        if warm.wrong:
+            return self._mismatch(level, idle.joined(warm), f"wrong answer, not timed: under load {warm}")
         before = self.client.counters(self.info)
-        run = self._load(send, level)
+        found, run = self._run(level, self.config.duration)
         after = self.client.counters(self.info)
-        level = _summarise(level, run, self.config.stability)
+        so_far = idle.joined(warm).joined(found)
+        if found.wrong:
+            return self._mismatch(level, so_far, f"wrong answer, not timed: under load {found}")
+        level = replace(_summarise(level, run, self.config.stability), checked=so_far.checked)
+        if warm_up.failed:
+            told = level.reason or f"in the warm-up: {warm_up.failed[0]}"
+            level = replace(level, failed=level.failed + len(warm_up.failed), reason=told)
         if before is not None and after is not None and (done := after.since(before)).requests > 0:
             level = replace(
                 level, queue_ms=done.queue_ns / done.requests / 1e6, compute_ms=done.compute_ns / done.requests / 1e6,
                 server_batch=done.images / done.executions if done.executions else None,
             )  # fmt: skip
         try:
-            again, reason = self._check(send, rows)
+            again = self._idle(batch)
         except RequestFailed as error:
             return replace(level, failed=level.failed + 1, reason=str(error))
-        if reason:
-            bare = ServerLevel(level.batch, level.loop, level.concurrency, level.rate)
-            text = f"wrong answer, not timed: right at first, afterwards {reason}"
-            return replace(bare, status="mismatch", reason=text, max_diff=again)
-        return replace(level, max_diff=None if worst is None else max(worst, again or 0.0))
+        total = so_far.joined(again)
+        if again.wrong:
+            return self._mismatch(level, total, f"wrong answer, not timed: after the load {again}")
+        return replace(level, checked=total.checked, max_diff=total.max_diff if self._compared else None)
 
-    def _load(self, send: Callable[[int], Any], level: ServerLevel) -> Run:
+    def _run(self, level: ServerLevel, duration_s: float) -> tuple[Verdict, Run]:
+        """Load the server and judge a sample of its answers when the window is over."""
+        expected = self._expected
+        assert expected is not None
+        sample = Sample(sample_size(4 * level.batch * expected.rows.shape[1]), self.config.seed)
+        options: dict[str, Any] = {"make": self._maker(level.batch), "numbers": self._numbers, "sample": sample}
         if level.rate is not None:
-            return open_loop(send, level.rate, self.config.duration, seed=self.config.seed)
-        return closed_loop(send, level.concurrency or 1, self.config.duration)
+            run = open_loop(self.client.infer, level.rate, duration_s, seed=self.config.seed, **options)
+        else:
+            run = closed_loop(self.client.infer, level.concurrency or 1, duration_s, **options)
+        return self._judge(sample.kept, level.batch), run
 
-    def _check(self, send: Callable[[int], Any], rows: list[Tensor]) -> tuple[float | None, str]:
-        """Return the largest difference of the answers to all payloads, and why they are wrong, if they are."""
-        worst: float | None = None
-        for number, index in enumerate(rows):
-            found = self.client.decode(send(number), self.info.logits())
-            if self._want is None:
-                if len(found) != len(index):
-                    return None, f"{len(found)} rows for {len(index)} images"
-                continue
-            difference = compare(torch.from_numpy(found.astype(np.float32)), self._want[index], self._precision)
-            worst = max(worst or 0.0, difference.max_diff or 0.0)
-            if not difference.ok:
-                return difference.max_diff, difference.reason
-        return worst, ""
+    def _idle(self, batch: int) -> Verdict:
+        """Judge a few answers of a server that does nothing else."""
+        make = self._maker(batch)
+        numbers = list(itertools.islice(self._numbers, IDLE))
+        return self._judge([(number, self.client.infer(make(number))) for number in numbers], batch)
 
-    def _rows(self, number: int, batch: int) -> Tensor:
-        return (torch.arange(batch) + number * batch) % len(self._images)
+    def _judge(self, kept: list[tuple[int, Any]], batch: int) -> Verdict:
+        assert self._expected is not None
+        return self._expected.judge(kept, self._decode, lambda number: self._pool.rows(number, batch))
 
-    def _tensors(self, index: Tensor) -> dict[str, "np.ndarray[Any, Any]"]:
-        found: dict[str, np.ndarray[Any, Any]] = {self._image: self._images[index].numpy().astype(self._kind)}
-        if self._images.dtype == torch.uint8 and np.dtype(self._kind).kind in "iu":  # spread over the whole type
-            found[self._image] *= np.iinfo(self._kind).max // 255 or 1
-        for other in self.info.inputs:
-            if other.name == self._image:
-                continue
-            if other.datatype != "BYTES" or self.config.task is None:
-                raise UsageError(f"`{self.info.name}` has an input `{other.name}` ({other.datatype}) too; give --task")
-            shape = (len(index), *(1 for _ in other.shape[1:]))
-            found[other.name] = np.full(shape, self.config.task, dtype=np.object_)
-        return found
+    def _learn(self, batch: int) -> str:
+        """Take the answers to all images, asked for one request at a time, for the right ones; or say why one is not.
+
+        Raises:
+            RequestFailed: there is no answer.
+        """
+        make, rows = self._maker(batch), dict[int, Any]()
+        end = time.perf_counter() + LEARN_S
+        for number in self._numbers:
+            index = self._pool.rows(number, batch).tolist()
+            logits = self._decode(self.client.infer(make(number))).astype(np.float32)
+            wide = next((len(row) for row in rows.values()), logits.shape[-1] if logits.ndim else 0)
+            if logits.ndim != 2 or logits.shape != (batch, wide) or not logits.size:
+                return f"the answer to {batch} images has shape {logits.shape}, not a row for each"
+            if not np.isfinite(logits).all():
+                return f"{int((~np.isfinite(logits)).sum())} outputs are NaN or infinite"
+            rows.update(zip(index, logits, strict=True))
+            full = len(rows) == len(self._pool)
+            if full or (time.perf_counter() > end and all(i in rows for i in range(LEAST))):
+                break
+        known = next(n for n in (len(self._pool), 16, 8, LEAST) if all(i in rows for i in range(n)))
+        self._pool.keep(known)
+        # rounding depends on who else is in a batch, so half precision's bound
+        self._expect(torch.from_numpy(np.stack([rows[i] for i in range(known)])), "fp16")
+        self.described = (
+            f"not compared with a reference (give --reference), but with the server's own answers when idle{self._weak}"
+        )
+        return ""
+
+    def _expect(self, rows: Tensor, kind: str) -> None:
+        self._expected = Expected(rows, kind)
+        self._weak = "".join(f"; caution: {text}" for text in remarks(rows, kind))
+
+    def _mismatch(self, level: ServerLevel, found: Verdict, reason: str) -> ServerLevel:
+        bare = ServerLevel(level.batch, level.loop, level.concurrency, level.rate)
+        worst = found.max_diff if self._compared else None
+        return replace(
+            bare, status="mismatch", reason=reason, max_diff=worst, checked=found.checked, wrong=found.wrong
+        )  # fmt: skip
+
+    def _maker(self, batch: int) -> Callable[[int], Any]:
+        return lambda number: self.client.request(self.info, self._pool, number, batch, self._texts)
+
+    def _decode(self, answer: Any) -> "np.ndarray[Any, Any]":
+        return self.client.decode(answer, self.info.logits())
+
+
+def _texts(info: ModelInfo, image: str, task: str | None) -> dict[str, str]:
+    """Return the values of the inputs beside the images.
+
+    Raises:
+        UsageError: one is not known.
+    """
+    found = {}
+    for other in info.inputs:
+        if other.name == image:
+            continue
+        if other.datatype != "BYTES" or task is None:
+            raise UsageError(f"`{info.name}` has an input `{other.name}` ({other.datatype}) too; give --task")
+        found[other.name] = task
+    return found
+
+
+def _spread(images: "np.ndarray[Any, Any]", kind: "np.dtype[Any]") -> "np.ndarray[Any, Any]":
+    """Return images of the server's type; bytes are spread over all of a wider one's numbers."""
+    made = images.astype(kind)
+    if images.dtype == np.uint8 and kind.kind in "iu":
+        made *= np.iinfo(kind).max // 255 or 1
+    return made
 
 
 def _summarise(level: ServerLevel, run: Run, stability_pct: float) -> ServerLevel:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from vtk import console, files
 from vtk.card import Card
-from vtk.data.images import one_line
 from vtk.data.samples import DataAudit
 from vtk.formats import save_tensors
 from vtk.tasks.load import card_metadata
+from vtk.text import one_line
 
 PREFIX = "backbone."
 _SHOWN = 10

@@ -24,7 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 MODEL, ENGINE, PROFILE, CACHE = "model.onnx", "model.engine", "profile.json", "timing.cache"
-STAMP = f"{ENGINE}.json"
+STAMP, DATA = f"{ENGINE}.json", f"{MODEL}.data"
 
 
 class Failed(Exception):
@@ -105,6 +105,8 @@ def build(folder: Path = HERE) -> Path:
         raise Failed(5, f"{MODEL} was made for TensorRT {profile['tensorrt']} or newer, {trt.__version__} is installed")
     if digest(folder / MODEL) != profile["onnx_sha256"]:
         raise Failed(3, f"{MODEL} is not the file that {PROFILE} was written for; export again")
+    if "data_sha256" in profile and digest(folder / DATA) != profile["data_sha256"]:
+        raise Failed(3, f"{DATA} is not the file that {PROFILE} was written for; export again")
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network = builder.create_network(_flags(trt, strongly_typed=profile["strongly_typed"]))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
-from vtk_prepack import prepare  # type: ignore[import-not-found]
+from vtk_prepack import digests, prepare  # type: ignore[import-not-found]
 from vtk_rows import Batches, Task, answer, parameters  # type: ignore[import-not-found]
 
 
@@ -29,8 +29,13 @@ class TritonPythonModel:
         threads, self.softmax = told.get("threads"), told.get("softmax") == "1"
         _make_arena()
         files = {name: here / entry["file"] for name, entry in index["tasks"].items()}
+        known = digests(files)
+        for name, exported in index.get("sha256", {}).items():
+            if known.get(name) != exported:
+                raise ValueError(f"{here / name} is damaged or absent: it is not the file that was exported")
         try:
-            self.sessions = {name: _open(path, {}, threads) for name, path in prepare(files).items()}
+            packed = prepare(files, known=known)
+            self.sessions = {name: _open(path, {}, threads) for name, path in packed.items()}
         except Exception as error:  # a full disk, a home that is not there, damaged files: no reason not to serve
             pb_utils.Logger.log_warn(f"the weights are not packed, which makes {args['model_name']} slower: {error}")
             self.sessions = {name: _open(path, index["session_options"], threads) for name, path in files.items()}

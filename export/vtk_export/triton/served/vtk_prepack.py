@@ -33,18 +33,27 @@ _BYTES = 2
 """Wire type of a field that has a length in front."""
 
 
-def prepare(files: Mapping[str, Path], cache: Path | None = None) -> dict[str, Path]:
+def digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the SHA-256 of each ONNX file and of each data file beside one, by its name in their folder."""
+    data = {path for model in files.values() for path in model.parent.glob("*.data")}
+    return {path.name: _sha256(path) for path in sorted({*files.values(), *data})}
+
+
+def prepare(
+    files: Mapping[str, Path], cache: Path | None = None, known: Mapping[str, str] | None = None
+) -> dict[str, Path]:
     """Return files of the same models with packed weights; they are made if this is the first time.
 
     Args:
         files: name to ONNX file.
         cache: folder to keep them in; by default ``$VTK_PREPACKED``, or one in the user's cache.
+        known: what `digests` returns of them, where that has been computed already.
 
     Raises:
         OSError: they cannot be written.
     """
     cache = cache or Path(os.environ.get("VTK_PREPACKED") or _user_cache() / "vit-toolkit" / "prepacked")
-    folder = cache / _key(files)
+    folder = cache / _key(files, digests(files) if known is None else known)
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=".tmp-", dir=cache))
@@ -195,16 +204,19 @@ def _write_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _key(files: Mapping[str, Path]) -> str:
-    """Name everything that the packed files depend on."""
-    hasher = hashlib.sha256(f"{FORMAT} {ort.__version__} {_cpu()}".encode())
-    for name, path in files.items():
-        data = sorted(p.name for p in path.parent.glob("*.data"))  # named by their content
-        hasher.update(f"{name} {data}".encode())
-        with path.open("rb") as file:
-            while part := file.read(1 << 24):
-                hasher.update(part)
-    return hasher.hexdigest()[:24]
+def _key(files: Mapping[str, Path], known: Mapping[str, str]) -> str:
+    """Name everything that the packed files depend on: the weights beside a model are not in its own file."""
+    models = [f"{name} {path.name}" for name, path in files.items()]
+    lines = [f"{FORMAT} {ort.__version__} {_cpu()}", *models, *(f"{name} {known[name]}" for name in sorted(known))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
+
+
+def _sha256(path: Path) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 24):
+            hasher.update(part)
+    return hasher.hexdigest()
 
 
 def _give_back() -> None:

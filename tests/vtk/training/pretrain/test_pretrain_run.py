@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from vtk.errors import DataError, UsageError
 from vtk.options.files import read_values
 from vtk.runtime.source import open_source
-from vtk.tasks.load import load_checkpoint, load_task, read_card
+from vtk.tasks.cards import read_card
+from vtk.tasks.load import load_checkpoint, load_task
 from vtk.training.callbacks import Callback
 from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune

@@ -1,0 +1,98 @@
+"""State dicts in torch's own files (``.pth``, ``.pt``, ``.bin``): plain tensors, and no more of them than the file has.
+
+torch reads with ``weights_only``, which runs no code. Such a file can still hold tensors that no model can be filled
+with, and views that claim any number of bytes of the few that are there.
+"""
+
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.errors import DataError
+from vtk.readers import check_plain, reading, short
+
+_NESTED = ("state_dict", "model", "model_state_dict", "teacher")
+_MOST, _SMALL = 4, 64 << 20
+"""Tensors may claim this many times the bytes of the file (weights that are tied count twice), and so many more."""
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+NARROW = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
+)
+"""Types whose values mean nothing without a scale that lies elsewhere."""
+_FAULT = "is not a whole torch file"
+
+
+def read_torch(path: Path) -> dict[str, Tensor]:
+    """Read the state dict of a file of torch's; it may lie a level or two down.
+
+    Raises:
+        DataError: no such file, damaged, without a state dict, with objects that could run code, or with tensors that
+            are sparse, nested, quantised or without values, or claim far more bytes than there are.
+    """
+    check_plain(path, "one of torch's")
+    _check_archive(path)
+    with reading(path, _FAULT), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that sparse tensors are in a beta state, of a file that is refused
+        try:
+            value = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            if "global" not in short(error, 10_000).lower():
+                raise
+            raise DataError(
+                f"{path} holds Python objects besides tensors, which could run code, so it is not read; where you "
+                "trust it, load it with torch and save its state dict as .safetensors"
+            ) from error
+        found = _state_dict(value, path)
+        claimed = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    size = path.stat().st_size
+    if claimed > _MOST * size + _SMALL:
+        raise DataError(
+            f"the tensors of {path} would take {claimed:,} bytes and the file has {size:,}: they repeat values; load "
+            "it with torch and save its state dict as .safetensors"
+        )
+    return found
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive whose members unpack to far more than the file: torch itself does not compress them."""
+    with reading(path, _FAULT):
+        if not zipfile.is_zipfile(path):
+            return  # of a version before 1.6, or no file of torch's: torch says so
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+    size = path.stat().st_size
+    if total > _MOST * size + _SMALL:
+        raise DataError(f"{path} has {size:,} bytes and would unpack to {total:,}, as no file that torch wrote does")
+
+
+def _state_dict(value: Any, path: Path) -> dict[str, Tensor]:
+    for _ in range(3):
+        if not isinstance(value, Mapping):
+            break
+        value = next((value[k] for k in _NESTED if isinstance(value.get(k), Mapping)), value)
+    if not isinstance(value, Mapping) or not any(isinstance(v, Tensor) for v in value.values()):
+        raise DataError(f"{path} holds no state dict; looked in the file itself and under {', '.join(_NESTED)}")
+    tensors = {str(k): v for k, v in value.items() if isinstance(k, (str, int)) and isinstance(v, Tensor)}
+    return {name: _plain(name, tensor, path) for name, tensor in tensors.items()}
+
+
+def _plain(name: str, tensor: Tensor, path: Path) -> Tensor:
+    """Return a tensor without gradient and lazy signs; refuse one that has not a value for each of its numbers."""
+    kinds = {
+        "has no values (it is on the meta device)": tensor.is_meta,
+        "is nested": tensor.is_nested,
+        "is quantised": tensor.is_quantized,
+        f"is stored as {tensor.layout}": tensor.layout != torch.strided,
+        f"is a {type(tensor).__name__}": type(tensor) not in _PLAIN,
+    }
+    if wrong := next((kind for kind, so in kinds.items() if so), None):
+        raise DataError(
+            f"{path}: `{name[:80]}` {wrong}, with which no plain model can be filled; load it with torch and save "
+            "plain tensors as .safetensors"
+        )
+    return tensor.detach().resolve_conj().resolve_neg()

@@ -1,0 +1,164 @@
+"""Digests by which weights are known: written into an ONNX file when it is made, held against it when it is opened.
+
+A zeroed or exchanged block of weights leaves a file that every parser takes. So an exported file has in its metadata,
+under `KEY`, the SHA-256 of what the graph looks like, of the weights inside it and of each file beside it. Another
+tool may write the graph anew and carry the metadata along: its graph is another, and nothing is said of its weights.
+"""
+
+import functools
+import hashlib
+import json
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from vtk.errors import DataError
+from vtk.formats import parse_json
+from vtk.readers import reading
+from vtk.runtime.external import external_ends
+
+KEY = "vtk.weights"
+"""Name of the property; files of version 0.1 have none and are not checked."""
+
+REWRITTEN = "another tool has changed the graph since its export, so its weights cannot be checked"
+"""Said of a file that is not the one that was exported."""
+
+_AGAIN = "copy it again, or export it again"
+_RACY_NS = 50_000_000
+"""A file changed so short a time ago may change once more without its times showing it."""
+
+State = tuple[int, ...]
+_checked: dict[str, tuple[list[State], str]] = {}
+
+
+def stamp(proto: Any, folder: Path) -> None:
+    """Write the digests into a model's metadata, in place.
+
+    Args:
+        proto: the model; files that its weights lie in have been written.
+        folder: of those files.
+    """
+    kept = [entry for entry in proto.metadata_props if entry.key != KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    files = {name: file_digest(folder / name) for name in external_ends(proto, folder)}
+    found = {"graph": _graph(proto), "inside": _inside(proto), "files": files}
+    proto.metadata_props.add(key=KEY, value=json.dumps(found))
+
+
+def check(proto: Any, path: Path) -> str:
+    """Hold a model against the digests in its metadata; once for as long as its files do not change.
+
+    Args:
+        proto: the model, read without the weights beside it; `vtk.runtime.data_files` has found these whole.
+        path: of the model.
+
+    Returns:
+        What is to be said of it: nothing, or `REWRITTEN`.
+
+    Raises:
+        DataError: its weights are others than those that were exported.
+    """
+    stated = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
+    if stated is None:
+        return ""
+    names = list(external_ends(proto, path))
+    states = [_state(file) for file in (path, *(path.parent / name for name in names))]
+    before = _checked.get(str(path))
+    if before is not None and before[0] == states:
+        return before[1]
+    where = f"{path}: `{KEY}` in its metadata"
+    with reading(where, "is no record of digests", _AGAIN):
+        found = parse_json(stated, where)
+        graph, inside, files = found["graph"], found["inside"], dict(found["files"])
+    remark = ""
+    if graph != _graph(proto):
+        remark = REWRITTEN
+    elif inside != _inside(proto):
+        raise DataError(f"{path} is damaged: the weights in it are not those that were exported; {_AGAIN}")
+    else:
+        for name in names:
+            if files.get(name) != file_digest(path.parent / name):
+                raise DataError(f"{path.parent / name} is damaged, or of another export: its bytes are not those that "
+                                f"{path.name} was written with; {_AGAIN}")  # fmt: skip
+    if not any(map(_racy, states)):
+        _checked[str(path)] = states, remark
+    return remark
+
+
+def content_digest(path: Path) -> str:
+    """Return one digest of an ONNX file and of all files that its weights lie in."""
+    import onnx
+
+    proto = onnx.load(path, load_external_data=False)
+    parts = [file_digest(path), *(f"{name} {file_digest(path.parent / name)}" for name in external_ends(proto, path))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def check_archive(path: Path) -> None:
+    """Hold the entries of a zip archive, such as a ``.pt2``, against their checksums: torch's own reader does not.
+
+    Raises:
+        DataError: one of them is damaged.
+    """
+    with reading(path, "is not a readable archive", _AGAIN), zipfile.ZipFile(path) as archive:
+        wrong = archive.testzip()
+    if wrong is not None:
+        raise DataError(f"{path} is damaged: the bytes of {wrong} are not those that were written; {_AGAIN}")
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes; computed once for as long as the file does not change.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    state = _state(path)
+    return _digest(path) if _racy(state) else _remembered(path, state)
+
+
+@functools.lru_cache(maxsize=64)
+def _remembered(path: Path, state: State) -> str:
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
+
+
+def _state(path: Path) -> State:
+    """Return what differs when a file was changed or replaced."""
+    try:
+        now = path.stat()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; {_AGAIN}") from error
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def _racy(state: State) -> bool:
+    return time.time_ns() - max(state[3:]) < _RACY_NS
+
+
+def _graph(proto: Any) -> str:
+    """Digest all that a graph is but its weights' bytes."""
+    digest = hashlib.sha256()
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.node):
+        digest.update(value.SerializeToString(deterministic=True) + b"\n")
+    for tensor in proto.graph.initializer:
+        places = [(entry.key, entry.value) for entry in tensor.external_data]
+        digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} {places}\n".encode())
+    return digest.hexdigest()
+
+
+def _inside(proto: Any) -> str:
+    """Digest the weights that a file has inside."""
+    digest = hashlib.sha256()
+    for tensor in proto.graph.initializer:
+        if not tensor.external_data:
+            digest.update(tensor.raw_data or tensor.SerializeToString(deterministic=True))
+    return digest.hexdigest()
