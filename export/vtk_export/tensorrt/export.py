@@ -115,13 +115,13 @@ def export_tensorrt(
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
-    require("onnxscript", "onnxruntime")
     source = open_and_tell(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:
         raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
                                "build_engine.py where the engine is to run")  # fmt: skip
+    require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
     with (
