@@ -9,7 +9,10 @@ DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
-PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime
+PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
+# an ONNX Runtime that `--target` still knows; Python 3.12 has wheels from 1.17 on, 3.13 from 1.20
+OLD_PEERS := .venv-peers-old
+OLD_PEER_PACKAGES ?= 'onnxruntime==1.16.*' 'numpy<2' pillow
 
 # tests start many processes: without compiled modules each would compile vtk again
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,11 +62,18 @@ $(PEERS)/.installed: Makefile
 	$(PEERS)/bin/python -m pip install --quiet $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed  ## what vtk writes, opened by plain timm, PEFT and ONNX Runtime without vtk
-	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python $(BIN)/python -m pytest -m peers tests/peers
+$(OLD_PEERS)/.installed: Makefile
+	$(PYTHON) -m venv $(OLD_PEERS)
+	$(OLD_PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(OLD_PEERS)/bin/python -m pip install --quiet $(OLD_PEER_PACKAGES)
+	@touch $@
 
-clean-peers:  ## remove the environment of test-peers, for one with other packages
-	rm -rf $(PEERS)
+test-peers: $(STAMP) $(PEERS)/.installed $(OLD_PEERS)/.installed  ## what vtk writes, in timm, PEFT and tools of ONNX without vtk
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_PEERS_OLD=$(CURDIR)/$(OLD_PEERS)/bin/python \
+		$(BIN)/python -m pytest -m peers tests/peers
+
+clean-peers:  ## remove the environments of test-peers, for others with other packages
+	rm -rf $(PEERS) $(OLD_PEERS)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
@@ -95,4 +105,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) $(OLD_PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
+
+from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
@@ -24,11 +27,11 @@ from vtk_export.build import File, build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
 from vtk_export.gate import gate, gate_preproc
-from vtk_export.given import give_images, judging
+from vtk_export.given import Given, give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
 from vtk_export.neighbours import Dependence
-from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
+from vtk_export.place import FILES, INLINE_LIMIT, move, restamp, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
 from vtk_export.readme import README, onnx_page
@@ -38,6 +41,7 @@ from vtk_export.verify import (
     BATCHES,
     GateRow,
 )
+from vtk_export.zero_head import check_zero_head, fill_zero_head
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -146,16 +150,33 @@ def export_onnx(
         if config.with_preproc:
             check_preproc(card.input)
         console.stage(f"loading {source.name}")
-        file = build(source.model(), card, config, folder, images, given)
-        if config.for_tensorrt:
-            assert config.runtime is not None
-            check(load(file.path), config.runtime)
-        file = gate(file, card, config, images, what, batches, given, show=show)
+        model = source.model()
+        # int8 rounds a classifier by its own numbers, so that of another one says nothing
+        filled = None if config.int8 or config.output == "features" else fill_zero_head(model, config.seed)
         drift = None
+        if filled is None:
+            file = _build(model, card, config, folder, images, given)
+            file = gate(file, card, config, images, what, batches, given, show=show)
+        else:
+            console.say("the classifier is all zero, so all logits are: the gate compares a copy with a random one")
+            (folder / "filled").mkdir()
+            other = _build(filled, card, config, folder / "filled", images, given)
+            other = gate(other, card, config, images, what, batches, given, show=show)
+            own = _build(model, card, config, folder, images, given)
+            file = dataclasses.replace(other, path=own.path, model=own.model, nodes=own.nodes)
+            if file.facts.verified:
+                check_zero_head(file.path, other.path, images[: batches[0]], file.names, config.threads)
+            else:
+                restamp(file.path, card, file.facts)
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
+            if filled is not None:
+                other = add_preproc(other, card, other.path.parent)
+                drift = gate_preproc(other, card, config, given)
             file = add_preproc(file, card, folder)
-            drift = gate_preproc(file, card, config, given)
+            drift = drift or gate_preproc(file, card, config, given)
+        if filled is not None:
+            shutil.rmtree(folder / "filled")
         write_page(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         _move(folder, config.out, command="vtk export onnx")
@@ -176,6 +197,15 @@ def export_onnx(
         drift=drift,
         dependence=file.dependence,
     )
+
+
+def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None) -> File:
+    """Write a file, and refuse what a ``--target`` of TensorRT does not take."""
+    file = build(model, card, config, folder, images, given)
+    if config.for_tensorrt:
+        assert config.runtime is not None
+        check(load(file.path), config.runtime)
+    return file
 
 
 def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:

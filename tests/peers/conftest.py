@@ -1,4 +1,7 @@
-"""Another interpreter that has the peers' tools and no vtk: `make test-peers` makes it and names it in VTK_PEERS."""
+"""Other interpreters that have the peers' tools and no vtk: `make test-peers` makes them.
+
+VTK_PEERS names the one with all tools, VTK_PEERS_OLD one with an old ONNX Runtime.
+"""
 
 import os
 import subprocess
@@ -12,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.card import Card
-from vtk.models import create_model
+from vtk.models.create import build_model
 from vtk.tasks import save_task
 
 NAME = "vit_tiny_patch16_224"
@@ -52,6 +55,28 @@ def foreign(tmp_path: Path, images: np.ndarray) -> Foreign:
 
 
 @pytest.fixture
+def old(tmp_path: Path, images: np.ndarray) -> Callable[[str], str]:
+    """Run code in the environment of an old ONNX Runtime, in the test's folder; returns what it prints."""
+    python = os.environ.get("VTK_PEERS_OLD")
+    if python is None:
+        pytest.fail("VTK_PEERS_OLD names no interpreter with an old ONNX Runtime; run `make test-peers`")
+    np.save(tmp_path / "images.npy", images)
+
+    def run(code: str) -> str:
+        session = (
+            "import onnxruntime\n"
+            "def session(path):\n"
+            "    return onnxruntime.InferenceSession(path, providers=['CPUExecutionProvider'])\n"
+        )
+        argv = [python, "-I", "-c", f"{ALONE}\n{session}\n{code}\n"]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
 def weights(tmp_path: Path) -> Path:
     """Base weights for 224 px and a thousand classes."""
     torch.manual_seed(1)
@@ -62,7 +87,7 @@ def weights(tmp_path: Path) -> Path:
 @pytest.fixture
 def pack(weights: Path, tmp_path: Path) -> Path:
     """A pack whose attention and classifier are far from its base's."""
-    created = create_model(NAME, num_classes=3, img_size=32, weights=weights, kwargs=KWARGS)
+    created = build_model(NAME, num_classes=3, img_size=32, weights=weights, kwargs=KWARGS)
     state = created.model.state_dict()
     trained = [k for k in state if ".attn." in k or k.startswith(("head.", "pos_embed"))]
     for key in trained:
