@@ -269,3 +269,32 @@ def test_what_the_graph_cannot_resize_is_done_by_an_ensemble(
     assert parse(repo / "p_classifier" / "config.pbtxt").backend == "onnxruntime"
     assert run(f"q={other}", "--with-preproc", "--base", base, "--out", repo, "--static-batch", "2") == 2
     assert "--static-batch" in capsys.readouterr().err
+
+
+def test_raw_arrays_of_every_layout_and_number_are_one_image_or_are_refused_in_one_line() -> None:
+    spec = json.loads(json.dumps(dataclasses.asdict(InputSpec(32, 32, 3, MEAN, STD, crop_pct=0.9))))
+    image = noise(40, 50)
+    right = vtk_images.prepare(Image.fromarray(image), spec)
+    alike = {
+        "Fortran": np.asfortranarray(image), "view": image[::-1][::-1], "step": np.repeat(image, 2, 0)[::2],
+        **{kind: image.astype(kind) for kind in ("f4", ">f4", "f2", ">f8", "i8", ">u2", "u4")},
+    }  # fmt: skip
+    for name, array in alike.items():
+        np.testing.assert_array_equal(vtk_images.prepare(vtk_images.from_array(array, spec), spec), right, name)
+    refused = [
+        image[..., 0], image[..., :1], image[..., :2], np.dstack([image, image]), image[:0], image[:, :0],
+        image.transpose(2, 0, 1), image[None], image > 3, image.astype("c8"), image[:0].astype(np.float32),
+        np.full((4, 4, 3), np.nan), np.full((4, 4, 3), 300.0), np.full((4, 4, 3), -1),
+    ]  # fmt: skip
+    for array in refused:
+        with pytest.raises(vtk_images.Unreadable) as caught:
+            vtk_images.from_array(array, spec)
+        assert "\n" not in str(caught.value)
+    deep = {**spec, "decoding": "srgb", "value_range": [[0, 4095]], "value_type": "uint16"}
+    values = noise(40, 50, 3, np.uint16) >> 4
+    right = vtk_images.prepare(vtk_images.from_array(values, deep), deep)
+    for array in (values.astype(">u2"), np.asfortranarray(values), values.astype(np.float32)):
+        np.testing.assert_array_equal(vtk_images.prepare(vtk_images.from_array(array, deep), deep), right)
+    for array in (values[..., :1], np.dstack([values, values]), values[:0]):
+        with pytest.raises(vtk_images.Unreadable):
+            vtk_images.from_array(array, deep)

@@ -89,7 +89,10 @@ def main() -> None:
     fixed = about["static_batch"]
     if fixed and any(len(batch) != fixed for batch in batches):
         raise SystemExit(f"the model takes {fixed} images of one size at once; give as many")
-    found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
+    try:
+        found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
+    except Exception as error:  # the client raises its own, those of its transport, and of HTTP OSError
+        raise SystemExit(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from error
     table = np.concatenate([shares(each, len(task["classes"])) for each in found])
     for path, row in zip(args.images, table, strict=True):
         print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))

@@ -62,6 +62,8 @@ class TritonPythonModel:
             raise Refused("give either `encoded`, files such as JPEG, or `images` (batch, height, width, 3)")
         rows = next(tensor for tensor in sent if tensor is not None).as_numpy()
         rows = rows.reshape(-1) if sent[0] is not None else rows
+        if not len(rows):
+            raise Refused("the request has no images; send one or more")
         specs = self._specs(pb_utils.get_input_tensor_by_name(request, "task"), len(rows))
         shapes = {(spec["in_chans"], spec["height"], spec["width"]) for spec in specs}
         if len(shapes) > 1:

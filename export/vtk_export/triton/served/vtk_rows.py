@@ -55,6 +55,8 @@ class _Rows:
             raise Refused(
                 f"`pixel_values` are {pixels.shape}; send (batch, channels, height, width), one image or more"
             )
+        if not len(pixels):
+            raise Refused("the request has no images; send one or more")
         if len(names) != len(pixels):
             raise Refused(f"`task` has {len(names)} names for {len(pixels)} images; give one for each")
         self.names = [text(name) for name in names]
