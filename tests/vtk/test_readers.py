@@ -1,4 +1,4 @@
-"""What parsers raise is one line, what waits or grows for ever is refused, and whole files of odd kinds are still read."""
+"""What parsers raise is one line, what waits or grows for ever is refused, and whole files of odd kinds are read."""
 
 import json
 import os
