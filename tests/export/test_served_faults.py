@@ -256,3 +256,23 @@ def test_a_broken_index_fails_no_request_for_images_and_is_said(
         assert model.execute([sent])[0].error is None
     assert len(said) == 1 and "cannot be read" in said[0] and "1 tasks are served" in said[0]
     model.finalize()
+
+
+def test_the_client_names_no_class_of_an_answer_that_is_no_number(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("vtk_images")
+    client = load("client")
+    task = {"input": dataclasses.asdict(InputSpec(8, 8)), "classes": ["cat", "dog"]}
+    about = {"input": "pixel_values", "static_batch": 0, "tasks": {"pets": task}}
+    (tmp_path / "client.json").write_text(json.dumps(about))
+    photos = [tmp_path / f"{i}.png" for i in range(2)]
+    for path in photos:
+        Image.new("RGB", (8, 8)).save(path)
+    rows = np.array([[np.nan, np.nan], [1, 3]], np.float32)
+    monkeypatch.setattr(client, "__file__", str(tmp_path / "client.py"))
+    monkeypatch.setattr(client, "infer", lambda *_: {"logits": rows})
+    monkeypatch.setattr(sys, "argv", ["client.py", *map(str, photos)])
+    with pytest.raises(SystemExit, match=r"0\.png: the model's answer is not a number"):
+        client.main()
+    assert capsys.readouterr().out == f"{photos[1]}: dog (88.1 %)\n"
