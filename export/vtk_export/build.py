@@ -84,6 +84,7 @@ def build(
     names = output_names(config.output, softmax=config.softmax)
     sizes = None
     if config.dynamic_size:
+        console.stage("trying which sizes the model takes")
         check_sizes(model, card.input, card.model.name)
         sizes = probe_sizes(model, card.input)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
@@ -101,6 +102,7 @@ def build(
         graph = WithFeatures(choose_form(model.body, config.fuse, **form), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
+    console.stage(f"converting it to a graph of opset {config.opset}")
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
                     sizes=sizes)  # fmt: skip
     _check_resize(proto, config)
@@ -109,12 +111,14 @@ def build(
         append_softmax(proto)
     proto.ir_version = config.ir
     if config.dtype != "fp32":
+        console.stage(f"lowering the graph to {config.dtype}")
         plain = copy.deepcopy(proto)
         makers = to_half(proto, config.dtype, keep_io_types=config.keep_io_types)
         check_range(plain, makers, card, images[:_RANGE_IMAGES], dtype=config.dtype, folder=folder,
                     threads=config.threads, static_batch=config.static_batch)  # fmt: skip
         del plain
     elif config.int8:
+        console.stage(f"quantising its products ({config.int8})")
         proto = _quantize(proto, card, config, folder, given)
         mark_rows(proto, clean=config.int8 == "dynamic")
         proto.ir_version = config.ir

@@ -50,6 +50,7 @@ def gate(
     )  # fmt: skip
     kind = "int8" if file.facts.int8 else file.facts.precision
     limits = LIMITS[kind]
+    console.stage(f"comparing the file with torch at {len(batches)} batch sizes")
     try:
         rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
                                       names=file.names, limits=limits)  # fmt: skip
@@ -76,6 +77,7 @@ def gate(
     # not the images that it was calibrated on
     chosen = given.calibration[1] if file.facts.int8 == "static" else given.judging
     photographs = Photographs(chosen, config.images, max_pixels=limit)
+    console.stage(f"judging the file on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)

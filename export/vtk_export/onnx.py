@@ -15,6 +15,7 @@ from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.options import expect
+from vtk.packages import require
 from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.opening import open_and_tell
@@ -127,11 +128,15 @@ def export_onnx(
         UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
     """
     expect(config, OnnxConfig, "export_onnx")
+    require("onnxscript", "onnxruntime")
     source = open_and_tell(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()
-    with _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder:
+    with (
+        console.stages(show),
+        _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
@@ -140,6 +145,7 @@ def export_onnx(
         )  # fmt: skip
         if config.with_preproc:
             check_preproc(card.input)
+        console.stage(f"loading {source.name}")
         file = build(source.model(), card, config, folder, images, given)
         if config.for_tensorrt:
             assert config.runtime is not None
@@ -147,6 +153,7 @@ def export_onnx(
         file = gate(file, card, config, images, what, batches, given, show=show)
         drift = None
         if config.with_preproc:
+            console.stage("putting the preprocessing into the graph")
             file = add_preproc(file, card, folder)
             drift = gate_preproc(file, card, config, given)
         write_page(file, card, config, folder)

@@ -14,6 +14,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.options import expect
+from vtk.packages import require
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
@@ -120,18 +121,24 @@ def export_tasks(
         VerificationError: a file is not what was asked for, or the files share less than the packs do.
     """
     expect(config, TasksConfig, "export_tasks")
+    require("onnxscript", "onnxruntime")
     start = time.perf_counter()
     named = named_packs(packs)
     if len(named) < 2:
         were = "pack was" if len(named) == 1 else "packs were"
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
-    with workspace(
-        config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
-    ) as folder:
+    with (
+        console.stages(show),
+        workspace(
+            config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
+        ) as folder,
+    ):
         built = Build(config, members, None if base is None else Path(base))
         built.convert()
+        console.stage("writing the files")
         built.write(folder)
+        console.stage("comparing the files with torch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
             print_task_rows(rows)

@@ -78,10 +78,10 @@ def _page(card: Card, call: PlainCall, load: str, classes: str) -> str:
     if call.branches > 1:
         imports = ["import json", "from functools import partial", *imports[1:]]
         imports.append("from timm.models.vision_transformer import ParallelThingsBlock")
-    code = "\n\n\n".join([
+    code = code_block(
         "\n".join([*imports, "", load, "model.eval()", classes]), prepare_code(card.input),
         classify_code(card, "model(torch.from_numpy(prepare(path)))[0].detach().numpy()"),
-    ])  # fmt: skip
+    )  # fmt: skip
     return (
         'In this folder, with timm and Pillow installed, these lines load the model; then `classify("photo.jpg")` '
         f"gives the classes of an image, the most likely first:\n\n{code}\n{card_sections(card)}"
