@@ -91,7 +91,7 @@ def judge_rows(got: Tensor, want: Tensor, precision: str, scale: float) -> tuple
         return differ <= RELATIVE_BOUND * scale, differ  # not so for NaN
     a, b = got.double(), want.double()
     along = F.cosine_similarity(a, b, dim=-1) >= least
-    # a cosine does not see a factor: the length of the difference may be twice that of two rows of one length at `least`
+    # a cosine sees no factor: a difference may be twice as long as that of two rows of one length at `least`
     near = (a - b).norm(dim=-1) <= 2 * math.sqrt(2 * (1 - least)) * b.norm(dim=-1)
     # the cosine of two zero rows is 0
     return (along & near) | (differ == 0), differ

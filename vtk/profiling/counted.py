@@ -1,8 +1,8 @@
 """Bytes of weights and of live activations of one call on a CPU, counted.
 
-Of torch's back-ends, compiled ones too, every allocation and release of one call is read from torch's profiler: the peak
-is the same on every machine and in every run, which no reading of the process's memory is. Of an ONNX file the graph is
-walked as it stands in the file (`onnx_memory`). Memory that libraries take for themselves is in neither.
+Of torch's back-ends, compiled ones too, every allocation and release of one call is read from torch's profiler: the
+peak is the same in every run, which no reading of the process's memory is. Of an ONNX file the graph is walked as it
+stands in the file (`onnx_memory`). Memory that libraries take for themselves is in neither.
 """
 
 import os
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from vtk.runtime.backend import Backend
 
 NOTE = (
-    "counted: weights once, and the most that one call's images and activations take together (torch: each allocation; "
-    "ONNX: the graph as it is in the file, before fusions); what libraries take for themselves is in process alone"
+    "counted are weights and the images and activations that are alive at once in a call (torch: allocations; ONNX: "
+    "the file's graph, unfused), not what libraries take for themselves"
 )
 
 

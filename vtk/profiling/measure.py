@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from vtk.errors import VtkError
+from vtk.profiling.calls import MIN_RUNS, WARMUP_S, first_line, time_calls, warm_up
 from vtk.profiling.compare import Difference, batch_of, centred, compare, gives_probabilities
 from vtk.profiling.counted import count_memory
 from vtk.profiling.inputs import Inputs
@@ -20,7 +21,6 @@ from vtk.profiling.stats import PERCENTILES, runs_needed, spread, summarise
 from vtk.profiling.watch import Compilations
 from vtk.runtime.backend import Backend, least_images, most_images
 
-MIN_RUNS = 10
 WINDOW_RUNS = 4
 WINDOWS = 3
 """A cell has at least so many windows of at least `WINDOW_RUNS` calls each, and is judged by the last of them."""
@@ -30,10 +30,6 @@ WINDOW_S, WINDOW_SHARE = 0.5, 20
 
 VARIANTS = 2
 """Batches of different images that calls take turns with."""
-
-WARMUP_RUNS = 3
-WARMUP_S = 0.5
-"""Untimed calls before every cell: at least 3 of them and half a second (or the cell's duration, if shorter)."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +204,11 @@ class CellRun:
             if not self._compared("right at first, after the timed runs "):
                 return
         seconds = [s for window in self._windows for s in window]
-        kind = "peak_memory_bytes" if self.backend.device.type == "cuda" else "process_bytes"
+        peak, cuda = max(self._peaks, default=None), self.backend.device.type == "cuda"
         energy = energy_per_image(self._joules, sum(seconds), self.batch * len(seconds))
         self.cell = replace(
             self.cell, **vars(summarise(seconds, self.batch)), energy_per_image_j=energy,
-            **{kind: max(self._peaks, default=None)},
+            peak_memory_bytes=peak if cuda else None, process_bytes=None if cuda else peak,
         )  # fmt: skip
 
     def _compared(self, when: str = "") -> bool:
@@ -255,42 +251,3 @@ class CellRun:
         self.over = True
         self._inputs.clear()
         self._last = None
-
-
-def warm_up(
-    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, runs: int = WARMUP_RUNS
-) -> None:
-    """Call at least ``runs`` times and ``duration_s`` seconds, until caches, clocks and autotuners have settled."""
-    end = time.perf_counter() + duration_s
-    done = 0
-    while done < runs or time.perf_counter() < end:
-        call()
-        synchronize()
-        done += 1
-
-
-def time_calls(
-    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, least: int = MIN_RUNS
-) -> list[float]:
-    """Return the wall time in seconds of each call, from start until the device is done.
-
-    Stops after ``duration_s`` seconds, but not before ``least`` calls.
-    """
-    clock = time.perf_counter
-    seconds: list[float] = []
-    synchronize()
-    end = clock() + duration_s
-    while True:
-        start = clock()
-        call()
-        synchronize()
-        now = clock()
-        seconds.append(now - start)
-        if now >= end and len(seconds) >= least:
-            return seconds
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, short enough for a table."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= 200 else text[:199] + "…"

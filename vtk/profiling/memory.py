@@ -26,7 +26,7 @@ _SIGNS = (
 
 
 class PeakMemory:
-    """Peaks between `start` and `stop`, in bytes: of torch's CUDA allocator, or of this whole process on a Linux CPU."""
+    """Bytes at most between `start` and `stop`: of torch's CUDA allocator, or of this whole process on a Linux CPU."""
 
     def __init__(self, device: torch.device, *, torch_allocator: bool) -> None:
         self.device, self.torch_allocator = device, torch_allocator

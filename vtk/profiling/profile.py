@@ -172,10 +172,8 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     """Return the back-ends measured when none is named: those that fit a ``kind`` of source."""
     if kind in ONE_WAY:
         return (kind,)
-    if device.type == "cuda":
-        names = ("eager", "compile", "fused", "fused+graph", "ort-cuda")
-    else:
-        names = ("eager", "compile", "fused", "ort-cpu")
+    cuda = device.type == "cuda"
+    names = ("eager", "compile", "fused", *(("fused+graph", "ort-cuda") if cuda else ("ort-cpu",)))
     return tuple(name for name in names if fits(name, kind))
 
 

@@ -116,7 +116,9 @@ def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str |
     """
     before, after = (one if isinstance(one, ProfileResult) else ProfileResult.read(Path(one)) for one in (old, new))
     cells, known = _cells(after), _cells(before)
-    changes, missing, gone = [], [], []
+    changes: list[Change] = []
+    missing: list[str] = []
+    gone: list[str] = []
     for (name, batch), a in known.items():
         if (b := cells.get((name, batch))) is None:
             (missing if a.status == "ok" else gone).append(f"{name} batch {batch}")

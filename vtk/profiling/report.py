@@ -184,7 +184,7 @@ def notes(result: ProfileResult) -> list[str]:
     needed = ", ".join(f"p{q} {runs_needed(q):,}" for q in (50, 90, 99))
     found = [
         f"{DASH} percentile: fewer than {BEYOND} runs beyond it (runs needed: {needed}).",
-        f"outputs compared before timing with {result.reference}.",
+        f"outputs compared before timing, after each window and at the end with {result.reference}.",
         f"inputs: {result.inputs}.",
         *(f"caution: {text}." for text in result.remarks),
         f"memory: {result.memory}. order: {result.order}.",

@@ -36,7 +36,7 @@ class Cell:
         mean_ms: of all timed calls.
         min_ms: fastest call.
         images_per_second: images of all timed calls over their time.
-        peak_memory_bytes: of torch's CUDA allocator during the timed calls; None on a CPU, and where it cannot be known.
+        peak_memory_bytes: of torch's CUDA allocator during the timed calls; None on a CPU, and where it is not known.
             In files of version 2 and older, on a CPU, of the process.
         weight_bytes: counted, on a CPU: parameters and buffers, None where they cannot be.
         activation_bytes: counted, on a CPU: most that one call's images and activations take at once.

@@ -81,6 +81,7 @@ print(live_peak(lambda: torch.ones(1000)))
 """
 
 
+@pytest.mark.slow
 def test_counting_is_silent() -> None:
     done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "4000" and "profiler" not in done.stderr

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from vtk.profiling import measure, memory, rounds
+from vtk.profiling import memory, rounds
+from vtk.profiling.calls import MIN_RUNS, time_calls
 from vtk.profiling.compare import batch_of, compare, remarks, torch_reference
-from vtk.profiling.measure import time_calls
 from vtk.profiling.result import Cell
 from vtk.profiling.rounds import predicted_shortage
 
@@ -18,7 +18,7 @@ def nothing() -> None:
 
 
 def test_at_least_ten_runs_however_short_the_duration() -> None:
-    assert len(time_calls(nothing, nothing, duration_s=1e-9)) == measure.MIN_RUNS
+    assert len(time_calls(nothing, nothing, duration_s=1e-9)) == MIN_RUNS
 
 
 def test_stops_after_the_duration() -> None:

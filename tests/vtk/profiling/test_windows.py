@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vtk.profiling import memory
+from vtk.profiling.calls import MIN_RUNS
 from vtk.profiling.inputs import Inputs
-from vtk.profiling.measure import MIN_RUNS, WINDOW_RUNS, WINDOWS, Plan
+from vtk.profiling.measure import WINDOW_RUNS, WINDOWS, Plan
 from vtk.profiling.report import print_result, values
 from vtk.profiling.stats import spread
 
