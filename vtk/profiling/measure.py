@@ -143,6 +143,7 @@ class CellRun:
         if not self._compared():
             return
         if self.backend.device.type == "cpu":
+            self._last = None  # what is freed in the call must have been allocated in it
             counted = count_memory(self.backend, self.call, self._inputs[0], self.file)
             self.cell = replace(self.cell, weight_bytes=counted.weights, activation_bytes=counted.activations)
         warm_up(self.call, self.backend.synchronize, min(WARMUP_S, self.plan.duration_s))

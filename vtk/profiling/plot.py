@@ -93,7 +93,7 @@ def _memory(axes: Any, result: ProfileResult) -> None:
     axes.set(title="memory: weights and activations, counted" if counted else "peak memory", ylabel="MB")
     if _batch_axis(axes, result):
         most = max(c.memory_bytes or 0 for _, _, _, cells in _curves(result) for c in cells)
-        axes.set_ylim(0, 1.08 * max(most / 1e6, 1.0))  # equal numbers would lie on the frame
+        axes.set_ylim(0, 1.08 * max(most / 1e6, 0.01))  # equal numbers would lie on the frame
 
 
 def _roofline(axes: Any, result: ProfileResult) -> None:
