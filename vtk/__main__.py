@@ -82,10 +82,10 @@ def _run(args: list[str]) -> int:
 def entry() -> None:
     """Console-script entry point."""
     leave_current_folder()
-    leave_plot_settings()
     if stdio.open_closed() and "--json" in sys.argv:
         console.complain("vtk: error: --json writes to standard output, which is closed")
         sys.exit(1)
+    leave_plot_settings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")

@@ -37,7 +37,7 @@ def leave_plot_settings() -> None:
     Such a file may start LaTeX and change every plot. To be called before there are threads: it leaves the folder for
     the time of the import, and does nothing where there is no such file.
     """
-    if not os.path.isfile("matplotlibrc"):
+    if not os.path.exists("matplotlibrc"):
         return
     here = os.getcwd()
     os.chdir(os.path.dirname(os.path.abspath(__file__)))

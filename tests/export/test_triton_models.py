@@ -1,14 +1,13 @@
 """The models that a server runs, with the server's module replaced by a few lines; and the repository of a bank."""
 
 import dataclasses
-import importlib.util
+import hashlib
 import io
 import json
 import re
 import sys
 import time
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,75 +19,15 @@ from onnx import TensorProto, helper
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.export._fake_server import Load, Response, Tensor, TritonError, request
 from vtk.__main__ import main
 from vtk.card import InputSpec, from_plain
 from vtk.data.transforms import eval_transform
 from vtk.tasks.load import load_task
-from vtk_export.triton import served
 from vtk_export.triton.export import export_triton
 from vtk_export.triton_config import TritonConfig
 
-SERVED = Path(served.__file__).parent
 LOWEST = np.finfo(np.float32).min
-
-
-class Tensor:
-    def __init__(self, name: str, value: np.ndarray) -> None:
-        self._name, self._value = name, value
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._value
-
-
-class Response:
-    def __init__(self, output_tensors: list[Tensor], error: Any = None) -> None:
-        self.found = {t.name(): t.as_numpy() for t in output_tensors}
-        self.error = error
-
-
-class TritonError(Exception):
-    INVALID_ARG = 3
-
-    def __init__(self, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def request(images: np.ndarray, tasks: list[str]) -> dict[str, Tensor]:
-    names = np.array([[task.encode()] for task in tasks], dtype=np.object_)
-    return {"pixel_values": Tensor("pixel_values", images.astype(np.float32)), "task": Tensor("task", names)}
-
-
-Load = Callable[[str], Any]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Return what imports a file of `served` as a server does."""
-    fake = types.ModuleType("triton_python_backend_utils")
-    said: list[str] = []
-    logger = types.SimpleNamespace(log_error=said.append, log_warn=said.append, log_info=said.append, said=said)
-    vars(fake).update(
-        Tensor=Tensor, InferenceResponse=Response, TritonError=TritonError, TritonModelException=RuntimeError,
-        Logger=logger, get_input_tensor_by_name=lambda request, name: request.get(name),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake)
-
-    def imported(name: str) -> Any:
-        spec = importlib.util.spec_from_file_location(name, SERVED / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    imported("vtk_rows")
-    imported("vtk_index")
-    imported("vtk_prepack")
-    yield imported
 
 
 @pytest.fixture
@@ -243,6 +182,38 @@ def test_packed_weights_are_kept_once_for_all_tasks_and_made_once(load: Load, tm
     files["c"].write_bytes(files["b"].read_bytes())
     assert prepack.prepare(files, tmp_path / "cache")["a"].parent != folder
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_packed_weights_of_other_data_beside_a_model_are_made_anew(load: Load, tmp_path: Path) -> None:
+    """Two packs of one architecture have equal graphs: what differs lies in ``model.onnx.data``."""
+    prepack = sys.modules["vtk_prepack"]
+    found = {}
+    for factor in (1.0, 2.0):
+        version = tmp_path / str(factor)
+        (path,) = write_tasks(version, {"a": factor}).values()
+        onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="model.onnx.data")
+        found[factor] = path.read_bytes(), prepack.prepare({"a": path}, tmp_path / "cache")["a"]
+    (graph, made), (same, other) = found.values()
+    assert graph == same and made != other
+    weights = [(path.parent / "weights").read_bytes() for path in (made, other)]
+    assert weights[0] != weights[1]
+
+
+def test_files_that_are_not_those_of_the_index_are_not_served(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VTK_PREPACKED", str(tmp_path / "cache"))
+    version = tmp_path / "m" / "1"
+    files = write_tasks(version, {"a": 1.0})
+    index = json.loads((version / "tasks.json").read_text())
+    index["sha256"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()}
+    (version / "tasks.json").write_text(json.dumps(index))
+    told = {"model_repository": str(tmp_path / "m"), "model_version": "1", "model_config": "{}", "model_name": "m"}
+    load("tasks_model").TritonPythonModel().initialize(told)
+    data = files["a"].read_bytes()
+    files["a"].write_bytes(data[:2000] + bytes(4000) + data[6000:])
+    with pytest.raises(ValueError, match=r"a\.onnx is damaged or absent"):
+        load("tasks_model").TritonPythonModel().initialize(told)
 
 
 def test_what_is_no_external_tensor_stays_byte_for_byte(load: Load) -> None:

@@ -38,8 +38,8 @@ def main() -> int:
         print(f"{name}: {files} files, {len(found)} faults, {time.monotonic() - before:.0f} s", flush=True)
         for fault in found:
             print(f"  {fault['number']} {fault['file']}: {fault['fault'].strip().splitlines()[-1][:200]}", flush=True)
-    print(f"{count} files, {len(faults)} faults, {time.monotonic() - start:.0f} s; address space {MEMORY >> 20} MiB above "
-          f"that of the loaded libraries, alarm {SECONDS} s")  # fmt: skip
+    bounds = f"address space {MEMORY >> 20} MiB above that of the loaded libraries, alarm {SECONDS} s"
+    print(f"{count} files, {len(faults)} faults, {time.monotonic() - start:.0f} s; {bounds}")
     return 1 if faults else 0
 
 
@@ -53,19 +53,30 @@ def fuzz(name: str, first: int, count: int, keep: Path | None = None) -> list[di
             (work / "at").write_text(str(first))
             run = subprocess.run(
                 [sys.executable, "-m", "tests.fuzz.child", name, str(first), str(end - first), str(work)],
-                cwd=REPO, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                cwd=REPO,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             faults += [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
             at = int((work / "at").read_text())
             if run.returncode:
                 died += 1
-                faults.append({"reader": name, "number": at, "file": "?", "fault": f"{run.stderr[-3000:]}\nended with "
-                               f"{run.returncode}"})  # fmt: skip
+                faults.append(
+                    {
+                        "reader": name,
+                        "number": at,
+                        "file": "?",
+                        "fault": f"{run.stderr[-3000:]}\nended with {run.returncode}",
+                    }
+                )
                 at += 1
             first = at
         if keep is not None and faults:
-            shutil.copytree(work / "kept", keep / name, dirs_exist_ok=True) if (work / "kept").is_dir() else None
+            keep.mkdir(parents=True, exist_ok=True)
             (keep / f"{name}.json").write_text(json.dumps(faults, indent=1))
+            if (work / "kept").is_dir():
+                shutil.copytree(work / "kept", keep / name, dirs_exist_ok=True)
     return faults
 
 

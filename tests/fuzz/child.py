@@ -40,8 +40,13 @@ def run(name: str, first: int, count: int, work: Path) -> None:
     os.environ.update(VTK_HOME=str(work / "home"), HF_HUB_OFFLINE="1", HF_HOME=str(work / "hf"))
     whole.mkdir(parents=True, exist_ok=True)
     reader.make(whole)
-    targets = [(file, end) for file in sorted(whole.rglob("*")) if file.is_file()
-               for end in reader.damage if file.name.endswith(end)]  # fmt: skip
+    targets = [
+        (file, end)
+        for file in sorted(whole.rglob("*"))
+        if file.is_file()
+        for end in reader.damage
+        if file.name.endswith(end)
+    ]
     # the first that fits, as they are listed
     chosen = {file: next(end for end in reader.damage if file.name.endswith(end)) for file, _ in targets}
     files = sorted(chosen)
@@ -80,7 +85,7 @@ def run(name: str, first: int, count: int, work: Path) -> None:
 
 def _read(reader, case: Path, target: Path, seconds: int = SECONDS) -> str:  # type: ignore[no-untyped-def]
     """Return what is wrong with how a file was read; nothing where it was read, or refused in one line."""
-    from tests.fuzz.readers import check_line
+    from tests.fuzz.reader import check_line
     from vtk.errors import VtkError
 
     if seconds:

@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vtk._path import search_path
 from vtk.commands import COMMANDS
 from vtk.commands.data import _HELP as DATA
 from vtk.commands.export import TARGETS
 from vtk.commands.tasks import _HELP as TASKS
+from vtk.data.pool import probe_many
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ROOT / "tests" / "fixtures" / "v0_1"
@@ -27,14 +30,14 @@ WORDS = {
               "embed_dim=16", "num_heads=2", "patch_size=8", "--img-size", "32", "--out", "new"),
     "pretrain": ("data/digits", "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=1", "embed_dim=16",
                  "num_heads=2", "patch_size=8", "--img-size", "32", "--no-pretrained", "--epochs", "1", "--batch-size",
-                 "4", "--out", "new"),
+                 "4", "--codes", "16", "--out", "new"),
     "eval": ("runs/digits", "data/digits", "--base", "base.safetensors", "--out", "new"),
     "predict": ("runs/digits", "data/digits", "--base", "base.safetensors"),
     "data audit": ("data/digits", "--workers", "2", "--no-cache", "--out", "page.html"),
     "tasks list": (".",),
     "tasks diff": ("runs/digits", "--base", "base.safetensors"),
     "tasks merge": ("runs/digits", "--base", "base.safetensors", "--out", "merged.safetensors"),
-    "tasks bench": ("--pack", "digits.vtkbundle", "--copies", "2", "--batch", "2", "--rounds", "1"),
+    "tasks bench": ("--pack", "digits.vtkbundle", "--copies", "2", "--batch", "2"),
     "tasks bundle": ("runs/digits", "--base", "base.safetensors", "--out", "new"),
     "tasks convert": ("runs/digits", "--base", "base.safetensors", "--pack-dtype", "bf16", "--out", "new"),
     "tasks to-peft": ("runs/digits", "--base", "base.safetensors", "--out", "new"),
@@ -47,7 +50,7 @@ WORDS = {
     "export tasks": ("digits.vtkbundle", "runs/parity", "--base", "base.safetensors", "--out", "new"),
     "export tensorrt": ("digits.vtkbundle", "--out", "new"),
     "export triton": ("digits.vtkbundle", "--out", "new"),
-    "profile": ("digits.vtkbundle", "--backends", "eager,compile,ort-cpu", "--batch-sizes", "1", "--duration", "0.1",
+    "profile": ("digits.vtkbundle", "--backends", "compile", "--batch-sizes", "1", "--duration", "0.1",
                 "--out", "new"),
     "analyze": ("digits.vtkbundle", "--data", "data/digits", "--what", "entropy", "--out", "new"),
     "doctor": (),
@@ -60,6 +63,9 @@ OFFLINE = {"tasks push", "tasks pull"}
 
 PATHS = [str(ROOT / part) for part in ("", "kernels", "export")]
 AUDIT = ("data", "audit", "data/digits", "--workers", "1", "--no-cache")
+LIMITS = {"demo": 25.0}
+"""Seconds after which a command has done enough: its stages are other commands."""
+
 GROUPS = {"data": DATA, "tasks": TASKS, "export": TARGETS}
 
 
@@ -103,7 +109,9 @@ def later(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str, module: bool = False, **more: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *words: str, module: bool = False, limit: float | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command as the installed script would, or as ``python -m vtk``."""
     script = folder.parent / "bin" / "vtk"
     script.parent.mkdir(exist_ok=True)
@@ -112,7 +120,8 @@ def run(folder: Path, *words: str, module: bool = False, **more: str) -> subproc
     env |= {"VTK_HOME": str(folder.parent / "home"), "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "inductor")} | more
     env.pop("PYTHONSAFEPATH", None)
     begin = [sys.executable, "-m", "vtk"] if module else [sys.executable, str(script)]
-    return subprocess.run([*begin, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": limit}
+    return subprocess.run([*begin, *words], cwd=folder, env=env, **options)
 
 
 def ran(folder: Path) -> list[str]:
@@ -150,11 +159,42 @@ def test_a_checkout_that_is_not_installed_runs_in_its_own_folder() -> None:
 
 
 def test_no_interpreter_is_started_in_any_other_way() -> None:
-    """Whoever names the executable could forget ``-P``; `vtk._path.child` does not."""
-    served = ROOT / "export" / "vtk_export"
-    files = [*(ROOT / "vtk").rglob("*.py"), *served.rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]
-    named = {str(path.relative_to(ROOT)) for path in files if "sys.executable" in path.read_text()}
-    assert named == {"vtk/_path.py", "vtk/data/pool.py"}  # the latter asks whether there is one
+    """Whoever names the executable says ``-P`` or ``-I`` right behind it, as `vtk._path.child` does."""
+    files = [path for part in ("vtk", "kernels", "export") for path in (ROOT / part).rglob("*.py")]
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    started = [line for line in lines if "sys.executable" in line and "not sys.executable" not in line]
+    assert started and not [line for line in started if '[sys.executable, "-P", ' not in line and '"-I"' not in line]
+
+
+def test_an_interpreter_of_a_library_does_not_look_into_the_current_folder_either(folder: Path) -> None:
+    """Compilers start some, and know nothing of `vtk._path.child`."""
+    code = (
+        "import subprocess, sys, vtk._path as path\n"
+        "subprocess.run(path.child('-c', 'import org'))\n"  # whatever its variables
+        "path.leave_current_folder()\n"
+        "subprocess.run([sys.executable, '-c', 'import org'])\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(PATHS), "RAN": str(folder.parent / "ran")}
+    env.pop("PYTHONSAFEPATH", None)
+    words = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr.count("No module named 'org'") == 2 and not ran(folder)
+
+
+def test_a_program_that_imports_vtk_starts_its_children_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own search path has the current folder first, as in a notebook, and stays as it is."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAN", str(folder.parent / "ran"))
+    for first in ("", str(folder)):
+        monkeypatch.setattr(sys, "path", [first, *PATHS, *sys.path])
+        (found,) = probe_many(["data/digits/train/one/0042.png"], 1, workers=1)
+        assert not found.bad and sys.path[0] == first
+        assert str(folder) not in search_path() and "" not in search_path() and str(ROOT) in search_path()
+    monkeypatch.chdir(ROOT)
+    assert str(ROOT) in search_path()  # vtk itself lies there
+    assert not ran(folder)
 
 
 def test_settings_of_plots_are_not_taken_from_the_current_folder(folder: Path) -> None:
@@ -171,7 +211,11 @@ def test_settings_of_plots_are_not_taken_from_the_current_folder(folder: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(every_command()))
 def test_a_command_runs_nothing_of_the_current_folder(folder: Path, command: str) -> None:
-    done = run(folder, *command.split(), *WORDS[command])
+    try:
+        done = run(folder, *command.split(), *WORDS[command], limit=LIMITS.get(command))
+    except subprocess.TimeoutExpired:
+        assert not ran(folder)
+        return
     assert not ran(folder), done.stderr
     assert done.returncode == 0 or command in OFFLINE, done.stderr
     assert "\x1b" not in done.stderr + done.stdout

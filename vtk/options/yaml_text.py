@@ -23,6 +23,11 @@ def parse_yaml(text: str, where: str, fault: str = "is not valid YAML") -> Any:
         UsageError: it is no YAML, holds itself, or is nested or repeated beyond measure.
     """
     with reading(where, fault, "write `key: value` lines", UsageError):
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):  # which takes no more of the stack for deeper ones
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError(f"it has more than {_DEEPEST} levels")
         loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()
