@@ -306,7 +306,7 @@ def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     source = _Half("timm", "half", None, card, described=False)
     result = aoti.export_aoti(source, AotiConfig(out=tmp_path, dtype="bf16", device="cpu"), show=False)
     assert min(row.cosine for row in result.rows) < 1 - 1e-7  # it really is another precision
-    backend = load_backend("aoti", open_source(tmp_path), dtype="bf16")
+    backend = load_backend("aoti", open_source(tmp_path / "model.pt2"), dtype="bf16")
     assert backend.run({"pixel_values": torch.zeros(5, 3, 32, 32)})["logits"].dtype == torch.bfloat16
     backend.close()
 
