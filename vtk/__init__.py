@@ -4,13 +4,10 @@ The names below are functions and classes imported on first use; ``import vtk`` 
 Their types are in ``__init__.pyi``.
 """
 
-import sys
+from vtk._path import as_command, leave_current_folder
 
-if sys.argv[:1] == ["-m"]:  # before anything else is imported, since the current folder comes first
-    from vtk._path import by_module, leave_current_folder
-
-    if by_module():
-        leave_current_folder()
+if as_command():  # before anything else is imported
+    leave_current_folder()
 
 from vtk._lazy import attach
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from vtk import __version__, console, stdio
-from vtk._path import leave_current_folder
+from vtk._path import leave_current_folder, leave_plot_settings
 from vtk.commands import COMMANDS
 from vtk.errors import StoppedError, UsageError, VtkError
 from vtk.packages import explain
@@ -85,6 +85,7 @@ def entry() -> None:
     if stdio.open_closed() and "--json" in sys.argv:
         console.complain("vtk: error: --json writes to standard output, which is closed")
         sys.exit(1)
+    leave_plot_settings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
             stream.reconfigure(errors="backslashreplace")

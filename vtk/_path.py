@@ -31,13 +31,37 @@ def leave_current_folder() -> None:
     os.environ.update(_settings())
 
 
+def leave_plot_settings() -> None:
+    """Import matplotlib without the ``matplotlibrc`` of the current folder, which it reads before the user's own.
+
+    Such a file may start LaTeX and change every plot. To be called before there are threads: it leaves the folder for
+    the time of the import, and does nothing where there is no such file.
+    """
+    if not os.path.exists("matplotlibrc"):
+        return
+    here = os.getcwd()
+    os.chdir(os.path.dirname(os.path.abspath(__file__)))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        pass
+    finally:
+        os.chdir(here)
+
+
 def by_module() -> bool:
     """Tell whether this is ``python -m vtk``, for which Python puts the current folder first."""
-    words = sys.orig_argv
+    words = getattr(sys, "orig_argv", [])
     return not sys.flags.safe_path and any(
         word == "-mvtk" or (word.startswith("-") and word.endswith("m") and after == "vtk")
         for word, after in zip(words, [*words[1:], ""], strict=True)
     )
+
+
+def as_command() -> bool:
+    """Tell whether this process is the command ``vtk``, and not a program of somebody else that imports it."""
+    name = sys.argv[0] if getattr(sys, "argv", None) else ""
+    return (name == "-m" and by_module()) or os.path.basename(name) in ("vtk", "vtk.exe")
 
 
 def child(*arguments: str) -> list[str]:

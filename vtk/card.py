@@ -238,6 +238,8 @@ def _card_fault(card: Card) -> str | None:
         return "`classes` must be one or more different names"
     if broken := next(filter(_NO_TEXT.search, card.classes), None):
         return f"`classes` has {_show(broken)}, which is no text"
+    if odd := next((name for name in card.model.kwargs if not name.isidentifier()), None):  # it is written into code
+        return f"`model.kwargs` has {_show(odd)}, which is no name of an argument"
     if own := sorted(OWN_ARGUMENTS.keys() & card.model.kwargs.keys()):
         return f"`model.kwargs` must not have `{own[0]}`"
     arguments = [("model.kwargs", card.model.kwargs), *((f"transforms.{t.op}", t.args) for t in card.transforms)]

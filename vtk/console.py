@@ -5,6 +5,7 @@ it is made harmless in this one place (`vtk.text`), so nobody else has to.
 """
 
 import contextlib
+import io
 import logging
 import math
 import sys
@@ -12,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -25,6 +27,7 @@ from vtk.formats import to_json
 from vtk.text import printable, printable_json, several_lines
 
 _json_mode = False
+_stages: ContextVar[bool] = ContextVar("stages", default=False)
 _WIDEST = 1 << 16  # of a table that nothing folds
 
 
@@ -65,7 +68,7 @@ def complain(text: str) -> None:
 
 def show_traceback() -> None:
     """Print the traceback of the exception that is handled on stderr."""
-    print(several_lines(traceback.format_exc().rstrip()), file=sys.stderr)
+    stdio.say_error(several_lines(traceback.format_exc().rstrip()))
 
 
 def guard_messages() -> None:
@@ -82,6 +85,22 @@ def guard_messages() -> None:
     logging.setLogRecordFactory(guarded)
 
 
+@contextlib.contextmanager
+def stages(on: bool) -> Iterator[None]:
+    """Let `stage` print inside of the context, or not: work that is called from Python is silent unless it is told."""
+    token = _stages.set(on)
+    try:
+        yield
+    finally:
+        _stages.reset(token)
+
+
+def stage(text: str) -> None:
+    """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
+    if _stages.get() and not _json_mode:
+        say(f"{text} …", style="dim")
+
+
 def emit_json(value: dict[str, Any]) -> None:
     """Print the command's result on stdout, only under ``--json``; NaN and infinity become null."""
     if _json_mode:
@@ -95,23 +114,39 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     Where it would be wider than the terminal and its first column is text, such as a path, that stands on a line of its
     own, which can be copied as a whole, and the other columns below it.
     """
-    cells, out = [[_cell(value) for value in row] for row in rows], stream()
-    grid = Table(box=None, pad_edge=False, header_style="dim")
-    for i, name in enumerate(columns):
-        grid.add_column(Text(printable(name)), justify="left" if i in left else "right", overflow="fold")
-    for row in cells:
-        grid.add_row(*row)
+    cells = [[_cell(value) for value in row] for row in rows]
+    grid, out = _grid(columns, cells, left), stream()
     say(title, style="bold")
-    needed = out.measure(grid, options=out.options.update(width=_WIDEST)).maximum
+    needed = _width(grid, out)
     if needed > out.width and not _is_terminal():
         out = stream(needed)  # a file has no width
     if needed <= out.width or 0 not in left or len(columns) < 2:
         out.print(grid)
         return
-    for first, *rest in cells:
+    others = _grid(columns[1:], [row[1:] for row in cells], [i - 1 for i in left])
+    room = _width(others, out)
+    if room + 2 <= out.width:
+        Console(file=(plain := io.StringIO()), width=room).print(others)
+        head, *lines = plain.getvalue().splitlines()
+        say(columns[0], f"  {head}", style="dim")
+    else:
+        lines = ["  ".join(f"{n} {v}" for n, v in zip(columns[1:], row[1:], strict=True) if v.plain) for row in cells]
+    for (first, *_), line in zip(cells, lines, strict=True):
         out.print(first, soft_wrap=True)
-        pairs = (f"{name} {cell}" for name, cell in zip(columns[1:], rest, strict=True) if cell.plain)
-        out.print(Padding(Text(printable("  ".join(pairs))), (0, 0, 0, 2)))
+        out.print(Padding(Text(printable(line)), (0, 0, 0, 2)))
+
+
+def _grid(columns: Sequence[str], cells: Sequence[Sequence[Text]], left: Sequence[int]) -> Table:
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for i, name in enumerate(columns):
+        grid.add_column(Text(printable(name)), justify="left" if i in left else "right", overflow="fold")
+    for row in cells:
+        grid.add_row(*row)
+    return grid
+
+
+def _width(grid: Table, out: Console) -> int:
+    return max(out.measure(grid, options=out.options.update(width=_WIDEST)).maximum, 1)
 
 
 def percent(fraction: float, digits: int = 1) -> str:

@@ -82,7 +82,7 @@ def short(error: BaseException, longest: int = _LONGEST) -> str:
     except Exception:  # a text that cannot be made is no reason to fail
         return name
     if isinstance(error, KeyError):
-        text = f"there is no {text}"
+        text = f"it lacks {text}"
     elif isinstance(error, (LookupError, AssertionError)) or not text:
         text = f"{name}: {text}" if text else name
     text = printable(text)

@@ -115,7 +115,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         del model
         write_json(folder / "model.json", json.loads(card.to_json()))
         write_beside(folder, card, config.dtype, device.type)
-        rows = verify_aoti(folder, source, images, config.dtype, config.threads)
+        rows = verify_aoti(folder, source, images, device, config.dtype, config.threads)
         if show or not all(row.passed for row in rows):
             print_rows(rows, what)
         check_rows(rows)

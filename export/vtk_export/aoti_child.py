@@ -1,6 +1,6 @@
 """A process of its own that uses an export as its README says, without this toolkit: through ``load.py`` and bare.
 
-    python -P aoti_child.py FOLDER IMAGES ANSWERS
+    python -P aoti_child.py FOLDER IMAGES ANSWERS [GPU]
 
 IMAGES is a safetensors file of batches. ANSWERS gets, as safetensors, the logits of each in every layout, and in its
 metadata the wrong inputs that were answered, which should be none. A library reads once whether it checks its input,
@@ -66,13 +66,15 @@ def shapeless(images: Tensor) -> Iterator[tuple[str, Any]]:
         yield "channels at the end", images.transpose(1, 3)
 
 
-def through_loader(folder: Path, batches: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def through_loader(
+    folder: Path, batches: dict[str, Tensor], device_index: int | None = None
+) -> tuple[dict[str, Tensor], list[str]]:
     """Return the answers of ``load.py``, and which wrong inputs it answered."""
     spec = importlib.util.spec_from_file_location("load", folder / "load.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    model = module.load()
+    model = module.load(device_index=device_index)
     answers, answered = {}, []
     for batch, images in batches.items():
         images = images.to(model.device)
@@ -84,19 +86,19 @@ def through_loader(folder: Path, batches: dict[str, Tensor]) -> tuple[dict[str, 
     return answers, answered
 
 
-def bare(path: Path, batches: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def bare(path: Path, batches: dict[str, Tensor], device_index: int = -1) -> tuple[dict[str, Tensor], list[str]]:
     """Return the answers of the libraries themselves, loaded by torch, and which wrong inputs they answered."""
     from torch._inductor.package import load_package  # type: ignore[attr-defined]
 
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
-    models = {name: load_package(str(path), name) for name in ("batch_1", "batch_n")}
+    models = {name: load_package(str(path), name, device_index=device_index) for name in ("batch_1", "batch_n")}
     answers, answered = {}, []
     for batch, images in batches.items():
         if len(images) > SMALL:
             continue
         model = models["batch_1" if len(images) == 1 else "batch_n"]
         meta = model.get_metadata()
-        images = images.to(meta["AOTI_DEVICE_KEY"])
+        images = images.to(meta["AOTI_DEVICE_KEY"] if device_index < 0 else f"cuda:{device_index}")
         answers[f"{path.name}, contiguous, {batch}"] = model(images)
         for name, value in wrong(images, int(meta["vtk.max_batch"])):
             answered += _answered(f"{path.name}, {name}", model, value, (RuntimeError,))
@@ -119,11 +121,13 @@ def _answered(name: str, model: Callable[[Any], Any], value: Any, refusal: tuple
 
 def main() -> None:
     """Write what the arguments say."""
-    folder, source, target = map(Path, sys.argv[1:])
+    folder, source, target = map(Path, sys.argv[1:4])
+    index = int(sys.argv[4]) if sys.argv[4:] else None
+    sys.dont_write_bytecode = True
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "0"  # the worst that a user's environment may say
     batches = load_file(source)
-    answers, answered = through_loader(folder, batches)
-    more = bare(folder / "model.pt2", batches)
+    answers, answered = through_loader(folder, batches, index)
+    more = bare(folder / "model.pt2", batches, -1 if index is None else index)
     assert "vtk" not in sys.modules
     found = {name: logits.float().cpu().contiguous() for name, logits in (answers | more[0]).items()}
     save_file(found, target, {"answered": json.dumps(answered + more[1])})

@@ -15,10 +15,13 @@ from vtk_export.place import CARD, LATENCY
 
 _TITLE = "# A compiled model (AOTInductor): "
 
+_LOADER = begins('"""' + (aoti_load.__doc__ or "").partition("\n")[0])
+
 MARKS = {
-    "model.pt2": aoti_backend.is_ours, "model.json": CARD,
-    "load.py": begins('"""' + (aoti_load.__doc__ or "").partition("\n")[0]), "README.md": begins(_TITLE),
-    "example.cpp": begins(EXAMPLE.partition("\n")[0]), **LATENCY,
+    "model.pt2": aoti_backend.is_ours, "model.json": CARD, "load.py": _LOADER, "README.md": begins(_TITLE),
+    "example.cpp": begins(EXAMPLE.partition("\n")[0]),
+    "__pycache__/load.*.pyc": lambda path: _LOADER(path.parent.parent / "load.py"),  # Python leaves it at an import
+    **LATENCY,
 }  # fmt: skip
 """Files of an export, and how they are recognised; version 0.1 wrote ``model.pt2`` and ``model.json`` only."""
 FILES = ("model.pt2", "model.json", "load.py", "README.md", "example.cpp")
@@ -54,7 +57,8 @@ def readme(card: Card, precision: str, device: str) -> str:
     return f"""{_TITLE}{span(card.model.name)}
 
 `model.pt2` runs with torch {aoti_backend.torch_release()} and {machine} that it was compiled for. It takes images
-(B, {spec.in_chans}, {spec.height}, {spec.width}) in {dtype}, B from 1 to {most}, and gives logits (B, {len(card.classes)}).
+(B, {spec.in_chans}, {spec.height}, {spec.width}) in {dtype}, B from 1 to {most}, and gives logits
+(B, {len(card.classes)}).
 
 **Load it with `load.py`, or as `example.cpp` does: loading it in another way is unsafe.** Compiled code does not look
 at its input. Images in another memory layout (channels_last, transposed) get wrong classes; another type, size or
@@ -68,7 +72,7 @@ torch alone.
 {code_block(python_code(card))}
 `classify("photo.jpg")` gives the classes of an image, the most likely first. `model(images)` takes any memory layout,
 refuses what it was not compiled for with a TypeError or ValueError that says why, and may be called from several
-threads; `load(runners=4)` lets four calls run at the same time on one copy of the weights.
+threads: the calls follow each other, and each uses torch's threads.
 
 ## C++
 

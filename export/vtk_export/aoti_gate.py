@@ -27,7 +27,9 @@ _LONGEST = 3600
 """Seconds that the process may take."""
 
 
-def verify_aoti(folder: Path, source: Source, images: Tensor, precision: str, threads: int | None) -> list[GateRow]:
+def verify_aoti(
+    folder: Path, source: Source, images: Tensor, device: torch.device, precision: str, threads: int | None
+) -> list[GateRow]:
     """Compare what the files of ``folder`` answer with the source in fp32 on the CPU, at every size of `BATCHES`.
 
     Each batch is given in every layout to ``load.py``, and to the libraries themselves as C++ programs use them; both
@@ -41,7 +43,8 @@ def verify_aoti(folder: Path, source: Source, images: Tensor, precision: str, th
     """
     reference = EagerBackend(source.model(), torch.device("cpu"), torch.float32)
     parts = dict(zip(map(str, BATCHES), images[: sum(BATCHES)].split(BATCHES), strict=True))
-    found, answered = answers(folder, {batch: part.to(DTYPES[precision]) for batch, part in parts.items()}, threads)
+    given = {batch: part.to(DTYPES[precision]) for batch, part in parts.items()}
+    found, answered = answers(folder, given, device.index, threads)
     if answered:
         raise VerificationError(f"the file answers what it was not made for ({answered[0]}); it is not kept")
     rows = []
@@ -54,8 +57,10 @@ def verify_aoti(folder: Path, source: Source, images: Tensor, precision: str, th
     return rows
 
 
-def answers(folder: Path, batches: dict[str, Tensor], threads: int | None) -> tuple[dict[str, Tensor], list[str]]:
-    """Run `vtk_export.aoti_child` on the export in ``folder``.
+def answers(
+    folder: Path, batches: dict[str, Tensor], device_index: int | None, threads: int | None
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Run `vtk_export.aoti_child` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
 
     Returns:
         Logits by "way, layout, batch", and the wrong inputs that were answered.
@@ -63,18 +68,17 @@ def answers(folder: Path, batches: dict[str, Tensor], threads: int | None) -> tu
     Raises:
         VerificationError: the process ended early.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
+    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as scratch:
         given, target = Path(scratch) / "images.safetensors", Path(scratch) / "answers.safetensors"
         save_file({name: part.contiguous() for name, part in batches.items()}, given)
+        # -P: a file in the current folder is no module of its
         words = [sys.executable, "-P", str(Path(aoti_child.__file__)), str(folder.resolve()), str(given), str(target)]
+        words += [] if device_index is None else [str(device_index)]
         try:
             run = subprocess.run(
-                words, cwd=scratch, env=environment, capture_output=True, check=False, timeout=_LONGEST, text=True,
-                errors="replace",
-            )  # fmt: skip
+                words, env=environment, capture_output=True, check=False, timeout=_LONGEST, text=True, errors="replace"
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise VerificationError(f"the file cannot be tried in a process of its own: {error}") from error
         if run.returncode:

@@ -3,24 +3,36 @@
 import dataclasses
 from collections.abc import Sequence
 
+import onnx
+import torch
 from torch import Tensor
 
 from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
-from vtk.errors import UnavailableError
+from vtk.errors import UnavailableError, VerificationError
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
 from vtk_export.given import Given, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Photographs, check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
-from vtk_export.place import restamp
+from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
+from vtk_export.nonfinite import mark_rows
+from vtk_export.place import restamp, save
 from vtk_export.precision import ONNX_NAMES
 from vtk_export.preproc import RAW_TYPES
 from vtk_export.raw import Drift, check_drift, measure_drift
-from vtk_export.sizes import other_sizes
-from vtk_export.verify import GateRow, check_rows, print_rows, verify_structure, verify_values
+from vtk_export.sizes import odd_sizes, other_sizes, runs
+from vtk_export.verify import (
+    GateRow,
+    check_rows,
+    open_sessions,
+    print_rows,
+    run_session,
+    verify_structure,
+    verify_values,
+)
 
 
 def gate(
@@ -38,6 +50,7 @@ def gate(
     )  # fmt: skip
     kind = "int8" if file.facts.int8 else file.facts.precision
     limits = LIMITS[kind]
+    console.stage(f"comparing the file with torch at {len(batches)} batch sizes")
     try:
         rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
                                       names=file.names, limits=limits)  # fmt: skip
@@ -54,7 +67,7 @@ def gate(
         for line in (f"verified with {what}", *remarks):
             console.say(line)
     check_rows(rows)
-    file = dataclasses.replace(file, rows=tuple(rows))
+    file = _with_neighbours(dataclasses.replace(file, rows=tuple(rows)), card, config, images, limits, show=show)
     if kind == "fp32" or file.names == ("features",):
         return file
     if given is None:
@@ -64,10 +77,42 @@ def gate(
     # not the images that it was calibrated on
     chosen = given.calibration[1] if file.facts.int8 == "static" else given.judging
     photographs = Photographs(chosen, config.images, max_pixels=limit)
+    console.stage(f"judging the file on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)
     return dataclasses.replace(file, judgement=judgement)
+
+
+def _with_neighbours(
+    file: File, card: Card, config: OnnxConfig, images: Tensor, limits: Limits, *, show: bool
+) -> File:  # fmt: skip
+    """Return ``file`` with what the other images of a call do to an image's outputs; a NaN image gets a row of NaN."""
+    dynamic = file.facts.int8 == "dynamic"
+    found = _measure(file, card, config, images)
+    if found.unmarked:
+        proto = onnx.load(file.path)
+        for path in (file.path, file.path.with_name("model.onnx.data")):
+            path.unlink(missing_ok=True)
+        mark_rows(proto)
+        nodes = len(proto.graph.node)
+        file = dataclasses.replace(file, path=save(proto, card, file.path.parent, file.facts), nodes=nodes)
+        found = _measure(file, card, config, images)
+    bound = rounding(limits, dynamic=dynamic)
+    if show or not found.relative <= bound:
+        console.say(found.describe(bound))
+    check_dependence(found, bound, dynamic=dynamic)
+    if not found.relative <= bound:
+        facts = dataclasses.replace(file.facts, batch_dependence=found.relative)
+        restamp(file.path, card, facts)
+        file = dataclasses.replace(file, facts=facts)
+    return dataclasses.replace(file, dependence=found)
+
+
+def _measure(file: File, card: Card, config: OnnxConfig, images: Tensor) -> Dependence:
+    with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
+        return measure(lambda rows: run_session(session, rows, file.names), images, static_batch=config.static_batch,
+                       black=black_image(card.input), names=file.names)  # fmt: skip
 
 
 def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, given: Given | None) -> list[GateRow]:
@@ -81,7 +126,32 @@ def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, give
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=size) for row in found]
+    if file.sizes is not None:
+        _check_odd_sizes(file, card, config)
     return rows
+
+
+def _check_odd_sizes(file: File, card: Card, config: OnnxConfig) -> None:
+    """Make sure that the file answers where torch does, and nowhere else.
+
+    Raises:
+        VerificationError: it answers images of a size that torch refuses, or refuses some that torch answers.
+    """
+    assert file.sizes is not None
+    spec = card.input
+    with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
+        for height, width in odd_sizes(spec, file.sizes):
+            taken = runs(file.model, spec, (height, width))
+            try:
+                run_session(session, torch.zeros(config.static_batch or 1, spec.in_chans, height, width), file.names)
+            except VerificationError as error:
+                if taken:
+                    raise VerificationError(f"{height}×{width}, which torch takes: {error}") from error
+                continue
+            if not taken:
+                raise VerificationError(
+                    f"the file answers images of {height}×{width} pixels, which torch refuses; leave out --dynamic-size"
+                )
 
 
 def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift | None:

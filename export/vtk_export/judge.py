@@ -131,12 +131,13 @@ def judge(
             cosines.append(F.cosine_similarity(shown.double(), expected.double(), dim=1))
             places += indices
     cosine, ours, torchs = torch.cat(cosines), torch.cat(mine), torch.cat(theirs)
+    what = f"{photographs.what}, each alone" if getattr(session, "apart", False) else photographs.what
     result = Judgement(
         count=len(ours),
         agreement=(ours == torchs).double().mean().item(),
         cosine_mean=cosine.mean().item(),
         cosine_min=cosine.min().item(),
-        what=photographs.what,
+        what=what,
     )
     if photographs.labels is None:
         return result

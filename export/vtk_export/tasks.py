@@ -4,6 +4,7 @@ Packs of one base differ in about a third of their weights. In the form ``files`
 file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.
 """
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,18 @@ from pathlib import Path
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.files import write_text
 from vtk.options import expect
+from vtk.packages import require
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
-from vtk_export.many.index import COMMAND, known_files, marks, publish
+from vtk_export.many.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
+from vtk_export.neighbours import Dependence
 from vtk_export.place import workspace
+from vtk_export.readme import README, tasks_page
 from vtk_export.targets import describe_oldest, oldest
 
 
@@ -53,6 +58,7 @@ class TasksExportResult:
         bytes: of the folder's files that this export wrote.
         separate_bytes: of the same files if each held all its weights itself.
         rows: the gate.
+        dependence: by file, what the other images of a call do to an image's logits.
         images: what it was verified with.
         seconds: of export and verification.
         opset: of the files.
@@ -72,6 +78,7 @@ class TasksExportResult:
     seconds: float
     opset: int = 18
     ir_version: int = 10
+    dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
 
     def needs(self) -> str:
         """Return one line with the oldest run times that take the files."""
@@ -88,6 +95,7 @@ class TasksExportResult:
             "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
             "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
             "opset": self.opset, "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "batch_dependence": {name: dataclasses.asdict(found) for name, found in self.dependence.items()},
         }  # fmt: skip
 
 
@@ -113,23 +121,37 @@ def export_tasks(
         VerificationError: a file is not what was asked for, or the files share less than the packs do.
     """
     expect(config, TasksConfig, "export_tasks")
+    require("onnxscript", "onnxruntime")
     start = time.perf_counter()
     named = named_packs(packs)
     if len(named) < 2:
         were = "pack was" if len(named) == 1 else "packs were"
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
-    with workspace(
-        config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
-    ) as folder:
+    with (
+        console.stages(show),
+        workspace(
+            config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
+        ) as folder,
+    ):
         built = Build(config, members, None if base is None else Path(base))
         built.convert()
+        console.stage("writing the files")
         built.write(folder)
+        console.stage("comparing the files with torch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
             print_task_rows(rows)
             console.say(f"verified with {built.loader.what}")
         check_task_rows(rows)
+        line = built.measure(folder)
+        if show:
+            console.say(line)
+        page = tasks_page(
+            {member.name: member.card for member in members}, files=config.form != GATHERED,
+            gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
+        )  # fmt: skip
+        write_text(folder / README, page)
         publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(
@@ -139,4 +161,5 @@ def export_tasks(
         gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
         bytes=built.total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
         images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
+        dependence=built.dependence,
     )  # fmt: skip

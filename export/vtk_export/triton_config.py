@@ -169,6 +169,7 @@ class TritonCommand(TritonConfig):
             raise UsageError(f"`{flag}` says where --with-preproc is done; add that, or leave it out")
         self._refuse()
         self._check_target()
+        self._check_batches()
         if self.name is not None and self.server in ("onnxruntime", "tensorrt") and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} is of one model, {len(self.sources)} sources make as many; give each NAME=SOURCE"
@@ -179,6 +180,16 @@ class TritonCommand(TritonConfig):
         if self.server != "vtk":
             data = Path() if self.data else None
             self.onnx_config(Path(), data, with_preproc=self.ensemble is False)  # has its own checks
+
+    def _check_batches(self) -> None:
+        """Refuse a graph whose answers depend on the images that share its calls, where calls have several."""
+        most = self.max_batch_size if self.static_batch is None else self.static_batch
+        if self.int8 == "dynamic" and most > 1:
+            size = f"--max-batch-size {most}" if self.static_batch is None else f"--static-batch {most}"
+            raise UsageError(
+                f"`--int8 dynamic` finds its ranges over all images of a call, so with {size} one client's images "
+                "would change another's answers; give --int8 static --data FOLDER, or --max-batch-size 1"
+            )
 
     def _refuse(self) -> None:
         """Refuse what the back-end does not do, with the reason."""

@@ -22,6 +22,7 @@ from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests._plots import not_drawn
+from tests.export._fake_server import load  # noqa: F401 - a fixture
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model

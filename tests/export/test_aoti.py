@@ -1,6 +1,9 @@
 """``vtk export aoti`` and its back-end. Compiling takes a minute, so most tests run a file without a library."""
 
+import inspect
 import json
+import py_compile
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,28 +14,19 @@ import timm
 import torch
 from torch import Tensor
 
+from tests.export._aoti_library import Model, loader, write_file
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.profiling.result import ProfileResult
-from vtk.runtime import aoti_backend
+from vtk.runtime import aoti_load
 from vtk.runtime.aoti_backend import open_aoti, read_metadata
 from vtk.runtime.backend import load_backend
 from vtk.runtime.source import Source, open_source
-from vtk_export import aoti
+from vtk_export import aoti, aoti_gate
+from vtk_export.aoti_child import bare, through_loader
 from vtk_export.aoti_config import AotiConfig
-
-Model = Callable[[Tensor], Tensor]
-
-
-def write_file(path: Path, card: Card, **changed: str) -> None:
-    """A .pt2 with metadata and no library."""
-    meta = {
-        "vtk": card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_backend.cpu_level(),
-        "vtk.torch": aoti_backend.torch_release(), "AOTI_DEVICE_KEY": "cpu", **changed,
-    }  # fmt: skip
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("model/data/aotinductor/model/abc.wrapper_metadata.json", json.dumps(meta))
+from vtk_export.aoti_files import FILES
 
 
 @pytest.fixture
@@ -42,19 +36,26 @@ def file(packed, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fake_compiler(packed, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model | None], list[Any]]:
-    """In place of the compiler: the file has no library, and what is loaded from it is ``model``."""
+def fake_compiler(packed, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """In place of the compiler: the file has no library, and what is loaded from it is ``model``, in this process."""
 
-    def use(model: Model | None = None) -> list[Any]:
+    def use(model: Model | None = None, size: tuple[int, ...] = (3, 32, 48), **changed: Any) -> list[Any]:
         compiled: list[Any] = []
 
         def compile_package(form: Any, example: Tensor, card: Card, precision: str, path: Path) -> None:
             compiled.append((form, tuple(example.shape), example.dtype))
             write_file(path, card, **{"vtk.precision": precision})
 
+        def answers(folder: Path, batches: dict[str, Tensor], device_index: int | None, threads: int | None) -> Any:
+            (loaded, answered), (raw, more) = through_loader(folder, batches), bare(folder / "model.pt2", batches)
+            return {name: logits.float() for name, logits in (loaded | raw).items()}, answered + more
+
         plain = packed.model()
+        monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "0")
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
         monkeypatch.setattr(aoti, "compile_package", compile_package)
-        monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: model or plain)
+        monkeypatch.setattr(aoti_gate, "answers", answers)
+        monkeypatch.setattr("torch._inductor.package.load_package", loader(model or plain, size, **changed))
         return compiled
 
     return use
@@ -77,8 +78,8 @@ def test_card_and_facts_come_from_the_file(packed, file: Path) -> None:
 def test_a_file_for_another_machine_is_refused_before_it_is_loaded(
     changed: dict[str, str], said: str, packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("loaded"))
-    monkeypatch.setattr(aoti_backend, "cpu_level", lambda: "AVX2")
+    monkeypatch.setattr("torch._inductor.package.load_package", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     write_file(tmp_path / "m.pt2", packed.card, **changed)
     with pytest.raises(UnavailableError, match=said):
         load_backend("aoti", open_aoti(tmp_path / "m.pt2"))
@@ -129,7 +130,7 @@ def test_export_is_verified_and_kept(packed, fake_compiler, tmp_path: Path) -> N
     ((form, shape, dtype),) = compiled
     assert type(form).__name__ == "FusedViT" and shape == (2, 3, 32, 48) and dtype == torch.float32
     assert [row.batch for row in result.rows] == [1, 2, 3, 7, 16] and all(row.passed for row in result.rows)
-    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.pt2"]
+    assert sorted(p.name for p in out.iterdir()) == sorted(FILES)
     assert open_source(out).card.classes == packed.card.classes and open_source(out).card.base is None
 
 
@@ -158,13 +159,95 @@ def test_a_file_with_other_values_is_not_kept(
     assert capsys.readouterr().err.startswith("vtk export: error: ") and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("overlooked", [("dtype",), ("size", "strides"), ("strides",), ("least",), ("most",)])
+def test_a_library_that_answers_what_it_was_not_made_for_is_not_kept(
+    overlooked: tuple[str, ...], packed, fake_compiler, tmp_path: Path
+) -> None:
+    fake_compiler(overlooked=overlooked)
+    said = r"answers what it was not made for \(model.pt2, |does not check its input"
+    with pytest.raises((VerificationError, RuntimeError), match=said):  # in its own process the second is the first
+        aoti.export_aoti(open_source(packed.path), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("line,instead", [
+    ("images = torch.empty(images.shape, dtype=self.dtype, device=self.device).copy_(images)", "pass"),
+    ("images.stride() != strides or images.is_neg()", "images.stride() != strides"),
+    ("if images.dtype != self.dtype or images.layout != torch.strided:", "if False:"),
+    ("not 1 <= len(images) <= self.max_batch", "False"),
+    ("tuple(images.shape[1:]) != self.shape", "False"),
+    ("self._models[ONE if len(images) == 1 else MORE]", "self._models[MORE]"),
+])  # fmt: skip
+def test_a_loader_that_forgets_a_rule_is_not_kept(
+    line: str, instead: str, packed, fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler()
+    text = inspect.getsource(aoti_load)
+    assert text.count(line) == 1
+    monkeypatch.setattr("vtk_export.aoti_files.inspect.getsource", lambda _: text.replace(line, instead))
+    with pytest.raises((VerificationError, RuntimeError)):
+        aoti.export_aoti(open_source(packed.path), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("code,said", [
+    ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "ended with signal 8"),
+    ("raise RuntimeError('batch_n does not check')", "ended with RuntimeError: batch_n does not check"),
+])  # fmt: skip
+def test_a_library_that_ends_the_process_is_not_kept(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "child.py").write_text(code)
+    monkeypatch.setattr(aoti_gate.aoti_child, "__file__", str(tmp_path / "child.py"))
+    with pytest.raises(VerificationError, match=said):
+        aoti_gate.answers(tmp_path, {"1": torch.zeros(1, 3, 8, 8)}, None, 1)
+
+
+@pytest.mark.parametrize("names,changed,said", [
+    (("batch_1",), {}, "holds the models batch_1"),
+    (("batch_1", "batch_n", "more"), {}, "holds the models batch_1, batch_n, more"),
+    (("batch_1", "batch_n"), {"vtk.max_batch": "8"}, "differ in vtk.max_batch"),
+    (("batch_1", "batch_n"), {"vtk": "{}"}, "differ in vtk;"),
+])  # fmt: skip
+def test_models_that_are_not_of_one_export_are_refused(
+    names: tuple[str, ...], changed: dict[str, str], said: str, packed, file: Path
+) -> None:
+    write_file(file, packed.card, names)
+    if changed:
+        with zipfile.ZipFile(file) as archive:
+            (entry,) = [name for name in archive.namelist() if "batch_1" in name]
+            texts = {name: archive.read(name) for name in archive.namelist()}
+        texts[entry] = json.dumps(json.loads(texts[entry]) | changed).encode()
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, text in texts.items():
+                archive.writestr(name, text)
+    with pytest.raises(DataError, match=said):
+        open_aoti(file)
+
+
+def test_a_file_of_version_0_1_runs_any_batch_whatever_the_environment_says(
+    packed, fake_compiler, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler()
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    write_file(file, packed.card, ("model",))
+    backend = load_backend("aoti", open_aoti(file))
+    images = torch.randn(3, 3, 32, 48)
+    for batch in (1, 3):
+        laid = images[:batch].to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            assert torch.allclose(backend.run({"pixel_values": laid})["logits"], packed.model()(images[:batch]))
+    with pytest.raises(UsageError, match="resize or split"):
+        backend.run({"pixel_values": images[:0]})
+
+
 def test_what_cannot_be_fused_is_compiled_as_it_is_unless_one_insists(
     fake_compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
     resnet = timm.create_model("test_resnet", pretrained=False, num_classes=5).eval()
     torch.nn.init.normal_(resnet.fc.weight)
-    compiled = fake_compiler(resnet)
+    compiled = fake_compiler(resnet, (3, 160, 160))
     source = open_source("test_resnet", pretrained=False, num_classes=5)
     monkeypatch.setattr(type(source), "model", lambda self: resnet)
     options = {"device": "cpu"}
@@ -195,14 +278,15 @@ def test_profile_leaves_latency_beside_the_model(
     out = tmp_path / "out"
     argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,2"]) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["latency.json", "latency.png", "model.json", "model.pt2"]
+    assert sorted(p.name for p in out.iterdir()) == sorted(["latency.json", "latency.png", *FILES])
     found = ProfileResult.read(out / "latency.json")
     assert found.kind == "aoti" and [c.batch for _, c in found.cells()] == [1, 2]
     assert found.reference == f"torch fp32 on the CPU of {packed.path.parent.name}" and found.remarks == ()
     assert json.loads(capsys.readouterr().out)["profile"]["backends"][0]["name"] == "aoti"
     # again into the same folder: what an export left there is no stranger, and no latency of another file stays
+    py_compile.compile(str(out / "load.py"))  # as an import does
     assert main(argv) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.pt2"]
+    assert sorted(p.name for p in out.rglob("*") if p.is_file()) == sorted(FILES)
 
 
 class _Half(Source):
@@ -225,27 +309,6 @@ def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     backend = load_backend("aoti", open_source(tmp_path), dtype="bf16")
     assert backend.run({"pixel_values": torch.zeros(5, 3, 32, 32)})["logits"].dtype == torch.bfloat16
     backend.close()
-
-
-@pytest.mark.slow
-def test_compiled_file_runs_any_batch(packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    argv = ["export", "aoti", str(packed.path), "--out", str(out), "--device", "cpu", "--json"]
-    assert main([*argv, "--data", str(packed.photos)]) == 0
-    assert all(row["passed"] for row in json.loads(capsys.readouterr().out)["verified"])
-    source = open_source(out)
-    assert source.card.classes == packed.card.classes
-    backend = load_backend("aoti", source, threads=1)
-    images = torch.randn(33, 3, 32, 48)
-    with torch.no_grad():
-        expected = packed.model()(images)
-    for batch in (1, 5, 33):
-        found = backend.run({"pixel_values": images[:batch]})["logits"]
-        assert (found - expected[:batch]).abs().max() < 1e-5 * expected.abs().max()
-    backend.close()
-    options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1"]
-    assert main(["profile", str(out), "--backends", "aoti", "--reference", str(packed.path), *options]) == 0
-    assert "aoti: aotinductor cpu" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_tensorrt_files_of_a_module(tmp_path: Path) -> None:
 def test_aoti_of_a_module(tmp_path: Path) -> None:
     module = small()
     export_aoti(open_source(module, img_size=(16, 12)), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
-    backend = load_backend("aoti", open_source(tmp_path / "out"))
+    backend = load_backend("aoti", open_source(tmp_path / "out" / "model.pt2"))
     images = torch.randn(3, 1, 16, 12)
     got, want = backend.run({"pixel_values": images})["logits"].numpy(), exact(module, images)
     np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())

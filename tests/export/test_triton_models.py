@@ -2,14 +2,12 @@
 
 import dataclasses
 import hashlib
-import importlib.util
 import io
 import json
 import re
 import sys
 import time
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,74 +19,15 @@ from onnx import TensorProto, helper
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.export._fake_server import Load, Response, Tensor, TritonError, request
 from vtk.__main__ import main
 from vtk.card import InputSpec, from_plain
 from vtk.data.transforms import eval_transform
 from vtk.tasks.load import load_task
-from vtk_export.triton import served
 from vtk_export.triton.export import export_triton
 from vtk_export.triton_config import TritonConfig
 
-SERVED = Path(served.__file__).parent
 LOWEST = np.finfo(np.float32).min
-
-
-class Tensor:
-    def __init__(self, name: str, value: np.ndarray) -> None:
-        self._name, self._value = name, value
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._value
-
-
-class Response:
-    def __init__(self, output_tensors: list[Tensor], error: Any = None) -> None:
-        self.found = {t.name(): t.as_numpy() for t in output_tensors}
-        self.error = error
-
-
-class TritonError(Exception):
-    INVALID_ARG = 3
-
-    def __init__(self, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def request(images: np.ndarray, tasks: list[str]) -> dict[str, Tensor]:
-    names = np.array([[task.encode()] for task in tasks], dtype=np.object_)
-    return {"pixel_values": Tensor("pixel_values", images.astype(np.float32)), "task": Tensor("task", names)}
-
-
-Load = Callable[[str], Any]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Return what imports a file of `served` as a server does."""
-    fake = types.ModuleType("triton_python_backend_utils")
-    said: list[str] = []
-    logger = types.SimpleNamespace(log_error=said.append, log_warn=said.append, said=said)
-    vars(fake).update(
-        Tensor=Tensor, InferenceResponse=Response, TritonError=TritonError, TritonModelException=RuntimeError,
-        Logger=logger, get_input_tensor_by_name=lambda request, name: request.get(name),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", fake)
-
-    def imported(name: str) -> Any:
-        spec = importlib.util.spec_from_file_location(name, SERVED / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    imported("vtk_rows")
-    imported("vtk_prepack")
-    yield imported
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def test_int8_is_judged_and_written(calm: Any, fake_calm: Any, tmp_path: Path, b
     fake_calm()
     repo = tmp_path / "models"
     argv = (f"pets={calm.path}", "--backend", backend, "--int8", "dynamic", "--data", calm.photos, "--json")
+    argv = (*argv, "--max-batch-size", 1)
     assert run(*argv, "--out", repo) == 0
     told = json.loads(capsys.readouterr().out)["models"][0]
     assert told["facts"]["int8"] == "dynamic" and told["judged"]["count"] == 6

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,7 @@ class Server:
     repo: Path
     root: Path
     polls: bool = True
+    metrics: bool = False
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class Server:
         binary = shutil.copy(files / "bin" / "tritonserver", self.root)
         for path in (Path(binary), backend / "triton_python_backend_stub"):
             path.chmod(0o755)
-        self.http_port, self.grpc_port = free_ports(2)
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         libraries = files.parents[1] / "nvidia_pytriton.libs"
         env = {
             **os.environ,
@@ -86,7 +88,8 @@ class Server:
             self.process = subprocess.Popen(
                 [binary, f"--model-repository={self.repo}", f"--backend-directory={self.root / 'backends'}",
                  "--http-address=127.0.0.1", f"--http-port={self.http_port}", "--grpc-address=127.0.0.1",
-                 f"--grpc-port={self.grpc_port}", "--allow-metrics=false", "--disable-auto-complete-config",
+                 f"--grpc-port={self.grpc_port}", f"--allow-metrics={str(self.metrics).lower()}",
+                 "--metrics-address=127.0.0.1", f"--metrics-port={self.metrics_port}", "--disable-auto-complete-config",
                  "--exit-on-error=false", f"--model-control-mode={'poll' if self.polls else 'none'}",
                  "--repository-poll-secs=1"],
                 env=env, stdout=out, stderr=subprocess.STDOUT, cwd=self.root,
@@ -116,6 +119,12 @@ class Server:
 
     def tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+
+    def measures(self, model: str) -> dict[str, float]:
+        """Return what the server's page of metrics says of our models."""
+        page = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
+        lines = [line.rpartition(" ") for line in page.splitlines() if f'model="{model}"' in line]
+        return {name.partition("{")[0]: float(value) for name, _, value in lines if name.startswith("vtk_")}
 
     def pss(self, model: str) -> int:
         """Bytes of memory of a model's processes, what several have in common divided among them."""

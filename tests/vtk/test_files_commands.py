@@ -101,7 +101,7 @@ def test_a_read_only_disk(command: str, things: Path, read_only: Path, capsys, m
         pytest.fail("the model was compiled first")
 
     monkeypatch.setattr("torch.onnx.export", late)
-    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", late)
+    monkeypatch.setattr("torch._inductor.aot_compile", late)
     out = read_only / f"x{SUFFIX.get(command, '')}"
     line = refusal([*words(things, command), "--out", str(out)], capsys)
     assert "cannot " in line and "ead-only" in line and "free some space" not in line, line

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
             "vtk export triton runs/pets --out models --data data/pets",
             "vtk export triton pets=runs/a/task cars=runs/b/task --backend vtk --name vit --out models --warmup",
             "vtk export triton pets=runs/a/task cars=runs/b/task --name vit --with-preproc --out models",
-            "vtk export triton runs/pets --int8 dynamic --profile 1,8 --data data/pets --out models",
+            "vtk export triton runs/pets --int8 static --profile 1,8 --data data/pets --out models",
             "vtk export triton runs/pets --backend tensorrt --engine exports/pets-trt --out models",
         ),
     )

@@ -64,12 +64,12 @@ def show(found: tuple[Check, ...]) -> None:
         console.say(group, style="bold")
         for check in checks:
             start = f"  {check.status:<8}{check.name:<20} "
-            text = textwrap.fill(start + check.detail, 80, subsequent_indent=" " * 31, break_on_hyphens=False)
-            console.say(text, style=_STYLES[check.status])
+            text = textwrap.wrap(start + check.detail, 80, subsequent_indent=" " * 31, break_on_hyphens=False)
+            console.say(*text, style=_STYLES[check.status])
             if check.mend:
                 mend = f"          → {check.mend}"
-                mend = textwrap.fill(mend, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
-                console.say(mend, style=_STYLES[check.status])
+                told = textwrap.wrap(mend, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
+                console.say(*told, style=_STYLES[check.status])
     wrong = [check for check in found if check.status in ("problem", "fatal")]
     fatal = sum(check.status == "fatal" for check in wrong)
     console.say()

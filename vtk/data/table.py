@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vtk import packages
 from vtk.data.images import SUFFIXES
 from vtk.errors import DataError, UsageError
-from vtk.readers import check_plain, reading
+from vtk.readers import check_plain, reading, short
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
 """Endings of files that are tables of labels."""
@@ -79,15 +79,16 @@ def read_rows(path: Path, separator: str | None = None) -> list[Row]:
     if path.suffix.lower() in (".parquet", ".pq"):
         rows = _read_parquet(path)
     else:
+        if not path.exists():
+            raise DataError(f"cannot read {path} as a table of labels: No such file or directory")
         check_plain(path, "a table of labels")
         try:
-            with reading(path, "cannot be read as a table of labels"):
-                text = path.read_bytes().decode("utf-8-sig")
-        except DataError as error:
-            if not isinstance(error.__cause__, UnicodeDecodeError):
-                raise
-            at = error.__cause__.start
-            raise DataError(f"{path} is not UTF-8 text (byte {at}); save the table as UTF-8") from error.__cause__
+            with path.open(encoding="utf-8-sig") as file:
+                text = file.read()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 text (byte {error.start}); save the table as UTF-8") from error
+        except (OSError, MemoryError) as error:
+            raise DataError(f"cannot read {path} as a table of labels: {short(error)}") from error
         rows = _split(path, text, separator or _find_separator(path, text))
     if not rows:
         raise DataError(f"{path} names no images; write a line path,label for each")

@@ -34,7 +34,7 @@ def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], examp
             raise UsageError(f"`{flag}` {key}: this is set by {owned[key]}")
         if key in result:
             raise UsageError(f"`{flag}` {key}: given twice")
-        result[key] = _number(parse_yaml(text, f"`{flag}` {item[:80]!r}"))
+        result[key] = _number(parse_yaml(text, f"`{flag}` {item[:80]!r}", "has a value that cannot be read"))
     return result
 
 

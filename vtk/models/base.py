@@ -54,7 +54,7 @@ def tensor_hash(tensor: Tensor) -> str:
 def base_id(hashes: Mapping[str, str]) -> str:
     """Return the id of a base: the sha256 of its tensor names and hashes in sorted order."""
     lines = "\n".join(f"{name} {hashes[name]}" for name in sorted(hashes))
-    return hashlib.sha256(lines.encode()).hexdigest()
+    return hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def make_base(

@@ -65,6 +65,8 @@ def read_npz(name: str, kwargs: Mapping[str, Any], path: Path) -> Stored:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an archive's arrays from their headers, before any of them is read."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file")
     check_plain(path, "a .npz archive")
     shapes: dict[str, tuple[int, ...]] = {}
     with reading(path, "is not a whole .npz archive"), zipfile.ZipFile(path) as archive:

@@ -11,17 +11,23 @@ _DEEPEST, _MOST = 64, 100_000
 """Levels, and values with every alias written out; files of options have three levels and some hundred values."""
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str, fault: str = "is not valid YAML") -> Any:
     """Return the value of a YAML text.
 
     Args:
         text: one document, or none.
         where: names it in messages.
+        fault: of what is no YAML, in the words of the option.
 
     Raises:
         UsageError: it is no YAML, holds itself, or is nested or repeated beyond measure.
     """
-    with reading(where, "is not valid YAML", "write `key: value` lines", UsageError):
+    with reading(where, fault, "write `key: value` lines", UsageError):
+        depth = 0
+        for event in yaml.parse(text, yaml.SafeLoader):  # which takes no more of the stack for deeper ones
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise ValueError(f"it has more than {_DEEPEST} levels")
         loader = yaml.SafeLoader(text)
         try:
             node = loader.get_single_node()

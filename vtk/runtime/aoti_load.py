@@ -34,13 +34,12 @@ LEVELS = ("DEFAULT", "NO AVX", "AVX2", "AVX512")
 _LONGEST = 1 << 26
 
 
-def load(path: str | os.PathLike[str] | None = None, *, device_index: int | None = None, runners: int = 1) -> "Model":
+def load(path: str | os.PathLike[str] | None = None, *, device_index: int | None = None) -> "Model":
     """Load both models of a file, and prove that they refuse what they cannot take.
 
     Args:
         path: the file; by default ``model.pt2`` beside this one.
         device_index: which GPU; None for torch's current one. A file for CPUs has none.
-        runners: how many calls may run at the same time. They share the weights; further calls wait.
 
     Raises:
         RuntimeError: made for another machine or torch release, not a file of this kind, or its checks are off.
@@ -59,15 +58,15 @@ def load(path: str | os.PathLike[str] | None = None, *, device_index: int | None
     models: dict[str, Any] = {}
     with checks("1"):
         for name, wrong in ((ONE, 2), (MORE, 1)):
-            models[name] = load_package(os.fspath(path), name, num_runners=runners, device_index=index)
+            models[name] = load_package(os.fspath(path), name, run_single_threaded=True, device_index=index)
             # its first call, at which the variable is read: the other model's batch, within memory even if unchecked
             if not _refuses(models[name], torch.zeros(wrong, *shape, dtype=dtype, device=device)):
                 raise RuntimeError(f"{path}: {name} does not check its input; do not use it, export the file again")
-    return Model(models, shape, dtype, device, int(meta["vtk.max_batch"]), runners)
+    return Model(models, shape, dtype, device, int(meta["vtk.max_batch"]))
 
 
 class Model:
-    """A loaded ``.pt2``: a function of images that may be called from several threads.
+    """A loaded ``.pt2``: a function of images. Threads may share it; their calls follow each other.
 
     Attributes:
         shape: (channels, height, width) of an image.
@@ -77,14 +76,13 @@ class Model:
     """
 
     def __init__(
-        self, models: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, max_batch: int,
-        runners: int = 1,
-    ) -> None:  # fmt: skip
+        self, models: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, max_batch: int
+    ) -> None:
         """Take loaded models; `load` makes this."""
         self._models = models
         self.shape, self.dtype, self.device, self.max_batch = shape, dtype, device, max_batch
-        # a library's own queue can wait for ever beside a call that fails: no more calls enter than it has runners
-        self._free = threading.BoundedSemaphore(runners)
+        # a library is for one call at a time; its own queue can wait for ever after a call that failed
+        self._alone = threading.Lock()
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, *shape) of any layout to logits (B, classes), without gradients.
@@ -94,7 +92,7 @@ class Model:
             ValueError: of another size, number or device.
         """
         images = self._plain(images)
-        with self._free:
+        with self._alone:
             logits: torch.Tensor = self._models[ONE if len(images) == 1 else MORE](images)
         return logits
 
@@ -106,12 +104,11 @@ class Model:
             raise TypeError(f"images are a {type(images).__name__} without memory of its own; give a plain tensor")
         if images.dtype != self.dtype or images.layout != torch.strided:
             raise TypeError(f"images are {images.dtype}, {images.layout}; this model takes {self.dtype}, torch.strided")
-        if images.ndim != 4 or tuple(images.shape[1:]) != self.shape or not 1 <= len(images) <= self.max_batch:
+        if tuple(images.shape[1:]) != self.shape or not 1 <= len(images) <= self.max_batch:
             wanted = ", ".join(map(str, self.shape))
             raise ValueError(f"images are {tuple(images.shape)}; this model takes (1 to {self.max_batch}, {wanted})")
         if images.device != self.device:
             raise ValueError(f"images are on {images.device}; this model is on {self.device}")
-        images = images.detach().as_subclass(torch.Tensor)
         channels, height, width = self.shape
         strides = (channels * height * width, height * width, width, 1)
         # `contiguous` would keep odd strides of dimensions of length 1, a pending sign, and zeros without memory

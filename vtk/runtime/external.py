@@ -6,8 +6,6 @@ from typing import Any
 
 from vtk.errors import DataError
 
-_DEEPEST = 32
-"""Levels of graphs within nodes; files of models have two or three."""
 _LARGEST = 1 << 50
 
 
@@ -20,11 +18,11 @@ def external_ends(proto: Any, path: Path) -> dict[str, int]:
 
     Raises:
         DataError: a tensor does not say where it lies, or says a place outside of the model's folder, or no bytes of a
-            file; or graphs are nested beyond measure.
+            file.
     """
     ends: dict[str, int] = {}
     functions = [node for function in getattr(proto, "functions", ()) for node in function.node]
-    for tensor in (*_tensors(proto.graph, path), *_of_nodes(functions, path)):
+    for tensor in (*_tensors(proto.graph), *_of_nodes(functions)):
         if not (tensor.external_data or tensor.data_location == tensor.EXTERNAL):
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -50,20 +48,19 @@ def _bytes(text: str, where: str) -> int:
     return int(text)
 
 
-def _tensors(graph: Any, path: Path, depth: int = 0) -> Iterator[Any]:
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Yield all tensors of a graph and of those within its nodes: protobuf reads no more than 33 levels of these."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node, path, depth)
+    yield from _of_nodes(graph.node)
 
 
-def _of_nodes(nodes: Any, path: Path, depth: int = 0) -> Iterator[Any]:
-    if depth > _DEEPEST:
-        raise DataError(f"{path} has graphs within graphs, more than {_DEEPEST} deep; was it damaged?")
+def _of_nodes(nodes: Any) -> Iterator[Any]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
             for graph in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
-                yield from _tensors(graph, path, depth + 1)
+                yield from _tensors(graph)

@@ -28,6 +28,8 @@ class Facts:
         dynamic_size: whether it takes images of other sizes than the card's.
         verified: whether its values were compared with torch's; False only on request.
         target: run time that it was made for, "" for any.
+        batch_dependence: how far the other images of a call changed an image's outputs when the file was verified, as
+            a fraction of the largest; 0 where that is rounding.
     """
 
     precision: str = "fp32"
@@ -37,6 +39,12 @@ class Facts:
     dynamic_size: bool = False
     verified: bool = True
     target: str = ""
+    batch_dependence: float = 0.0
+
+    @property
+    def apart(self) -> bool:
+        """Whether each image is to be run in a call of its own, so that its answer does not depend on others."""
+        return self.int8 == "dynamic" or self.batch_dependence > 0
 
     def props(self) -> dict[str, str]:
         """Return the properties to write: none for a plain file."""
@@ -50,7 +58,13 @@ class Facts:
         if not self.verified:
             return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
         ends = ", its inputs and outputs fp32" if self.keep_io_types else ""
-        return (f"this file is {kind}{ends}{', and prepares decoded images itself' if self.preprocessing else ''}",)
+        alone = (
+            "; its answers depend on the images that share a call, so images are labelled one by one"
+            if self.apart
+            else ""
+        )
+        prepares = ", and prepares decoded images itself" if self.preprocessing else ""
+        return (f"this file is {kind}{ends}{prepares}{alone}",)
 
 
 PLAIN = Facts()

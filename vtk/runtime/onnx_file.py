@@ -30,6 +30,8 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     import onnx
 
     proto = load_proto(path)
+    if any(node.op_type == "EPContext" for node in proto.graph.node):  # ONNX Runtime would load what is in it
+        raise DataError(f"{path} holds an engine, which is machine code (EPContext); give the .onnx it was made from")
     check_data_files(proto, path)
     remark = digests.check(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name

@@ -46,6 +46,8 @@ class OrtCpuBackend:
 
     name = "ort-cpu"
     execution_provider = "CPUExecutionProvider"
+    apart = False
+    """Whether labels want each image in a call of its own (`Facts.apart`)."""
 
     def __init__(
         self,
@@ -102,6 +104,7 @@ class OrtCpuBackend:
         switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True))
         backend = cls(source.path, cls._device(device), threads, *switches)
         backend.dtype = _PRECISIONS[source.facts.precision]
+        backend.apart = source.facts.apart
         if dtype != backend.dtype:
             backend.close()
             raise UsageError(

@@ -20,7 +20,7 @@ from vtk.models.files import read_safetensors
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.parts import head_names, position_names
 from vtk.models.weights import read_base
-from vtk.readers import short
+from vtk.readers import reading, short
 from vtk.tasks.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.tasks.base import base_keys, store_base
 from vtk.tasks.bundle import PACK_MARKS, claim_out
@@ -76,7 +76,8 @@ def from_peft(
         kind = _check_kind(peft, adapter, config := _read_config(adapter))
         tensors, metadata = read_safetensors(adapter / WEIGHTS)
         card = _card(adapter, metadata, described or Described())
-        timm_call(card)
+        with reading(adapter, "has a card that fits no model", "was it edited?"):
+            timm_call(card)
         if base is None and not (adapter / BASE).is_file():
             raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
         created = build_model(
@@ -107,7 +108,7 @@ def _read_config(adapter: Path) -> dict[str, Any]:
         )
     config = read_json(adapter / CONFIG, limit=1 << 20)
     if not isinstance(config, dict):
-        raise DataError(f"{adapter / CONFIG} is no adapter's: it holds no options; was it edited?")
+        raise DataError(f"{adapter / CONFIG} names no `peft_type`; was it edited?")
     return config
 
 

@@ -8,6 +8,8 @@ from vtk.errors import DataError, UnavailableError, UsageError, VtkError
 from vtk.readers import short
 
 _TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "hf_xet")
+_UNEXPECTED = (LookupError, TypeError, AttributeError, AssertionError, EOFError, RecursionError)
+"""What the hub's client ends with where an answer is JSON of another form than it expects."""
 _LOGIN = "log in (`hf auth login`), or set HF_TOKEN or `--token-env`"
 
 
@@ -68,7 +70,9 @@ def explained(repo_id: str, revision: str | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         found = _explain(error, repo_id, revision)
-        if found is None:  # an answer that the hub's client did not expect
+        if found is None and not isinstance(error, _UNEXPECTED):
+            raise
+        if found is None:
             text = f"the hub's answer about {repo_id} cannot be used ({short(error)}); is HF_ENDPOINT that of a hub?"
             found = DataError(text)
         raise found from error

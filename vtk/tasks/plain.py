@@ -90,6 +90,8 @@ def plain_call(card: Card) -> PlainCall:
             raise model_error(name, call.kwargs, error) from error
         del first["img_size"]
         call = dataclasses.replace(call, kwargs=first | kwargs)
+    except Exception as error:  # timm raises many kinds for a wrong name or value
+        raise model_error(name, call.kwargs, error) from error
     return call
 
 

@@ -16,11 +16,14 @@ from vtk.runtime.facts import Facts
 from vtk_export.config import TasksConfig
 from vtk_export.convert import choose_form, convert, explicit_attention
 from vtk_export.given import folders_of
-from vtk_export.many.gate import BATCHES, TaskRow, verify_file, verify_gathered
+from vtk_export.limits import LIMITS
+from vtk_export.many.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered
 from vtk_export.many.gather import GatheredViT
 from vtk_export.many.index import SESSION_OPTIONS
 from vtk_export.many.packs import Loader, Member, twin
 from vtk_export.many.pool import LEAST, Pool, digest
+from vtk_export.neighbours import Dependence, rounding
+from vtk_export.nonfinite import mark_rows, may_hide
 from vtk_export.place import INLINE_LIMIT
 from vtk_export.tensorrt.down import lower
 from vtk_export.tensorrt.lint import check
@@ -39,6 +42,7 @@ class Build:
         sizes: by the stem of each .onnx file: bytes of its own, and of its weights in the shared file.
         shared: name of the shared file.
         total: bytes of all files.
+        dependence: by file, how far an image's logits depend on the others of its call.
     """
 
     def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
@@ -51,11 +55,13 @@ class Build:
         self.sizes: dict[str, tuple[int, int]] = {}
         self.shared: str | None = None
         self.total = 0
+        self.dependence: dict[str, Dependence] = {}
 
     def convert(self) -> None:
         """Load all members and convert them, one at a time; the graphs' weights go into the pool."""
         models = []
         for member in self.members:
+            console.stage(f"converting {member.name}")
             model = self.loader.load(member)
             self._count(member.name, model)
             trt = self.config.for_tensorrt
@@ -66,16 +72,22 @@ class Build:
             if self.config.form != GATHERED:
                 graph = choose_form(model, self.config.fuse, vits=trt, divide_scores=not trt)
                 spec, opset, static = member.card.input, self.config.opset, self.config.static_batch
-                self.pool.add(member.name, convert(graph, spec, opset=opset, static_batch=static))
+                self._add(member.name, convert(graph, spec, opset=opset, static_batch=static))
                 del graph
         self.loader.run_banks(self.members)
         if models:
+            console.stage("converting all of them to one graph")
             task = torch.zeros(self.config.static_batch or 2, dtype=torch.int32)
             proto = convert(
                 GatheredViT(models), self.members[0].card.input, opset=self.config.opset,
                 static_batch=self.config.static_batch, names=("logits", "num_classes"), more={"task": task},
             )  # fmt: skip
-            self.pool.add(GATHERED, proto)
+            self._add(GATHERED, proto)
+
+    def _add(self, name: str, proto: onnx.ModelProto) -> None:
+        if may_hide(proto):
+            mark_rows(proto)
+        self.pool.add(name, proto)
 
     def _count(self, name: str, model: Any) -> None:
         """Note the matrices of a model, to know later what the files ought to share."""
@@ -153,6 +165,21 @@ class Build:
         if GATHERED in self.sizes:
             rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, **asked)
         return rows
+
+    def measure(self, folder: Path) -> str:
+        """Run every file with images of several clients in one call, and return the worst as a line.
+
+        Raises:
+            VerificationError: an image's logits depend on the others of its call.
+        """
+        for name in self.sizes:
+            members = self.members if name == GATHERED else [m for m in self.members if m.name == name]
+            self.dependence[f"{name}.onnx"] = measure_neighbours(
+                folder / f"{name}.onnx", members, gathered=name == GATHERED, static_batch=self.config.static_batch,
+                threads=self.config.threads,
+            )  # fmt: skip
+        worst = max(self.dependence.values(), key=lambda found: found.relative)
+        return worst.describe(rounding(LIMITS["fp32"]))
 
     def index(self, folder: Path) -> dict[str, Any]:
         """Return the content of ``tasks.json``."""

@@ -12,7 +12,9 @@ from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend, load_backend
 from vtk.runtime.onnx_file import open_onnx
+from vtk_export.limits import LIMITS
 from vtk_export.many.packs import Member
+from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.structure import Axes, verify_graph, verify_structure
 from vtk_export.verify import GateRow, check_rows, compare
 
@@ -109,6 +111,43 @@ def verify_gathered(
     finally:
         _close(sessions)
     return rows
+
+
+def measure_neighbours(
+    path: Path, members: Sequence[Member], *, gathered: bool, static_batch: int | None, threads: int | None
+) -> Dependence:
+    """Return how far an image's logits depend on the other images of its call.
+
+    Args:
+        path: a file that was verified.
+        members: the tasks that it has; of the gathered file all.
+        gathered: images come with the number of their task; the neighbours are then of another one.
+        static_batch: fixed batch size, None for any.
+        threads: CPU threads.
+
+    Raises:
+        VerificationError: they depend on them, or NaN is answered with numbers.
+    """
+    own = members[:2] if gathered else members[:1]
+    classes = min(len(member.card.classes) for member in own)
+    session, other = _sessions(path, threads)
+    other.close()
+
+    def run(rows: Tensor) -> dict[str, Tensor]:
+        task = torch.zeros(len(rows), dtype=torch.int32)
+        task[1:2] = len(own) - 1
+        return {"logits": _run(session, path, rows, task if gathered else None)["logits"][:, :classes]}
+
+    try:
+        found = measure(run, members[0].images, static_batch=static_batch, black=black_image(members[0].card.input),
+                        names=("logits",))  # fmt: skip
+    finally:
+        session.close()
+    try:
+        check_dependence(found, rounding(LIMITS["fp32"]))
+    except VerificationError as error:
+        raise VerificationError(f"{path.name}: {error}") from error
+    return found
 
 
 def print_task_rows(rows: Sequence[TaskRow]) -> None:

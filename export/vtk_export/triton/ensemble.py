@@ -123,8 +123,8 @@ def _write_preprocess(made: Draft, order: Order, filled: Filled, name: str, earl
     if made.old is None or not made.old.versions:
         return message
     last = made.old.path / str(made.old.versions[-1])
-    if made.old.config == message and same_code(last, "preprocess"):
-        if earlier == specs:
+    if made.old.config == message:
+        if same_code(last, "preprocess") and earlier == specs:
             made.keep()
         elif order.config.server == "vtk":
             made.reuse()  # follows its index, as the bank does

@@ -14,12 +14,13 @@ from vtk.runtime.digests import content_digest, file_digest
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx
+from vtk_export.readme import README
 from vtk_export.tasks import export_tasks
 from vtk_export.tensorrt.export import export_tensorrt
 from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
 from vtk_export.triton.files import same_code, write_code
-from vtk_export.triton.packs import read_base_id, write_packs
+from vtk_export.triton.packs import has_base, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import Served, serve_bank, serve_engine, serve_graph, serve_python
@@ -97,7 +98,9 @@ def fill(made: Draft, order: Order) -> Filled:
     if order.config.engine is not None:
         return _engine(made, order)
     makers = {"onnxruntime": _graph, "tensorrt": _graph, "python": _tasks, "vtk": _bank}
-    return makers[order.config.server](made, order)
+    filled = makers[order.config.server](made, order)
+    (made.at / README).unlink(missing_ok=True)  # of the file alone; the model's own page is above its versions
+    return filled
 
 
 def _graph(made: Draft, order: Order) -> Filled:
@@ -183,7 +186,11 @@ def _bank(made: Draft, order: Order) -> Filled:
                     part_of=order.part_of)  # fmt: skip
     if made.old is not None and made.old.versions:
         last = made.old.path / str(made.old.versions[-1])
-        if made.old.config == message and read_base_id(last) == packed.base and same_code(last, "vtk"):
+        # what runs follows an index of this format, whichever its code
+        if made.old.config == message and has_base(last, made.at, packed.base):
+            if not same_code(last, "vtk"):
+                console.say(f"{order.name}: a server that runs version {made.old.versions[-1]} takes up the packs now, "
+                            "and this toolkit's code when it starts again")  # fmt: skip
             made.reuse()
     return Filled(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
 
@@ -202,7 +209,7 @@ def _say_notes(source: Source) -> Source:
 
 def _facts(result: ExportResult) -> dict[str, object]:
     """Return what the gate of a graph measured."""
-    names = ("facts", "outputs", "judged", "preprocessing_drift", "fused", "nodes")
+    names = ("facts", "outputs", "judged", "preprocessing_drift", "batch_dependence", "fused", "nodes")
     return {name: value for name, value in result.to_dict().items() if name in names}
 
 

@@ -1,5 +1,6 @@
 """The packs of a `TaskBank` in a version folder: their base once, and a folder for each."""
 
+import filecmp
 import hashlib
 import json
 import shutil
@@ -97,6 +98,7 @@ def write_packs(
     expected: dict[str, tuple[Tensor, Tensor]] = {}
     whats: list[str] = []
     for i, (name, path) in enumerate(paths.items()):
+        console.stage(f"loading {name}")
         task = load_task(path, base=config.base)
         assert task.base is not None and task.card.base is not None
         first = next(iter(cards.values()), task.card)
@@ -139,13 +141,21 @@ def write_packs(
     return Packed(cards, base, tuple(rows), what)
 
 
-def read_base_id(version: Path) -> str | None:
-    """Return the id of the base of packs that an earlier export wrote; None where there are none."""
+def has_base(earlier: Path, version: Path, base: str) -> bool:
+    """Return whether the packs of an earlier export have the base ``base``, which the new version holds.
+
+    A damaged index says nothing; then the file of the base does, and the export repairs the model that serves.
+    """
     try:
-        index = read_json(version / INDEX)
+        index = read_json(earlier / INDEX)
     except DataError:
-        return None
-    return index.get("base") if isinstance(index, dict) else None
+        index = None
+    if isinstance(index, dict) and "base" in index:
+        return index["base"] == base and index.get("format") == 1
+    try:
+        return filecmp.cmp(earlier / BASE, version / BASE, shallow=False)
+    except OSError:
+        return False
 
 
 def _pack(path: Path) -> Path:
@@ -170,6 +180,7 @@ def _digest(pack: Path) -> str:
 
 def _verify(version: Path, expected: Mapping[str, tuple[Tensor, Tensor]]) -> list[BankRow]:
     """Load what was written, in fp32, and run all tasks in one call."""
+    console.stage("comparing the bank with each pack's own model")
     bank = TaskBank(version / BASE, dtype=torch.float32)
     for name in expected:
         bank.add(name, version / PACKS / name)

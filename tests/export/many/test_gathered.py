@@ -57,6 +57,16 @@ def test_a_number_that_no_task_has_gives_nan_and_spoils_no_other_row(session: An
     np.testing.assert_array_equal(logits[[0, 2]], alone[[0, 2]])
 
 
+@pytest.mark.parametrize("task", [0, 1])
+def test_an_image_of_nan_spoils_no_other_row_of_its_task_or_another(session: Any, tools: Any, task: int) -> None:
+    images = tools.images(4)
+    clean, _ = _run(session, images, [1, task, 0, 1])
+    images[1, 0, 3, 5] = np.nan
+    logits, counts = _run(session, images, [1, task, 0, 1])
+    assert np.isnan(logits[1, : counts[1]]).all()
+    np.testing.assert_array_equal(logits[[0, 2, 3]], clean[[0, 2, 3]])
+
+
 def test_an_empty_batch(session: Any, tools: Any) -> None:
     logits, counts = _run(session, tools.images(0), [])
     assert (logits.shape, counts.shape) == ((0, 5), (0,))

@@ -20,7 +20,7 @@ from vtk.errors import UsageError
 from vtk_export.tensorrt.lint import lint
 from vtk_export.tensorrt_config import TensorrtCommand, parse_version
 
-FILES = ["build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
+FILES = ["README.md", "build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
 
 
 def names(folder: Path) -> list[str]:

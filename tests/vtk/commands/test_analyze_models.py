@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from vtk.analysis.config import AnalyzeCommand
+from vtk.analysis.map_figures import chosen_images
 from vtk.analysis.sources import choose_images, make_context, open_models, trained_cards
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
@@ -104,3 +105,26 @@ def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     context = make_context(source, choose_images(source, options), options, RANKS)
     with pytest.raises(UsageError, match="`--loss-images augmented` mixes images of one label each; give plain"):
         context.augmented(4)
+
+
+def test_the_report_shows_no_images_from_outside_of_a_tables_folder(flat: Path, tmp_path: Path) -> None:
+    """They are measured with, since a table of one's own may name any file."""
+    files = sorted(flat.rglob("*.png"))
+    table = tmp_path / "tables" / "t.csv"
+    table.parent.mkdir()
+    inside = table.parent / "0.png"
+    inside.write_bytes(files[0].read_bytes())
+    lines = [f"{path},{path.parent.name}\n" for path in files[1:]]
+    for own, count in (([f"0.png,{files[0].parent.name}\n"], 1), ([], 0)):
+        table.write_text("".join([*own, *lines]))
+        options = config(table, split="all", max_images=len(files))
+        source = timm_source(options)
+        context = make_context(source, choose_images(source, options), options, RANKS)
+        assert sum(len(labels) for _, labels in context.loader(4)) == len(own) + len(lines)
+        assert context.shown is not None
+        if count:
+            ((images, _),) = chosen_images(context)
+            assert len(images) == count
+        else:
+            with pytest.raises(UsageError, match="outside of the table's folder"):
+                chosen_images(context)

@@ -259,3 +259,23 @@ def test_bad_options_are_refused(options: dict, said: str) -> None:
 def test_empty_source_is_refused() -> None:
     with pytest.raises(UsageError, match="source"):
         ProfileCommand(source=" ")
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("spoil,status", [
+    (lambda p: p, "ok"), (lambda p: p.flip(1), "mismatch"), (lambda p: p.flip(0), "mismatch"),
+    (lambda p: (1.5 * p.log()).softmax(1), "mismatch"), (lambda p: p * float("nan"), "mismatch"),
+])  # fmt: skip
+def test_probabilities_are_held_against_the_softmax_of_the_references_logits(fakes, half, spoil, status) -> None:
+    kind = torch.float16 if half else torch.float32
+
+    def softmax(batch: int, logits: Tensor, call: int) -> Tensor:  # as the ONNX Runtime back-ends give them
+        return spoil(logits.softmax(1)).to(kind).float().clamp_min(1e-38).log().to(kind)
+
+    backend = fakes.Backend("eager", softmax, dtype=kind)
+    backend.outputs = ["probabilities"]
+    options = {"precision": "fp16"} if half else {}
+    (cell,) = fakes.run({"eager": backend}, batch_sizes=(2,), **options).backends[0].cells
+    assert cell.status == status
+    backend.outputs = ["probabilities", "logits"]  # these are then taken for logits, which they are not
+    assert fakes.run({"eager": backend}, batch_sizes=(2,), **options).exit_code == 4

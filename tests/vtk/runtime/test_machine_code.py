@@ -47,7 +47,7 @@ def not_run(folder: Path) -> None:
     (folder / "ran").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("command", ["predict", "eval", "profile"])
+@pytest.mark.parametrize("command", ["predict", pytest.param("eval", marks=pytest.mark.slow), "profile"])
 def test_a_folder_that_holds_machine_code_does_not_run_it(
     folder: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +85,11 @@ def test_python_is_asked_for_a_word_of_trust_as_well(folder: Path) -> None:
     assert (folder / "ran").exists()
 
 
+def test_the_flag_is_that_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(folder), str(folder / "a.png"), "--trust"]) == 3
+    assert "cannot be loaded" in capsys.readouterr().err and (folder / "ran").exists()
+
+
 @pytest.mark.parametrize("suffix", ENGINES)
 def test_an_engine_beside_the_file_that_was_named_is_not_loaded(tmp_path: Path, suffix: str) -> None:
     """The refusal comes before TensorRT or a GPU is asked for."""
@@ -99,6 +104,19 @@ def test_an_engine_beside_the_file_that_was_named_is_not_loaded(tmp_path: Path, 
     assert str(engine) in str(told.value)
     with pytest.raises(UsageError, match="runs on CUDA"):
         load_backend_class(Source("onnx", "model", model, card, trusted=True))
+
+
+def test_an_onnx_file_with_an_engine_in_it_is_refused(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    images = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", 3, 8, 8])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 2])
+    node = helper.make_node(
+        "EPContext", ["pixel_values"], ["logits"], domain="com.microsoft", ep_cache_context="a.engine"
+    )
+    save(helper.make_model(helper.make_graph([node], "g", [images], [logits])), tmp_path / "model.onnx")
+    with pytest.raises(DataError, match="EPContext"):
+        open_source(tmp_path / "model.onnx", trust=True)
 
 
 def load_backend_class(source: Source) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
-from vtk.tasks import load_task, read_card
+from vtk.tasks import expressions, load_task, read_card
 from vtk.tasks.from_peft import Described, from_peft
 from vtk.tasks.peft import to_peft
 
@@ -214,3 +214,14 @@ def test_what_is_not_told_is_asked_for(make_pack: Make, base_file: Path, small: 
     cb = make_pack(transforms=(Transform("add_context_broadcast", {}),))
     with pytest.raises(UsageError, match="`add_context_broadcast`, which timm cannot build"):
         call(Described(card=cb))
+
+
+def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
+    whole: Path, base_file: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expressions, "_SECONDS", 0.15)
+    shutil.copytree(whole, tmp_path / "a")
+    edit("target_modules", r"(([a-z0-9.])+)+!")(tmp_path / "a")
+    with pytest.raises(DataError, match="regular expression that is not through"):
+        from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=told(small))
+    assert not (tmp_path / "pack").exists()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.profiling.server.pool import Pool
 from vtk.readers import reading
 
 NUMPY: dict[str, Any] = {
@@ -15,6 +16,10 @@ NUMPY: dict[str, Any] = {
     "UINT32": np.uint32, "INT32": np.int32, "FP64": np.float64,
 }  # fmt: skip
 """KServe's names of the types that images can have."""
+
+
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError, MemoryError)
+"""What reading a value of somebody else's raises when it is not built as the protocol has it."""
 
 
 class RequestFailed(Exception):
@@ -66,6 +71,28 @@ class ModelInfo:
         """Return the name of the output that is compared: ``logits``, or the only one."""
         names = [o.name for o in self.outputs]
         return "logits" if "logits" in names or not names else names[0]
+
+
+def model_info(name: str, value: Any) -> ModelInfo:
+    """Read a server's description of a model.
+
+    Raises:
+        UnavailableError: it is not one.
+    """
+    try:
+        inputs, outputs = (
+            tuple(
+                TensorSpec(str(t["name"]), str(t["datatype"]), tuple(map(int, t["shape"]))) for t in value.get(key, [])
+            )
+            for key in ("inputs", "outputs")
+        )
+        versions = [str(v) for v in value.get("versions") or [""]]
+        version = max(versions, key=lambda v: (len(v), v))
+        return ModelInfo(name, version, str(value.get("platform", "")), inputs, outputs)
+    except MALFORMED as error:
+        raise UnavailableError(
+            f"what the server says of `{name}` is not KServe's v2 protocol; give the address of a server that speaks it"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -132,15 +159,23 @@ class Client(Protocol):
         """Return the server's statistics, None where it keeps none."""
         ...
 
-    def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
-        """Encode a request once, so that encoding is not in the times."""
+    def request(self, info: ModelInfo, pool: Pool, number: int, batch: int, texts: Mapping[str, str]) -> Any:
+        """Encode request ``number``, before the clock runs.
+
+        Args:
+            info: whom to ask.
+            pool: whose images are sent.
+            number: of the request, which decides its images and is in them.
+            batch: images.
+            texts: the value of each other input, the same for all images.
+        """
         ...
 
-    def infer(self, payload: Any) -> Any:
+    def infer(self, request: Any) -> Any:
         """Send a request and return the answer, undecoded.
 
         Raises:
-            RequestFailed: an error, or no answer in time.
+            RequestFailed: an error, or no complete answer in time.
         """
         ...
 
@@ -148,7 +183,7 @@ class Client(Protocol):
         """Return one output of an answer.
 
         Raises:
-            RequestFailed: it is not there.
+            RequestFailed: it is not there, or not as the protocol has it.
         """
         ...
 

@@ -1,5 +1,6 @@
 """Options of ``vtk profile --server``."""
 
+import urllib.parse
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -51,13 +52,14 @@ class ServerConfig(Config):
         int | tuple[int, int] | None,
         Option("image size, where neither server nor reference says: one side, or height and width", "source", least=1),
     ] = None
-    timeout: Annotated[float, Option("seconds after which an answer counts as failed", above=0)] = 30.0
+    timeout: Annotated[float, Option("seconds from sending a request to the last byte of its answer", above=0)] = 30.0
     seed: Seed = 0
     out: MaybeOut = None
     overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
+        split_server(self.server)
         clients = self.concurrency or ()
         if max(clients, default=1) > MAX_CLIENTS:
             told = ",".join(map(str, clients))
@@ -76,3 +78,36 @@ class ServerConfig(Config):
     def searches(self) -> bool:
         """Whether the concurrency that meets the budget is to be found."""
         return self.budget_ms is not None and self.concurrency is None and not self.rate
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a server is.
+
+    Attributes:
+        host: name or address.
+        port: None for the protocol's own.
+        secure: ``https``.
+        prefix: of every path.
+    """
+
+    host: str
+    port: int | None
+    secure: bool
+    prefix: str
+
+
+def split_server(text: str) -> Place:
+    """Return what ``host:port`` or a URL says.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        parts = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # half a bracket, a port beyond 65535
+        raise UsageError(f"`--server` {text} is no address ({error}); give host:port or a URL") from error
+    if not host or parts.scheme not in ("http", "https", "grpc") or any(c.isspace() for c in parts.netloc + parts.path):
+        raise UsageError(f"`--server` {text} is no address; give host:port, or a URL with http or https")
+    return Place(host, port, parts.scheme == "https", urllib.parse.quote(parts.path.rstrip("/"), safe="/%~"))

@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 
 from vtk.errors import UnavailableError
-from vtk.profiling.server.client import Counters, ModelInfo, RequestFailed, TensorSpec, read_counters, unreachable
+from vtk.profiling.server.client import (
+    MALFORMED,
+    Counters,
+    ModelInfo,
+    RequestFailed,
+    TensorSpec,
+    read_counters,
+    unreachable,
+)
+from vtk.profiling.server.pool import Pool
 
 
 class GrpcClient:
@@ -26,14 +35,14 @@ class GrpcClient:
         self.url = url.partition("://")[2] or url
         self._client = grpc.InferenceServerClient(self.url)
         try:
-            self._client.get_server_metadata(client_timeout=min(timeout, 10.0))
+            self._client.get_server_metadata(client_timeout=timeout)
         except grpc.InferenceServerException as error:
             raise unreachable(url, _told(error)) from error
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
         try:
-            found = self._client.get_model_repository_index(as_json=True)
+            found = self._client.get_model_repository_index(as_json=True, client_timeout=self.timeout)
         except self._grpc.InferenceServerException:
             return []
         return [str(m["name"]) for m in found.get("models", []) if m.get("state", "READY") == "READY"]
@@ -41,7 +50,7 @@ class GrpcClient:
     def info(self, model: str) -> ModelInfo:
         """Describe a model."""
         try:
-            found = self._client.get_model_metadata(model)
+            found = self._client.get_model_metadata(model, client_timeout=self.timeout)
         except self._grpc.InferenceServerException as error:
             raise UnavailableError(f"{self.url} has no model `{model}` that is ready ({_told(error)})") from error
         inputs, outputs = (
@@ -54,33 +63,41 @@ class GrpcClient:
     def counters(self, info: ModelInfo) -> Counters | None:
         """Return the server's statistics."""
         try:
-            return read_counters(
-                self._client.get_inference_statistics(info.name, info.version, as_json=True), info.version
+            found = self._client.get_inference_statistics(
+                info.name, info.version, as_json=True, client_timeout=self.timeout
             )
-        except self._grpc.InferenceServerException:
+            return read_counters(found, info.version)
+        except (self._grpc.InferenceServerException, *MALFORMED):
             return None
 
-    def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+    def request(self, info: ModelInfo, pool: Pool, number: int, batch: int, texts: Mapping[str, str]) -> Any:
         """Return the arguments of the call."""
-        specs = {t.name: t.datatype for t in info.inputs}
+        image = info.image()
+        values: dict[str, np.ndarray[Any, Any]] = {image.name: pool.batch(number, batch)}
+        for name, text in texts.items():
+            shape = next((batch, *(1 for _ in t.shape[1:])) for t in info.inputs if t.name == name)
+            values[name] = np.full(shape, text, dtype=np.object_)
         inputs = []
-        for name, value in tensors.items():
-            entry = self._grpc.InferInput(name, list(value.shape), specs[name])
-            entry.set_data_from_numpy(value.astype(np.object_) if specs[name] == "BYTES" else value)
-            inputs.append(entry)
+        for name, value in values.items():
+            kind = image.datatype if name == image.name else "BYTES"
+            inputs.append(self._grpc.InferInput(name, list(value.shape), kind))
+            inputs[-1].set_data_from_numpy(value)
         outputs = [self._grpc.InferRequestedOutput(o.name) for o in info.outputs]
         return {"model_name": info.name, "model_version": info.version, "inputs": inputs, "outputs": outputs or None}
 
-    def infer(self, payload: Any) -> Any:
-        """Return tritonclient's result."""
+    def infer(self, request: Any) -> Any:
+        """Return tritonclient's result; its deadline is of the whole call."""
         try:
-            return self._client.infer(**payload, client_timeout=self.timeout)
+            return self._client.infer(**request, client_timeout=self.timeout)
         except self._grpc.InferenceServerException as error:
             raise RequestFailed(_told(error)) from error
 
     def decode(self, answer: Any, output: str) -> "np.ndarray[Any, Any]":
         """Return one output of an answer."""
-        found: np.ndarray[Any, Any] | None = answer.as_numpy(output)
+        try:
+            found: np.ndarray[Any, Any] | None = answer.as_numpy(output)
+        except (self._grpc.InferenceServerException, *MALFORMED) as error:
+            raise RequestFailed(f"the answer cannot be read ({type(error).__name__})") from error
         if found is None:
             raise RequestFailed(f"the answer has no output `{output}`")
         return found

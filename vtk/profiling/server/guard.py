@@ -8,6 +8,7 @@ import numpy as np
 
 from vtk.errors import UnavailableError, VtkError
 from vtk.profiling.server.client import Client, Counters, ModelInfo, RequestFailed, TensorSpec
+from vtk.profiling.server.pool import Pool
 from vtk.readers import short
 
 _LARGEST = 1 << 28
@@ -53,15 +54,15 @@ class GuardedClient:
         except Exception:
             return None
 
-    def payload(self, info: ModelInfo, tensors: Mapping[str, "np.ndarray[Any, Any]"]) -> Any:
+    def request(self, info: ModelInfo, pool: Pool, number: int, batch: int, texts: Mapping[str, str]) -> Any:
         """Encode a request."""
         with self._told(f"its description of `{info.name}`"):
-            return self._client.payload(info, tensors)
+            return self._client.request(info, pool, number, batch, texts)
 
-    def infer(self, payload: Any) -> Any:
+    def infer(self, request: Any) -> Any:
         """Send a request and return the answer, undecoded."""
         try:
-            return self._client.infer(payload)
+            return self._client.infer(request)
         except (RequestFailed, VtkError):
             raise
         except Exception as error:

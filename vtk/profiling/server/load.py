@@ -8,13 +8,15 @@ Each time is taken from the moment the request was due, not from the moment it c
 everyone who would have come in meanwhile.
 """
 
+import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vtk.profiling.server.answers import Sample
 from vtk.profiling.server.client import RequestFailed
 from vtk.profiling.stats import spread
 
@@ -24,11 +26,17 @@ MAX_IN_FLIGHT = 256
 LATE_S = 0.001
 """A request that was sent later than this after it was due was late: this machine could not keep up."""
 
+AHEAD_S = 0.02
+"""A request of an open loop is encoded so long before it is due; earlier, those of all threads would be in memory."""
+
 GIVE_UP = 100
 """After so many failures in a row, with no answer in between, a load ends: the server is gone."""
 
-Send = Callable[[int], Any]
-"""Send the payload of this number, return the answer; raises `RequestFailed`."""
+Make = Callable[[int], Any]
+"""Encode the request of this number."""
+
+Send = Callable[[Any], Any]
+"""Send what `Make` returned, return the answer; raises `RequestFailed`."""
 
 
 @dataclass
@@ -70,44 +78,64 @@ class Run:
         return spread(self.windows())
 
 
-def closed_loop(send: Send, clients: int, duration_s: float) -> Run:
-    """Let ``clients`` threads send one request after the other for ``duration_s`` seconds."""
-    run, lock = Run(), threading.Lock()
+def closed_loop(
+    send: Send, clients: int, duration_s: float, *, make: Make = int, numbers: Iterator[int] | None = None,
+    sample: Sample | None = None,
+) -> Run:  # fmt: skip
+    """Let ``clients`` threads send one request after the other for ``duration_s`` seconds.
+
+    Args:
+        send: is timed.
+        clients: threads.
+        duration_s: no request is begun later.
+        make: is not timed.
+        numbers: of the requests; each is used once.
+        sample: is offered every answer.
+    """
+    run, lock, numbers = Run(), threading.Lock(), numbers or itertools.count()
     start = time.perf_counter()
     end = start + duration_s
 
-    def client(number: int) -> None:
-        turn = number
-        while (begin := time.perf_counter()) < end and not run.gone:
-            _one(run, lock, send, turn, start, begin, begin)
-            turn += clients
+    def client(_: int) -> None:
+        while time.perf_counter() < end and not run.gone:
+            number = next(numbers)
+            request = make(number)
+            begin = time.perf_counter()
+            _one(run, lock, send, request, number, start, begin, begin, sample)
 
     _in_threads(client, clients)
     run.seconds = time.perf_counter() - start
     return run
 
 
-def open_loop(send: Send, rate: float, duration_s: float, *, seed: int = 0) -> Run:
-    """Send requests that are due at random times, ``rate`` a second on average, for ``duration_s`` seconds."""
+def open_loop(
+    send: Send, rate: float, duration_s: float, *, seed: int = 0, make: Make = int,
+    numbers: Iterator[int] | None = None, sample: Sample | None = None,
+) -> Run:  # fmt: skip
+    """Send requests that are due at random times, ``rate`` a second on average, for ``duration_s`` seconds.
+
+    Other arguments as of `closed_loop`.
+    """
     due = arrivals(rate, duration_s, seed)
-    run, lock = Run(), threading.Lock()
+    run, lock, numbers = Run(), threading.Lock(), numbers or itertools.count()
     waiting = iter(range(len(due)))
     start = time.perf_counter()
 
     def worker(_: int) -> None:
         while True:
             with lock:
-                number = next(waiting, None)
-            if number is None or run.gone:
+                turn = next(waiting, None)
+            if turn is None or run.gone:
                 return
-            moment = start + due[number]
-            if (rest := moment - time.perf_counter()) > 0:
-                time.sleep(rest)
+            number, moment = next(numbers), start + due[turn]
+            _until(moment - AHEAD_S)
+            request = make(number)
+            _until(moment)
             begin = time.perf_counter()
             if begin - moment > LATE_S:
                 with lock:
                     run.late += 1
-            _one(run, lock, send, number, start, moment, begin)
+            _one(run, lock, send, request, number, start, moment, begin, sample)
 
     _in_threads(worker, min(MAX_IN_FLIGHT, max(1, len(due))))
     run.seconds = time.perf_counter() - start
@@ -122,9 +150,12 @@ def arrivals(rate: float, duration_s: float, seed: int) -> Sequence[float]:
     return found
 
 
-def _one(run: Run, lock: threading.Lock, send: Send, number: int, start: float, due: float, begin: float) -> None:
+def _one(
+    run: Run, lock: threading.Lock, send: Send, request: Any, number: int, start: float, due: float, begin: float,
+    sample: Sample | None,
+) -> None:  # fmt: skip
     try:
-        send(number)
+        answer = send(request)
     except RequestFailed as error:
         with lock:
             run.failed.append(str(error))
@@ -136,6 +167,13 @@ def _one(run: Run, lock: threading.Lock, send: Send, number: int, start: float, 
         run.latencies.append(now - due)
         run.service.append(now - begin)
         run.finished.append(now - start)
+        if sample is not None:
+            sample.offer(number, answer)
+
+
+def _until(moment: float) -> None:
+    if (rest := moment - time.perf_counter()) > 0:
+        time.sleep(rest)
 
 
 def _in_threads(work: Callable[[int], None], count: int) -> None:

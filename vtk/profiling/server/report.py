@@ -108,6 +108,9 @@ def _short(value: float | None) -> str:
 def notes(result: ServerResult) -> list[str]:
     """Return what a reader must know to judge the numbers."""
     found = [f"answers: {result.reference}.", f"sent: {result.inputs}."]
+    if answered := sum(level.requests for level in result.levels):
+        checked = sum(level.checked for level in result.levels)
+        found.append(f"answers compared: {checked:,}, most of them under load, warm-ups included; timed: {answered:,}.")
     loops = {level.loop for level in result.levels}
     if "closed" in loops:
         found.append(

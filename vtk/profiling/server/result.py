@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from vtk.profiling.budget import Candidate, Choice, choose
 
-SCHEMA = 1
-"""Version of ``server.json``."""
+SCHEMA = 2
+"""Version of ``server.json``; version 1 had no `checked` and `wrong`."""
 
 Loop = Literal["closed", "open"]
 
@@ -39,6 +39,8 @@ class ServerLevel:
         stable: whether the medians of the last three of five windows agree.
         spread: by which fraction they differ.
         max_diff: largest absolute difference from the reference, None if not compared.
+        checked: answers, idle, in the warm-up and under load, that were compared with the right ones.
+        wrong: of them.
     """
 
     batch: int
@@ -63,6 +65,8 @@ class ServerLevel:
     stable: bool | None = None
     spread: float | None = None
     max_diff: float | None = None
+    checked: int = 0
+    wrong: int = 0
 
     @property
     def load(self) -> str:

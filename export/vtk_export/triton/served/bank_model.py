@@ -1,8 +1,9 @@
 """Triton model of many tasks in a `vtk.serving.TaskBank`; packs come and go while it serves.
 
-Needs this toolkit in the server's Python, and `vtk_rows.py` beside it. ``tasks.json`` names the packs beside it; it is
-looked at every second, and what changed is added or removed. A pack is read while the others serve, and a batch sees
-the tasks as they were when it began, so nothing waits and nothing fails.
+Needs this toolkit in the server's Python, and `vtk_rows.py` and `vtk_index.py` beside it. ``tasks.json`` names the
+packs beside it; it is looked at every second, and what changed is added or removed. A pack is read while the others
+serve, and a batch sees the tasks as they were when it began, so nothing waits and nothing fails. What cannot be read
+is said and tried again (`vtk_index`), and what is served stays.
 """
 
 import json
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
-from vtk_rows import Batches, Task, answer, parameters  # type: ignore[import-not-found]
+from vtk_index import Index  # type: ignore[import-not-found]
+from vtk_rows import Batches, Task, answer, log, parameters, why  # type: ignore[import-not-found]
 
-from vtk.errors import VtkError
 from vtk.serving import TaskBank
 
 POLL_S = 1.0
@@ -35,20 +36,22 @@ class TritonPythonModel:
         if "threads" in told:
             torch.set_num_threads(int(told["threads"]))
         self.softmax = told.get("softmax") == "1"
-        self.index = here / "tasks.json"
         self.bank = TaskBank(here / "base.safetensors", device=device, dtype=_DTYPES.get(told.get("dtype", "auto")))
         self.tasks: dict[str, Task] = {}
         self.keys: dict[str, str] = {}  # what a task is called in the bank: another name for every version of its pack
         self.turn = threading.Lock()  # of a batch, or of a change of the two above
-        self.seen = _mark(self.index)
-        if wrong := self._follow():
+        self.index = Index(here / "tasks.json", args)
+        self.index.due()
+        if wrong := self._follow():  # a server that loads it beside an earlier one goes on with that
             raise pb_utils.TritonModelException("; ".join(wrong))
         self.stop = threading.Event()
-        self.watcher = threading.Thread(target=self._watch, name="vtk-tasks", daemon=True)
-        self.watcher.start()
+        self._start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests; images of all tasks are one call of the bank."""
+        if not self.watcher.is_alive():
+            log(f"nobody looked at {self.index.path} any more; that starts again")
+            self._start()
         with self.turn:
             return answer(requests, self.tasks, self._run, softmax=self.softmax)
 
@@ -63,38 +66,49 @@ class TritonPythonModel:
         logits = self.bank(images)
         return {name: logits[self.keys[name]].float().cpu().numpy() for name in batches}
 
+    def _start(self) -> None:
+        self.watcher = threading.Thread(target=self._watch, name="vtk-tasks", daemon=True)
+        self.watcher.start()
+
     def _watch(self) -> None:
         while not self.stop.wait(POLL_S):
-            mark = _mark(self.index)
-            if mark is None or mark == self.seen:
-                continue
-            wrong = self._follow()
-            for line in wrong:
-                pb_utils.Logger.log_error(line)
-            # a pack that could not be read is tried again: its folder may have been replaced a moment later
-            self.seen = None if wrong else mark
+            try:
+                if self.index.due():
+                    self._follow()
+            except BaseException as error:  # whatever it was, the thread is not to end without a word
+                wrong = f"{self.index.path} cannot be followed ({type(error).__name__}: {why(error)})"
+                self.index.done(len(self.tasks), [wrong])
 
     def _follow(self) -> list[str]:
         """Make the bank what the index says; return what could not be done."""
-        try:
-            wanted = json.loads(self.index.read_text(encoding="utf-8"))["tasks"]
-        except (OSError, ValueError, KeyError) as error:
-            return [f"{self.index} cannot be read ({error})"]
         wrong = []
-        for name in [name for name in self.keys if name not in wanted]:
-            self._change(name, None, None)
-        for name, entry in wanted.items():
-            key = f"{name} {entry['digest']}"
-            if self.keys.get(name) == key:
-                continue
-            try:
-                self.bank.add(key, self.index.parent / entry["pack"])
-            except (VtkError, OSError) as error:
-                wrong.append(f"task {name!r}: {error}")
-                continue
-            info = self.bank.tasks[key]
-            self._change(name, key, Task(tuple(info.classes), (info.in_chans, info.height, info.width)))
+        try:
+            wanted = self.index.read()
+        except Exception as error:
+            wrong.append(f"{self.index.path} cannot be read ({why(error)})")
+            wanted = None
+        if wanted is not None:
+            for name in [name for name in self.keys if name not in wanted]:
+                self._change(name, None, None)
+            for name, entry in wanted.items():
+                try:
+                    self._take(name, entry)
+                except Exception as error:  # a damaged pack, no memory: the other tasks are not to suffer from it
+                    wrong.append(f"task {name!r}: {why(error)}")
+        self.index.done(len(self.tasks), wrong)
         return wrong
+
+    def _take(self, name: str, entry: Mapping[str, str]) -> None:
+        """Serve a task as an entry of the index says, if it is not served so."""
+        if missing := [key for key in ("digest", "pack") if not isinstance(entry.get(key), str)]:
+            raise ValueError(f"its entry has no `{missing[0]}`")
+        key = f"{name} {entry['digest']}"
+        if self.keys.get(name) == key:
+            return
+        if key not in self.bank.tasks:  # else the last attempt ended after that
+            self.bank.add(key, self.index.path.parent / entry["pack"])
+        info = self.bank.tasks[key]
+        self._change(name, key, Task(tuple(info.classes), (info.in_chans, info.height, info.width)))
 
     def _change(self, name: str, key: str | None, task: Task | None) -> None:
         """Between two batches, let a name mean another pack, or nothing."""
@@ -105,12 +119,3 @@ class TritonPythonModel:
                 self.keys[name], self.tasks[name] = key, task
             if old is not None:
                 self.bank.remove(old)
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    """Return what differs when a file was replaced; None while it is absent."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -45,7 +45,10 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
     for entry, value in zip(inputs, values, strict=True):
         entry.set_data_from_numpy(value)
     with client.InferenceServerClient(url) as server:
-        result = server.infer(about["model"], inputs, outputs=wanted)
+        try:
+            result = server.infer(about["model"], inputs, outputs=wanted)
+        except importlib.import_module("tritonclient.utils").InferenceServerException as error:
+            raise SystemExit(text(f"{url}: {error}")) from error
         return {name: result.as_numpy(name) for name in about["outputs"]}
 
 
@@ -56,6 +59,11 @@ def shares(found: dict[str, np.ndarray], count: int) -> np.ndarray:
     logits = found["logits"][:, :count].astype(np.float64)
     share: np.ndarray = np.exp(logits - logits.max(1, keepdims=True))
     return share / share.sum(1, keepdims=True)
+
+
+def text(value: str) -> str:
+    """Return a line in which control characters are escapes: names and messages come from others."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
 
 
 def main() -> None:
@@ -74,7 +82,7 @@ def main() -> None:
         try:
             rows.append(load(path, about["input"], task["input"]))
         except (OSError, Unreadable) as error:
-            raise SystemExit(f"{path}: {error}") from error
+            raise SystemExit(text(f"{path}: {error}")) from error
     # raw images of several sizes are no one tensor
     alike = len({row.shape for row in rows}) == 1
     batches = [np.concatenate(rows)] if alike else rows
@@ -83,8 +91,12 @@ def main() -> None:
         raise SystemExit(f"the model takes {fixed} images of one size at once; give as many")
     found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
     table = np.concatenate([shares(each, len(task["classes"])) for each in found])
+    wrong = [str(path) for path, row in zip(args.images, table, strict=True) if not np.isfinite(row).all()]
     for path, row in zip(args.images, table, strict=True):
-        print(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)")
+        if str(path) not in wrong:
+            print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+    if wrong:
+        raise SystemExit(text(f"{', '.join(wrong)}: the model's answer is not a number, so there is no class"))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Needs numpy and Pillow, and the `vtk_*.py` beside it. A request has `encoded` (b, 1), whole files of JPEG, PNG or
 another format, or `images` (b, height, width, 3), RGB of any size, as bytes or in the type of the tasks' value range;
 and where the classifier has tasks the `task` (b, 1) of each. ``tasks.json`` says what each task's model takes; it is
-read again when it was replaced.
+read again when it was replaced (`vtk_index`).
 """
 
 import json
@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from vtk_images import Unreadable, decode, from_array, prepare  # type: ignore[import-not-found]
-from vtk_rows import Refused, failure, parameters, some, text  # type: ignore[import-not-found]
+from vtk_index import Index  # type: ignore[import-not-found]
+from vtk_rows import Refused, failure, parameters, some, text, why  # type: ignore[import-not-found]
 
 MOST_THREADS = 16
+_KEYS = ("height", "width", "in_chans", "mean", "std", "interpolation", "crop_pct", "resize_mode")
 Spec = dict[str, Any]
 
 
@@ -33,10 +35,11 @@ class TritonPythonModel:
         # Pillow lets go of Python's lock while it decodes and resizes
         threads = int(told.get("threads", 0)) or min(os.cpu_count() or 1, MOST_THREADS)
         self.pool = ThreadPoolExecutor(threads, "vtk-images")
-        self.index = here / "tasks.json"
-        self.mark: tuple[int, int, int] | None = None
+        self.index = Index(here / "tasks.json", args)
         self.specs: dict[str, Spec] = {}
         self._follow()
+        if not self.specs:
+            raise pb_utils.TritonModelException("; ".join(self.index.wrong))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests, each on its own where something is wrong with it."""
@@ -45,8 +48,8 @@ class TritonPythonModel:
         for request in requests:
             try:
                 started.append(self._start(request))
-            except Refused as error:
-                started.append(str(error))
+            except Exception as error:  # `Refused`, or what only a faulty client brings about
+                started.append(why(error))
         return [failure(each) if isinstance(each, str) else _collect(each) for each in started]
 
     def finalize(self) -> None:
@@ -82,15 +85,18 @@ class TritonPythonModel:
 
     def _follow(self) -> None:
         """Read the index if it is another one; one that cannot be read leaves things as they are."""
+        if not self.index.due():
+            return
+        wrong = []
         try:
-            stat = self.index.stat()
-            mark = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if mark != self.mark:
-                self.specs = json.loads(self.index.read_text(encoding="utf-8"))["tasks"]
-                self.mark = mark
-        except (OSError, ValueError, KeyError) as error:
-            if not self.specs:
-                raise pb_utils.TritonModelException(f"{self.index} cannot be read ({error})") from error
+            found = self.index.read()
+            if lacking := [f"task {name!r}: it has no `{key}`" for name, spec in found.items() for key in _KEYS
+                           if key not in spec]:  # fmt: skip
+                raise ValueError(lacking[0])
+            self.specs = found
+        except Exception as error:
+            wrong.append(f"{self.index.path} cannot be read ({why(error)})")
+        self.index.done(len(self.specs), wrong)
 
 
 def _collect(rows: list["Future[np.ndarray]"]) -> Any:
@@ -101,5 +107,5 @@ def _collect(rows: list["Future[np.ndarray]"]) -> Any:
         except Unreadable as error:
             return failure(f"image {i + 1} of {len(rows)}: {error}")
         except Exception as error:  # whatever it was, other requests are not to suffer from it
-            return failure(f"image {i + 1} of {len(rows)}: {' '.join(str(error).split()) or type(error).__name__}")
+            return failure(f"image {i + 1} of {len(rows)}: {why(error)}")
     return pb_utils.InferenceResponse([pb_utils.Tensor("pixel_values", np.stack(made))])

@@ -4,6 +4,7 @@ Needs numpy and the server's own module. A request has `pixel_values` (b, channe
 name for each image; the server hands over several requests at once, and all images of a task become one batch.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ LOWEST = np.finfo(np.float32).min
 """Stands behind the classes that a task has, where another has more."""
 
 _SHOWN = 20
+_LONGEST = 1000
+"""Most characters of a message: a client's own words come back in it."""
 
 Batches = dict[str, np.ndarray]
 Run = Callable[[Batches], Mapping[str, np.ndarray]]
@@ -48,6 +51,10 @@ class _Rows:
     def __init__(self, request: Any, tasks: Mapping[str, Task]) -> None:
         pixels = pb_utils.get_input_tensor_by_name(request, "pixel_values").as_numpy()
         names = pb_utils.get_input_tensor_by_name(request, "task").as_numpy().reshape(-1)
+        if pixels.ndim != 4 or not len(pixels):
+            raise Refused(
+                f"`pixel_values` are {pixels.shape}; send (batch, channels, height, width), one image or more"
+            )
         if len(names) != len(pixels):
             raise Refused(f"`task` has {len(names)} names for {len(pixels)} images; give one for each")
         self.names = [text(name) for name in names]
@@ -62,12 +69,20 @@ class _Rows:
                 raise Refused(f"images of task {name!r} are {tasks[name].shape}, not {pixels.shape[1:]}; resize them")
             at = np.flatnonzero(order == name)
             self.pixels[name] = (at, pixels if len(at) == self.count else pixels[at])
+        if not np.isfinite(pixels).all():
+            bad = int(np.flatnonzero(~np.isfinite(pixels.reshape(self.count, -1)).all(1))[0])
+            raise Refused(f"image {bad + 1} of {self.count} holds NaN or infinite values; send normalised pixels")
 
     def answer(self, tasks: Mapping[str, Task], width: int, softmax: bool) -> Any:
         values = np.full((self.count, width), 0 if softmax else LOWEST, dtype=np.float32)
         label = np.empty((self.count, 1), dtype=np.object_)
         score = np.empty((self.count, 1), dtype=np.float32)
         for name, (at, found) in self.found.items():
+            if not np.isfinite(found).all():
+                bad = int(at[~np.isfinite(found).all(1)][0])
+                raise Refused(
+                    f"image {bad + 1} of {self.count}: its values are too large, its logits of {name!r} are not finite"
+                )
             share = np.exp(found - found.max(1, keepdims=True))
             share /= share.sum(1, keepdims=True)
             values[at, : found.shape[1]] = share if softmax else found
@@ -84,63 +99,86 @@ def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, soft
         requests: of the server.
         tasks: those that may be asked for now.
         run: maps a batch (n, channels, height, width) for each task to logits (n, classes). It may fail: then tasks are
-            run one by one, and the requests of those that fail alone are told why.
+            run one by one, of a task that fails the requests, and those that fail alone are told why.
 
     Returns:
         A response for each request.
     """
     width = max((len(task.classes) for task in tasks.values()), default=1)
-    taken: list[_Rows | None] = []
-    answers: list[Any] = []
-    for request in requests:
+    rows: dict[int, _Rows] = {}
+    answers: list[Any] = [None] * len(requests)
+    for i, request in enumerate(requests):
         try:
-            taken.append(_Rows(request, tasks))
-            answers.append(None)
-        except Refused as error:
-            taken.append(None)
-            answers.append(failure(str(error)))
-    rows = [entry for entry in taken if entry is not None]
+            rows[i] = _Rows(request, tasks)
+        except Exception as error:  # `Refused`, or what only a faulty client brings about
+            answers[i] = failure(why(error))
     wrong = _run(rows, run)
-    for i, entry in enumerate(taken):
-        if entry is not None:
-            reasons = [wrong[name] for name in entry.pixels if name in wrong]
-            answers[i] = failure(reasons[0]) if reasons else entry.answer(tasks, width, softmax)
+    for i, entry in rows.items():
+        try:
+            answers[i] = failure(wrong[i]) if i in wrong else entry.answer(tasks, width, softmax)
+        except Exception as error:
+            answers[i] = failure(why(error))
     return answers
 
 
-def _run(rows: Sequence[_Rows], run: Run) -> dict[str, str]:
-    """Run all rows and hand out the logits; return why a task failed."""
-    parts: dict[str, list[tuple[_Rows, np.ndarray, np.ndarray]]] = {}
-    for entry in rows:
-        for name, (at, pixels) in entry.pixels.items():
-            parts.setdefault(name, []).append((entry, at, pixels))
+def _run(rows: Mapping[int, _Rows], run: Run) -> dict[int, str]:
+    """Run all rows and hand out the logits; return why requests failed, by their number."""
+    parts: dict[str, list[int]] = {}
+    for i, entry in rows.items():
+        for name in entry.pixels:
+            parts.setdefault(name, []).append(i)
     if not parts:
         return {}
-    batches = {name: _join([pixels for _, _, pixels in part]) for name, part in parts.items()}
-    wrong: dict[str, str] = {}
+    wrong: dict[int, str] = {}
     try:
-        logits = dict(run(batches))
-    except Exception:  # whatever it was, the other tasks' requests are not to suffer from it
-        logits = {}
-        for name, batch in batches.items():
+        _hand_out(parts, rows, run)
+    except Exception as error:  # whatever it was, other requests are not to suffer from it
+        log(f"a call of {len(rows)} requests failed and is made again task by task: {why(error)}")
+        for name, some_rows in parts.items():
             try:
-                logits.update(run({name: batch}))
-            except Exception as error:
-                wrong[name] = f"task {name!r}: {' '.join(str(error).split()) or type(error).__name__}"
+                _hand_out({name: some_rows}, rows, run)
+            except Exception:  # one of its requests may be the cause
+                for i in some_rows:
+                    try:
+                        _hand_out({name: [i]}, rows, run)
+                    except Exception as alone:
+                        wrong[i] = f"task {name!r}: {why(alone)}"
+    return wrong
+
+
+def _hand_out(parts: Mapping[str, Sequence[int]], rows: Mapping[int, _Rows], run: Run) -> None:
+    """Run the rows of requests by task, and give each request the logits of its own."""
+    found = run({name: _join([rows[i].pixels[name][1] for i in part]) for name, part in parts.items()})
     for name, part in parts.items():
         start = 0
-        for entry, at, _ in part:
-            if name in logits:
-                entry.found[name] = (at, logits[name][start : start + len(at)])
+        for i in part:
+            at = rows[i].pixels[name][0]
+            rows[i].found[name] = (at, found[name][start : start + len(at)])
             start += len(at)
-    return wrong
 
 
 def failure(text: str) -> Any:
     """Return the response that tells a client what is wrong with its request."""
+    text = plain(text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …")
     code = getattr(pb_utils.TritonError, "INVALID_ARG", None)
     error = pb_utils.TritonError(text) if code is None else pb_utils.TritonError(text, code)
     return pb_utils.InferenceResponse(output_tensors=[], error=error)
+
+
+def log(text: str, level: str = "error") -> None:
+    """Write a line into the server's log; what cannot be said stops nothing."""
+    with contextlib.suppress(Exception):
+        getattr(pb_utils.Logger, f"log_{level}")(plain(text))
+
+
+def plain(text: str) -> str:
+    """Return a text with escapes in place of what ends a C string, moves a terminal's cursor or is no UTF-8."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def why(error: BaseException) -> str:
+    """Return one line about an error."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:

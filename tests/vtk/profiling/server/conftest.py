@@ -22,6 +22,9 @@ class Model:
     Attributes:
         fault: of the logits, by the number of the request; may raise or sleep.
         tasks: whether there is an input ``task``; the answer is then multiplied by the task's length.
+        inside: requests that are being worked on, or wait for it.
+        spoil: writes an answer (handler, number of the request, head, raw) in its own way; False leaves it as it is.
+        slow_paths: GET and POST paths, other than those of requests, that are answered a byte at a time.
     """
 
     def __init__(self) -> None:
@@ -31,9 +34,21 @@ class Model:
         self.binary = True
         self.turn, self.lock = threading.Lock(), threading.Lock()
         self.count = self.images = self.queue_ns = self.compute_ns = self.seen = 0
+        self.inside = 0
+        self.spoil: Callable[[Any, int, bytes, bytes], bool] = lambda handler, number, head, raw: False
+        self.slow_paths: tuple[str, ...] = ()
         self.bodies: set[bytes] = set()
 
     def run(self, images: np.ndarray, task: list[str] | None) -> np.ndarray:
+        with self.lock:
+            self.inside += 1
+        try:
+            return self._run(images, task)
+        finally:
+            with self.lock:
+                self.inside -= 1
+
+    def _run(self, images: np.ndarray, task: list[str] | None) -> np.ndarray:
         came = time.perf_counter_ns()
         with self.turn:
             begin = time.perf_counter_ns()
@@ -127,7 +142,9 @@ class Handler(BaseHTTPRequestHandler):
         if length is None:
             return self.reply({"outputs": [{**entry, "data": logits.ravel().tolist()}]})
         raw = logits.astype("<f4").tobytes()
-        self.reply({"outputs": [{**entry, "parameters": {"binary_data_size": len(raw)}}]}, raw=raw)
+        head = {"outputs": [{**entry, "parameters": {"binary_data_size": len(raw)}}]}
+        if not self.model.spoil(self, self.model.seen, json.dumps(head).encode(), raw):
+            self.reply(head, raw=raw)
 
     def reply(self, value: Any, status: int = 200, raw: bytes | None = None) -> None:
         text = json.dumps(value).encode()
@@ -136,7 +153,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Inference-Header-Content-Length", str(len(text)))
         self.send_header("Content-Length", str(len(text) + len(raw or b"")))
         self.end_headers()
+        if self.path in self.model.slow_paths:
+            return drip(self, text)
         self.wfile.write(text + (raw or b""))
+
+
+def drip(handler: Any, data: bytes, pause_s: float = 0.05) -> None:
+    """Send a byte at a time, each well within any timeout that is of one operation."""
+    with contextlib.suppress(OSError):
+        for i in range(len(data)):
+            handler.wfile.write(data[i : i + 1])
+            time.sleep(pause_s)
 
 
 @pytest.fixture

@@ -1,0 +1,278 @@
+"""Faulty clients and broken files at the models that a server runs: others get their answers, and it is said."""
+
+import dataclasses
+import io
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.export._fake_server import Load, TritonError, request
+from vtk.card import InputSpec
+from vtk.tasks.load import load_task
+from vtk_export.triton.export import export_triton
+from vtk_export.triton_config import TritonConfig
+
+
+@pytest.fixture
+def rows(load: Load) -> Any:
+    return sys.modules["vtk_rows"]
+
+
+@pytest.fixture
+def said(load: Load) -> list[str]:
+    found: list[str] = sys.modules["triton_python_backend_utils"].Logger.said
+    return found
+
+
+def tasks_of(rows: Any) -> Any:
+    return {name: rows.Task((f"{name}0", f"{name}1"), (1, 2, 2)) for name in "ab"}
+
+
+def images(*values: float) -> np.ndarray:
+    return np.stack([np.full((1, 2, 2), value, np.float32) for value in values])
+
+
+def sums(batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.stack([x.sum((1, 2, 3)), -x.sum((1, 2, 3))], 1) for name, x in batches.items()}
+
+
+def spot(value: float) -> np.ndarray:
+    found = images(5, 6)
+    found[1, 0, 1, 0] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (request(images(np.nan), ["a"]), "image 1 of 1 holds NaN or infinite"),
+        (request(spot(np.nan), ["a", "b"]), "image 2 of 2 holds NaN or infinite"),
+        (request(spot(-np.inf), ["b", "a"]), "image 2 of 2 holds NaN or infinite"),
+        (request(images(1, 3e38), ["a", "a"]), "image 2 of 2: its values are too large"),
+        (request(np.zeros((0, 1, 2, 2)), []), "one image or more"),
+        (request(np.zeros((2, 2)), ["a", "a"]), "one image or more"),
+        (request(images(1), ["\x1b[31mred\0"]), r"unknown task '\\x1b\[31mred\\x00'"),
+        (request(images(1), ["x" * 10_000]), "unknown task 'xxx"),
+        ({}, "NoneType"),
+    ],
+    ids=["NaN", "one NaN", "one infinite", "too large", "no image", "axes", "escapes", "long", "no inputs"],
+)
+def test_a_faulty_request_gets_an_error_and_the_others_their_answers(rows: Any, bad: Any, message: str) -> None:
+    found = rows.answer([request(images(1), ["a"]), bad, request(images(2, 3), ["b", "a"])], tasks_of(rows), sums)
+    assert found[0].found["logits"].tolist() == [[4, -4]] and found[0].found["label"].tolist() == [[b"a0"]]
+    assert found[2].found["logits"].tolist() == [[8, -8], [12, -12]]
+    assert not found[1].found
+    with pytest.raises(TritonError, match=message):
+        raise found[1].error
+    assert str(found[1].error).isprintable() and len(str(found[1].error)) < 1100
+
+
+def test_of_a_call_that_fails_only_the_request_at_fault_is_told_so(rows: Any, said: list[str]) -> None:
+    """A model that raises for some values, as an allocator does for some sizes."""
+
+    def run(batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if any((x == 13).any() for x in batches.values()):
+            raise MemoryError("no room")
+        return sums(batches)
+
+    sent = [request(images(value), ["a"]) for value in (1, 13, 2)] + [request(images(3, 13), ["b", "a"])]
+    found = rows.answer(sent, tasks_of(rows), run)
+    assert [response.found["logits"][0, 0] for response in found if response.found] == [4, 8]
+    assert [str(response.error) for response in found if response.error] == ["task 'a': no room"] * 2
+    assert len(said) == 1 and "no room" in said[0]
+
+
+ARGS = {"model_name": "m", "model_version": "1", "model_instance_kind": "CPU",
+        "model_config": json.dumps({"parameters": {}})}  # fmt: skip
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_failure_is_tried_again_more_and_more_rarely_and_another_file_at_once(
+    load: Load, said: list[str], tmp_path: Path
+) -> None:
+    clock, path = Clock(), tmp_path / "tasks.json"
+    index = sys.modules["vtk_index"].Index(path, ARGS, clock)
+    assert index.due() and not index.due(), "an attempt that is under way is not made again"
+    waits = []
+    for _ in range(9):
+        index.done(2, ["it is broken"])
+        start = clock.now
+        while not index.due():
+            clock.now += 0.5
+        waits.append(clock.now - start)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60] and len(said) == index.failures == 9
+    assert "m: it is broken; 2 tasks are served, the next attempt is in 1 s" in said[0]
+    index.done(2, ["it is broken"])
+    path.write_text("{}")
+    assert index.due(), "another file is looked at without waiting"
+    index.done(3, [])
+    clock.now += 1000
+    assert not index.due() and "followed again, 3 tasks" in said[-1]
+
+
+def test_metrics_say_what_is_served_and_a_server_without_them_serves_too(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: dict[tuple[str, str], float] = {}
+
+    class Value:
+        def __init__(self, name: str, labels: dict[str, str]) -> None:
+            self.key = name, labels["model"]
+
+        def set(self, value: float) -> None:
+            values[self.key] = value
+
+    class Family:
+        GAUGE = 1
+
+        def __init__(self, name: str, description: str, kind: int) -> None:
+            self.name = name
+
+        def Metric(self, labels: dict[str, str]) -> Value:
+            return Value(self.name, labels)
+
+    index = sys.modules["vtk_index"].Index(tmp_path / "tasks.json", ARGS)
+    assert index.due()
+    index.done(1, ["no metrics here"])
+    monkeypatch.setattr(sys.modules["triton_python_backend_utils"], "MetricFamily", Family, raising=False)
+    index = sys.modules["vtk_index"].Index(tmp_path / "tasks.json", ARGS)
+    assert index.due()
+    index.done(2, ["a", "b"])
+    assert values["vtk_tasks", "m"] == 2 and values["vtk_tasks_wrong", "m"] == 2
+    assert values["vtk_index_failures", "m"] == 1 and abs(values["vtk_index_looked_seconds", "m"] - time.time()) < 60
+
+
+@pytest.fixture
+def bank(load: Load, packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A bank as a server runs it, of the task `p`; its index also lists `q` where ``both`` is written."""
+    config = TritonConfig(out=tmp_path / "models", backend="vtk", name="m")
+    export_triton([f"p={packed.path}", f"q={packed.path}"], config, show=False)
+    module = load("bank_model")
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    model = module.TritonPythonModel()
+    path = tmp_path / "models" / "m" / "1" / "tasks.json"
+    model.both = json.loads(path.read_text())
+    model.write = lambda index: (
+        path.with_name("new").write_text(json.dumps(index)),
+        path.with_name("new").replace(path),
+    )
+    model.write({**model.both, "tasks": {"p": model.both["tasks"]["p"]}})
+    model.initialize({**ARGS, "model_repository": str(tmp_path / "models" / "m")})
+    model.index._clock = lambda: 100 * time.monotonic()
+    yield model
+    model.finalize()
+    assert not model.watcher.is_alive()
+
+
+def until(right: Callable[[], object]) -> None:
+    limit = time.monotonic() + 30
+    while not right():
+        assert time.monotonic() < limit
+        time.sleep(0.005)
+
+
+ENDS = (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), AttributeError("x"), SystemExit(1))
+
+
+@pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
+def test_whatever_ends_an_attempt_the_bank_goes_on_and_tries_again(
+    bank: Any, said: list[str], packed: Any, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    pixels = torch.randn(1, 3, 32, 48)
+    add, faults = bank.bank.add, [error]
+
+    def fail_once(*args: Any) -> None:
+        if faults:
+            raise faults.pop()
+        add(*args)
+
+    monkeypatch.setattr(bank.bank, "add", fail_once)
+    bank.write(bank.both)
+    until(lambda: said)
+    assert bank.watcher.is_alive() and "1 tasks are served" in said[0]
+    assert bank.execute([request(pixels.numpy(), ["p"])])[0].error is None
+    until(lambda: "q" in bank.tasks)
+    with torch.no_grad():
+        wanted = load_task(packed.path).model(pixels).numpy()
+    assert np.allclose(bank.execute([request(pixels.numpy(), ["q"])])[0].found["logits"], wanted, atol=1e-4)
+    assert "followed again, 2 tasks" in said[-1]
+
+
+def test_an_attempt_that_ended_between_two_steps_is_no_obstacle_to_the_next(
+    bank: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, faults = bank._change, [MemoryError("no room")]
+
+    def fail_once(*args: Any) -> None:
+        if faults:
+            raise faults.pop()
+        change(*args)
+
+    monkeypatch.setattr(bank, "_change", fail_once)
+    bank.write(bank.both)
+    until(lambda: "q" in bank.tasks)
+    assert "no room" in said[0] and len(bank.bank.tasks) == 2
+
+
+def test_a_watch_that_has_ended_starts_again_with_the_next_request(bank: Any, said: list[str]) -> None:
+    bank.watcher = threading.Thread(target=int)
+    bank.watcher.start()
+    bank.watcher.join()
+    assert bank.execute([request(np.zeros((1, 3, 32, 48)), ["p"])])[0].error is None
+    assert bank.watcher.is_alive() and "nobody looked" in said[0]
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"tasks": []}', '{"tasks": {"a": {}}}', "[" * 3000, '{"tasks": {}}'])
+def test_a_broken_index_fails_no_request_for_images_and_is_said(
+    load: Load, said: list[str], tmp_path: Path, broken: str
+) -> None:
+    load("vtk_images")
+    path = tmp_path / "1" / "tasks.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"tasks": {"a": dataclasses.asdict(InputSpec(8, 8))}}))
+    model = load("preprocess_model").TritonPythonModel()
+    model.initialize({**ARGS, "model_repository": str(tmp_path)})
+    file = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(file, "PNG")
+    names = request(np.zeros((1, 1)), ["a"])["task"]
+    sent = {"encoded": type(names)("encoded", np.array([[file.getvalue()]], dtype=np.object_)), "task": names}
+    path.write_text(broken)
+    for _ in range(3):
+        assert model.execute([sent])[0].error is None
+    assert len(said) == 1 and "cannot be read" in said[0] and "1 tasks are served" in said[0]
+    model.finalize()
+
+
+def test_the_client_names_no_class_of_an_answer_that_is_no_number(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load("vtk_images")
+    client = load("client")
+    task = {"input": dataclasses.asdict(InputSpec(8, 8)), "classes": ["cat", "dog"]}
+    about = {"input": "pixel_values", "static_batch": 0, "tasks": {"pets": task}}
+    (tmp_path / "client.json").write_text(json.dumps(about))
+    photos = [tmp_path / f"{i}.png" for i in range(2)]
+    for path in photos:
+        Image.new("RGB", (8, 8)).save(path)
+    rows = np.array([[np.nan, np.nan], [1, 3]], np.float32)
+    monkeypatch.setattr(client, "__file__", str(tmp_path / "client.py"))
+    monkeypatch.setattr(client, "infer", lambda *_: {"logits": rows})
+    monkeypatch.setattr(sys, "argv", ["client.py", *map(str, photos)])
+    with pytest.raises(SystemExit, match=r"0\.png: the model's answer is not a number"):
+        client.main()
+    assert capsys.readouterr().out == f"{photos[1]}: dog (88.1 %)\n"

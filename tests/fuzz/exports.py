@@ -1,0 +1,113 @@
+"""ONNX files, compiled libraries, engines, and a server's model repository."""
+
+import json
+import random
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from tests.fuzz.mutators import flip, json_text, zipped
+from tests.fuzz.reader import CARD, JSON, ONNX, V0_1, Reader, quietly
+from tests.fuzz.structured import protobuf
+
+
+def _make_onnx(folder: Path) -> None:
+    for name in ("onnx/model.onnx", "preproc/model.onnx", "gathered/gathered.onnx", "files/digits.onnx"):
+        shutil.copyfile(V0_1 / "exports" / name, folder / name.replace("/", "-"))
+    for data in (V0_1 / "exports" / "files").glob("*.data"):
+        shutil.copyfile(data, folder / data.name)
+
+
+def _read_onnx(folder: Path, file: Path) -> None:
+    from vtk.profiling.onnx_work import work_of_onnx
+    from vtk.runtime.onnx_file import open_onnx
+    from vtk_export.tensorrt.lint import lint, load
+    from vtk_export.tensorrt_config import parse_version
+
+    for read in (
+        lambda: open_onnx(file, many=True),
+        lambda: work_of_onnx(file),
+        lambda: lint(load(file), parse_version("10.3")),
+    ):
+        quietly(read)
+    source = open_onnx(file, many=True)
+    assert source.card.classes and min(source.card.input.size) > 0
+
+
+def _make_aoti(folder: Path) -> None:
+    meta = {
+        "vtk": json.dumps(CARD),
+        "vtk.precision": "fp32",
+        "vtk.torch": "2.14",
+        "AOTI_DEVICE_KEY": "cpu",
+        "vtk.cpu": "AVX2",
+    }
+    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+        archive.writestr("model/data/aotinductor/model/x.wrapper_metadata.json", json.dumps(meta))
+        archive.writestr("model/version", "1")
+
+
+def _read_aoti(folder: Path, file: Path) -> None:
+    from vtk.runtime.aoti_backend import device_of, is_ours, open_aoti
+
+    assert is_ours(file) in (True, False)
+    source = open_aoti(file)
+    assert isinstance(device_of(source), str) and source.card.classes
+
+
+def _make_engine(folder: Path) -> None:
+    stamp = {
+        "tensorrt": "10.3",
+        "gpu": "x",
+        "compute_capability": "9.0",
+        "engine_sha256": "0" * 64,
+        "onnx_sha256": "1" * 64,
+    }
+    (folder / "model.engine").write_bytes(b"ftrt" * 100)
+    (folder / "model.engine.json").write_text(json.dumps(stamp))
+    (folder / "profile.json").write_text(json.dumps({"precision": "fp16", "tf32": False, "onnx_sha256": "1" * 64}))
+    (folder / "model.json").write_text(json.dumps(CARD))
+
+
+def _read_engine(folder: Path, file: Path) -> None:
+    from vtk.runtime.engine import open_engine
+
+    assert open_engine(folder / "model.engine").card.classes
+
+
+def _read_repository(folder: Path, file: Path) -> None:
+    from vtk_export.many.index import known_files
+    from vtk_export.triton.packs import read_base_id
+    from vtk_export.triton.publish import find_existing
+
+    known_files(folder / "digits" / "1"), read_base_id(folder / "digits" / "1")
+    found = find_existing(folder, "digits")
+    assert found is not None and found.versions == (1,)
+
+
+def _make_repository(folder: Path) -> None:
+    shutil.copytree(V0_1 / "repositories" / "onnxruntime" / "digits", folder / "digits", dirs_exist_ok=True)
+    shutil.copyfile(
+        V0_1 / "repositories" / "python" / "many" / "1" / "tasks.json", folder / "digits" / "1" / "tasks.json"
+    )
+    for bad in ("digits/vtk_images.py", "digits/client.py"):
+        (folder / bad).unlink()
+
+
+def _pbtxt(data: bytes, others: Any, rng: random.Random) -> bytes:
+    from vtk_export.triton.pbtxt import messages
+
+    message = text_format.Parse(data.decode(), messages().ModelConfig())
+    edited = protobuf(messages().ModelConfig.FromString)(message.SerializeToString(), others, rng)
+    return text_format.MessageToString(messages().ModelConfig.FromString(edited)).encode()
+
+
+READERS = {
+    "onnx": Reader(1500, _make_onnx, _read_onnx, {".onnx": ONNX}),
+    "aoti": Reader(500, _make_aoti, _read_aoti, {".pt2": (flip, zipped(json_text))}),
+    "engine": Reader(400, _make_engine, _read_engine, {".json": JSON}),
+    "repository": Reader(400, _make_repository, _read_repository, {".pbtxt": (flip, _pbtxt), "tasks.json": JSON}),
+}

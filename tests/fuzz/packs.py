@@ -1,0 +1,70 @@
+"""Packs, bundles, merged checkpoints, adapters of PEFT, and the states of runs."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.fuzz.mutators import flip, zipped
+from tests.fuzz.reader import JSON, TENSORS, V0_1, Reader, copy
+from tests.fuzz.structured import pickled
+
+
+def _read_pack(folder: Path, file: Path) -> None:
+    from vtk.tasks import load_task
+
+    task = load_task(folder, base=V0_1 / "base.safetensors")
+    _check_task(task)
+
+
+def _check_task(task: Any) -> None:
+    assert all(value.isfinite().all() for value in task.model.state_dict().values() if value.is_floating_point())
+    spec = task.card.input
+    if spec.height * spec.width * spec.in_chans < 1 << 18:
+        with torch.inference_mode():
+            logits = task.model(torch.zeros(1, spec.in_chans, *spec.size))
+        assert logits.shape == (1, len(task.classes))
+
+
+def _read_checkpoint(folder: Path, file: Path) -> None:
+    from vtk.tasks import load_checkpoint
+
+    _check_task(load_checkpoint(file))
+
+
+def _read_bundle(folder: Path, file: Path) -> None:
+    from vtk.tasks.hub import check_pack
+
+    check_pack(folder)
+
+
+def _read_adapter(folder: Path, file: Path) -> None:
+    from vtk.tasks.from_peft import from_peft
+
+    out = folder.parent / "adapted"
+    shutil.rmtree(out, ignore_errors=True)
+    from_peft(folder, out, overwrite=True)
+    _check_task(__import__("vtk").load_task(out))
+
+
+def _read_state(folder: Path, file: Path) -> None:
+    from vtk.training.checkpoint import load_state
+
+    found = load_state(folder)
+    assert len(found.fit.rows) == found.fit.epoch
+
+
+READERS = {
+    "pack": Reader(1000, copy("digits-bf16"), _read_pack, {".json": JSON, ".safetensors": TENSORS}),
+    "int8": Reader(300, copy("digits-int8"), _read_pack, {".json": JSON, ".safetensors": TENSORS}),
+    "checkpoint": Reader(700, copy("digits.safetensors"), _read_checkpoint, {".safetensors": TENSORS}),
+    "bundle": Reader(500, copy("digits.vtkbundle"), _read_bundle, {".json": JSON, ".safetensors": TENSORS}),
+    "adapter": Reader(200, copy("digits-peft"), _read_adapter, {".json": JSON, "model.safetensors": TENSORS}),
+    "state": Reader(
+        900,
+        copy("runs/digits/last"),
+        _read_state,
+        {".json": JSON, ".safetensors": TENSORS, ".pt": (flip, zipped(pickled))},
+    ),
+}

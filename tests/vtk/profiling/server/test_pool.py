@@ -1,0 +1,55 @@
+"""Requests that are never equal, and a sample of answers that favours none."""
+
+import numpy as np
+import pytest
+
+from vtk.profiling.server.answers import Sample
+from vtk.profiling.server.pool import Pool, pool_size
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "float64", "uint8", "int16", "uint16"])
+def test_no_two_requests_are_equal_and_none_differs_by_more_than_the_lowest_bit(kind: str) -> None:
+    images = (np.random.default_rng(0).normal(size=(8, 3, 5, 7)) * 50 + 100).astype(kind)
+    pool, seen = Pool(images), set()
+    whole = f"u{images.dtype.itemsize}"
+    for number in [*range(3000), (1 << 32) - 1, 1 << 31]:
+        made = b"".join(pool.parts(number, 3))
+        seen.add(made)
+        same = np.frombuffer(made, kind).reshape(3, 3, 5, 7)
+        assert (same == pool.batch(number, 3)).all()
+        assert (same.view(whole) ^ images[pool.rows(number, 3)].view(whole)).max() <= 1
+    assert len(seen) == 3002
+
+
+def test_neighbouring_requests_share_no_row_in_its_place() -> None:
+    pool = Pool(np.zeros((32, 3, 8, 8), np.float32))
+    for number in range(200):
+        one, next_one = pool.rows(number, 32), pool.rows(number + 1, 32)
+        assert sorted(one) == list(range(32))
+        if number % 32 != 31:
+            assert (one != next_one).all()
+
+
+def test_a_small_pool_still_has_right_rows() -> None:
+    pool = Pool(np.arange(32, dtype=np.float32).reshape(32, 1, 1, 1))
+    assert pool.marked == 0 and (pool.batch(5, 3)[:, 0, 0, 0] == pool.rows(5, 3)).all()
+    pool.keep(8)
+    assert len(pool) == 8 and pool.rows(1_000_003, 64).max() == 7
+
+
+@pytest.mark.parametrize("each,count", [(600_000, 32), (12 << 20, 16), (1 << 30, 4)])
+def test_large_images_are_fewer(each: int, count: int) -> None:
+    assert pool_size(each) == count
+
+
+def test_a_sample_is_fair_whatever_the_rhythm() -> None:
+    """Every second answer is wrong: one kept at an even distance would never be."""
+    wrong = 0
+    for seed in range(40):
+        sample = Sample(64, seed)
+        for number in range(5000):
+            sample.offer(number, number % 2)
+        assert sample.seen == 5000 and len(sample.kept) == 64
+        wrong += sum(answer for _, answer in sample.kept)
+        assert sum(number >= 2500 for number, _ in sample.kept) > 10
+    assert wrong / (40 * 64) == pytest.approx(0.5, abs=0.05)

@@ -1,0 +1,160 @@
+"""Answers that were kept while a server was busy, and how many of them are wrong.
+
+Keeping one costs nothing; it is decoded and compared when the window is over, so that the check is in no request's
+time.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vtk.profiling.compare import judge_rows, tolerance_of
+from vtk.profiling.server.client import RequestFailed
+
+MOST = 2048
+MEMORY = 64 << 20
+_TOGETHER = 128
+
+
+def sample_size(bytes_each: int) -> int:
+    """Return how many answers are kept of a window, at most."""
+    return max(4, min(MOST, MEMORY // max(bytes_each, 1)))
+
+
+class Sample:
+    """A fair sample of numbered answers: each has the same chance, whatever the server's rhythm (reservoir sampling).
+
+    Attributes:
+        kept: (number of the request, answer).
+        seen: answers offered.
+    """
+
+    def __init__(self, most: int, seed: int = 0) -> None:
+        self.most, self.seen = most, 0
+        self.kept: list[tuple[int, Any]] = []
+        self._random = random.Random(seed).random
+
+    def offer(self, number: int, answer: Any) -> None:
+        """Keep an answer, or not."""
+        self.seen += 1
+        if len(self.kept) < self.most:
+            self.kept.append((number, answer))
+        elif (place := int(self._random() * self.seen)) < self.most:
+            self.kept[place] = (number, answer)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        checked: answers.
+        wrong: of them.
+        reason: of the first wrong one.
+        max_diff: largest difference of any logit, None where none could be compared.
+    """
+
+    checked: int = 0
+    wrong: int = 0
+    reason: str = ""
+    max_diff: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.wrong} of {self.checked} checked answers are wrong, the first {self.reason}"
+
+    def joined(self, other: "Verdict") -> "Verdict":
+        """Return both as one."""
+        known = [v.max_diff for v in (self, other) if v.max_diff is not None]
+        return Verdict(
+            self.checked + other.checked,
+            self.wrong + other.wrong,
+            self.reason or other.reason,
+            max(known, default=None),
+        )
+
+
+class Expected:
+    """The right answers to every image of a pool.
+
+    Args:
+        rows: (n, classes) fp32, CPU.
+        kind: key of `vtk.profiling.compare.MIN_COSINE`, or fp32.
+    """
+
+    def __init__(self, rows: Tensor, kind: str) -> None:
+        self.rows, self.kind = rows, kind
+        self.scale = float(rows.abs().max())
+
+    def judge(
+        self, kept: Iterable[tuple[int, Any]], decode: Callable[[Any], "np.ndarray[Any, Any]"],
+        rows_of: Callable[[int], "np.ndarray[Any, Any]"],
+    ) -> Verdict:  # fmt: skip
+        """Compare answers.
+
+        Args:
+            kept: number of a request and its answer, as received.
+            decode: turns an answer into logits; raises `RequestFailed`.
+            rows_of: the images of a request.
+        """
+        found = Verdict()
+        for some in _chunks(kept, _TOGETHER):
+            found = found.joined(self._judge(some, decode, rows_of))
+        return found
+
+    def _judge(
+        self, kept: list[tuple[int, Any]], decode: Callable[[Any], "np.ndarray[Any, Any]"],
+        rows_of: Callable[[int], "np.ndarray[Any, Any]"],
+    ) -> Verdict:  # fmt: skip
+        reasons: dict[int, str] = {}
+        got, places, rows = [], [], []
+        for place, (number, answer) in enumerate(kept):
+            index = rows_of(number)
+            try:
+                logits = decode(answer)
+            except RequestFailed as error:
+                reasons[place] = f"cannot be used: {error}"
+                continue
+            if logits.shape != (wanted := (len(index), self.rows.shape[1])):
+                reasons[place] = f"has shape {logits.shape}, expected {wanted}"
+                continue
+            got.append(logits)
+            places.append(place)
+            rows.append(index)
+        worst = None
+        if got:
+            answers = torch.from_numpy(np.concatenate(got).astype(np.float32))
+            images = torch.from_numpy(np.concatenate(rows))
+            right, differ = judge_rows(answers, self.rows[images], self.kind, self.scale)
+            each = len(rows[0])
+            finite = differ[torch.isfinite(differ)]
+            worst = float(finite.max()) if len(finite) else None
+            for i in (~right.view(-1, each).all(1)).nonzero()[:, 0].tolist():
+                mine = slice(i * each, (i + 1) * each)
+                reasons[places[i]] = self._reason(answers[mine], images[mine], right[mine], differ[mine])
+        first = reasons[min(reasons)] if reasons else ""
+        return Verdict(len(kept), len(reasons), first, worst)
+
+    def _reason(self, got: Tensor, index: Tensor, right: Tensor, differ: Tensor) -> str:
+        """Say how an answer is wrong, and whose it is where it is another image's."""
+        bad = int((~right).nonzero()[0, 0])
+        if not torch.isfinite(got).all():
+            return f"has {int((~torch.isfinite(got)).sum())} numbers that are NaN or infinite"
+        place = f" in row {bad + 1} of {len(got)}" if len(got) > 1 else ""
+        text = f"differs by {float(differ[bad]):.3g}{place}, allowed {tolerance_of(self.kind, self.scale)}"
+        same, _ = judge_rows(got[bad].expand_as(self.rows), self.rows, self.kind, self.scale)
+        if same.any():
+            whose = "another image of this request" if same[index].any() else "the image of another request"
+            text += f": it is the answer to {whose}"
+        return text
+
+
+def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while some := list(itertools.islice(rest, size)):
+        yield some
