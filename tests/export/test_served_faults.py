@@ -211,7 +211,7 @@ def test_whatever_ends_an_attempt_the_bank_goes_on_and_tries_again(
     with torch.no_grad():
         wanted = load_task(packed.path).model(pixels).numpy()
     assert np.allclose(bank.execute([request(pixels.numpy(), ["q"])])[0].found["logits"], wanted, atol=1e-4)
-    assert "followed again, 3 tasks" in said[-1]
+    until(lambda: "followed again, 3 tasks" in said[-1])
 
 
 def test_an_attempt_that_ended_between_two_steps_is_no_obstacle_to_the_next(
