@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 import sys
 import threading
 import time
@@ -157,11 +158,20 @@ def test_metrics_say_what_is_served_and_a_server_without_them_serves_too(
     assert values["vtk_index_failures", "m"] == 1 and abs(values["vtk_index_looked_seconds", "m"] - time.time()) < 60
 
 
+@pytest.fixture(scope="module")
+def repository(packed: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a bank of three tasks; not to be changed."""
+    config = TritonConfig(out=tmp_path_factory.mktemp("repository") / "models", backend="vtk", name="m")
+    export_triton(
+        [f"{name}={packed.path}" for name in "pqr"], config, show=False, base=packed.path.parent / "base.safetensors"
+    )
+    return config.out
+
+
 @pytest.fixture
-def bank(load: Load, packed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def bank(load: Load, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A bank as a server runs it, of the task `p`; its index also lists `q` and `r` where ``both`` is written."""
-    config = TritonConfig(out=tmp_path / "models", backend="vtk", name="m")
-    export_triton([f"{name}={packed.path}" for name in "pqr"], config, show=False)
+    shutil.copytree(repository, tmp_path / "models")
     module = load("bank_model")
     monkeypatch.setattr(module, "POLL_S", 0.02)
     model = module.TritonPythonModel()
@@ -277,3 +287,15 @@ def test_the_client_names_no_class_of_an_answer_that_is_no_number(
     with pytest.raises(SystemExit, match=r"0\.png: the model's answer is not a number"):
         client.main()
     assert capsys.readouterr().out == f"{photos[1]}: dog (88.1 %)\n"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_raw_values_of_which_none_is_finite_are_no_image(load: Load, value: float) -> None:
+    """Some pixels without a value are mapped as in training; an image of nothing else would be a black one."""
+    code = load("vtk_images")
+    spec = {**dataclasses.asdict(InputSpec(8, 8)), "decoding": "srgb", "value_range": [(0.0, 1.0)] * 3}
+    image = np.full((9, 9, 3), value, np.float32)
+    with pytest.raises(code.Unreadable, match="no finite value"):
+        code.from_array(image, spec)
+    image[4] = 0.5
+    assert code.from_array(image, spec).size == (9, 9)
