@@ -11,7 +11,7 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.profiling import measure
 from vtk.profiling import session as session_module
 from vtk.profiling.config import ProfileCommand, ProfileConfig
-from vtk.profiling.profile import profile, run
+from vtk.profiling.profile import default_backends, profile, run
 from vtk.profiling.report import heading, print_result, values
 
 
@@ -279,3 +279,27 @@ def test_probabilities_are_held_against_the_softmax_of_the_references_logits(fak
     assert cell.status == status
     backend.outputs = ["probabilities", "logits"]  # these are then taken for logits, which they are not
     assert fakes.run({"eager": backend}, batch_sizes=(2,), **options).exit_code == 4
+
+
+@pytest.mark.parametrize("kind,device,names", [
+    ("onnx", "cpu", ("ort-cpu",)), ("onnx", "cuda", ("ort-cuda",)), ("aoti", "cpu", ("aoti",)),
+    ("tensorrt", "cuda", ("tensorrt",)), ("pack", "cpu", ("eager", "compile", "fused", "ort-cpu")),
+    ("timm", "cuda", ("eager", "compile", "fused", "fused+graph", "ort-cuda")),
+])  # fmt: skip
+def test_the_default_set_is_what_fits_the_source(kind: str, device: str, names: tuple[str, ...]) -> None:
+    assert default_backends(torch.device(device), kind) == names
+
+
+def test_a_backend_that_does_not_run_the_model_is_no_row_unless_it_was_named(
+    fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module.Session, "_export", lambda self, kind: UnavailableError("no onnx here"))
+    unfit = UsageError("`fused` folds Vision Transformers, not this model")
+    backends = {"eager": fakes.Backend("eager"), "compile": UnavailableError("no C++ compiler"), "fused": unfit}
+    found = fakes.run(backends, names=())
+    assert [b.name for b in found.backends] == ["eager", "compile", "ort-cpu"] and found.exit_code == 0
+    with pytest.raises(UsageError, match="not this model"):
+        fakes.run(backends, names=("eager", "fused"))
+    monkeypatch.setattr("vtk.profiling.profile.default_backends", lambda *_: ("fused",))
+    with pytest.raises(UsageError, match="not this model"):  # nothing runs it: one line, not an empty table
+        fakes.run(backends, names=())
