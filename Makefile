@@ -8,11 +8,11 @@ WORKERS ?= 2
 DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
+# an old ONNX Runtime, for --target
+OLD := .venv-old-ort
+OLD_ORT ?= 1.17
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
 PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
-# an ONNX Runtime that `--target` still knows; Python 3.12 has wheels from 1.17 on, 3.13 from 1.20
-OLD_PEERS := .venv-peers-old
-OLD_PEER_PACKAGES ?= 'onnxruntime==1.16.*' 'numpy<2' pillow
 
 # tests start many processes: without compiled modules each would compile vtk again
 unexport PYTHONDONTWRITEBYTECODE
@@ -62,18 +62,17 @@ $(PEERS)/.installed: Makefile
 	$(PEERS)/bin/python -m pip install --quiet $(PEER_PACKAGES)
 	@touch $@
 
-$(OLD_PEERS)/.installed: Makefile
-	$(PYTHON) -m venv $(OLD_PEERS)
-	$(OLD_PEERS)/bin/python -m pip install --quiet --upgrade pip
-	$(OLD_PEERS)/bin/python -m pip install --quiet $(OLD_PEER_PACKAGES)
+$(OLD)/.installed: Makefile
+	$(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip install --quiet --upgrade pip
+	$(OLD)/bin/python -m pip install --quiet 'onnxruntime==$(OLD_ORT).*' 'numpy<2' pillow
 	@touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed $(OLD_PEERS)/.installed  ## what vtk writes, in timm, PEFT and tools of ONNX without vtk
-	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_PEERS_OLD=$(CURDIR)/$(OLD_PEERS)/bin/python \
-		$(BIN)/python -m pytest -m peers tests/peers
+test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed  ## what vtk writes, in plain timm, PEFT, ONNX Runtime and tools of ONNX without vtk
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python $(BIN)/python -m pytest -m peers tests/peers
 
-clean-peers:  ## remove the environments of test-peers, for others with other packages
-	rm -rf $(PEERS) $(OLD_PEERS)
+clean-peers:  ## remove the environment of test-peers, for one with other packages
+	rm -rf $(PEERS) $(OLD)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
@@ -105,4 +104,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) $(OLD_PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -73,8 +73,10 @@ def fuzz(name: str, first: int, count: int, keep: Path | None = None) -> list[di
                 at += 1
             first = at
         if keep is not None and faults:
-            shutil.copytree(work / "kept", keep / name, dirs_exist_ok=True) if (work / "kept").is_dir() else None
+            keep.mkdir(parents=True, exist_ok=True)
             (keep / f"{name}.json").write_text(json.dumps(faults, indent=1))
+            if (work / "kept").is_dir():
+                shutil.copytree(work / "kept", keep / name, dirs_exist_ok=True)
     return faults
 
 

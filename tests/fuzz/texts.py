@@ -47,10 +47,15 @@ def _read_table(folder: Path, file: Path) -> None:
 
 
 def _read_profile(folder: Path, file: Path) -> None:
+    from vtk.profiling.regression import compare_profiles, print_comparison
     from vtk.profiling.result import ProfileResult
 
     found = ProfileResult.read(file)
     json.dumps(found.to_dict())
+    for pair in ((V0_1 / "profile" / "profile.json", found), (found, found)):
+        compared = compare_profiles(*pair)
+        print_comparison(compared, ("a", "b"))
+        compared.regressions(5.0), compared.to_dict()
 
 
 def _read_analysis(folder: Path, file: Path) -> None:

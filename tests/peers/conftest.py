@@ -1,6 +1,6 @@
 """Other interpreters that have the peers' tools and no vtk: `make test-peers` makes them.
 
-VTK_PEERS names the one with all tools, VTK_PEERS_OLD one with an old ONNX Runtime.
+VTK_PEERS names the one with all tools, VTK_OLD_ORT one with an old ONNX Runtime.
 """
 
 import os
@@ -57,9 +57,9 @@ def foreign(tmp_path: Path, images: np.ndarray) -> Foreign:
 @pytest.fixture
 def old(tmp_path: Path, images: np.ndarray) -> Callable[[str], str]:
     """Run code in the environment of an old ONNX Runtime, in the test's folder; returns what it prints."""
-    python = os.environ.get("VTK_PEERS_OLD")
+    python = os.environ.get("VTK_OLD_ORT")
     if python is None:
-        pytest.fail("VTK_PEERS_OLD names no interpreter with an old ONNX Runtime; run `make test-peers`")
+        pytest.fail("VTK_OLD_ORT names no interpreter with an old ONNX Runtime; run `make test-peers`")
     np.save(tmp_path / "images.npy", images)
 
     def run(code: str) -> str:

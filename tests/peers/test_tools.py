@@ -1,10 +1,12 @@
 """Stock tools of ONNX on every kind of file that vtk writes: what they make of it still answers as the file does."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vtk.__main__ import main
 
@@ -92,24 +94,7 @@ def test_stock_tools_take_the_file(kind: str, foreign: Any, pack: Path, tmp_path
     foreign(FEED + facts + "".join(said.format(name) + code for name, code in tools.items()))
 
 
-def test_an_old_onnx_runtime_runs_a_file_for_it(pack: Path, old: Any, images: np.ndarray, tmp_path: Path) -> None:
-    version = old("print(onnxruntime.__version__)").strip()
-    target = "ort:" + ".".join(version.split(".")[:2])
-    flags = ("--target", target, "--out", str(tmp_path / "out"), "--threads", "1")
-    assert main(["export", "onnx", str(pack), *flags]) == 0
-    old("np.save('logits.npy', session('out/model.onnx').run(None, {'pixel_values': images})[0])")
-    from tests.peers.test_files import logits
-
-    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), logits(pack, images), atol=1e-4)
-    assert main(["export", "onnx", str(pack), "--with-preproc", "--overwrite", *flags]) == 0
-    old("session('out/model.onnx').run(None, {'images': np.zeros((1, 40, 50, 3), np.uint8)})")
-
-
 def test_the_page_of_an_export_runs_where_only_onnx_runtime_is(old: Any, pack: Path, tmp_path: Path) -> None:
-    import re
-
-    from PIL import Image
-
     version = ".".join(old("print(onnxruntime.__version__)").strip().split(".")[:2])
     flags = ("--target", f"ort:{version}", "--out", str(tmp_path / "out"), "--threads", "1")
     assert main(["export", "onnx", str(pack), *flags]) == 0

@@ -1,4 +1,4 @@
-"""What parsers raise is one line, what waits or grows for ever is refused, and whole files of odd kinds are still read."""
+"""What parsers raise is one line, what waits or grows for ever is refused, and whole files of odd kinds are read."""
 
 import json
 import os
@@ -131,20 +131,32 @@ class TestTorchFiles:
     def test_tensors_that_no_model_can_be_filled_with_are_refused(self, tmp_path: Path) -> None:
         eye = torch.eye(3)
         cases = {
-            "sparse_coo": eye.to_sparse(), "sparse_csr": eye.to_sparse_csr(), "sparse_bsr": torch.eye(4).to_sparse_bsr((2, 2)),
-            "meta": torch.empty(3, device="meta"), "quantised": torch.quantize_per_tensor(eye, 0.1, 0, torch.qint8),
+            "sparse_coo": eye.to_sparse(),
+            "sparse_csr": eye.to_sparse_csr(),
+            "sparse_bsr": torch.eye(4).to_sparse_bsr((2, 2)),
+            "meta": torch.empty(3, device="meta"),
+            "quantised": torch.quantize_per_tensor(eye, 0.1, 0, torch.qint8),
             "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        }  # fmt: skip
+        }
         for match, value in cases.items():
             torch.save({"a.weight": torch.ones(2), "blocks.0.norm1.weight": value}, tmp_path / "w.pth")
             refused(lambda: read_weights(tmp_path / "w.pth"), f"blocks.0.norm1.weight` .*{match}", DataError)
 
     def test_whole_tensors_of_odd_forms_are_read_as_torch_reads_them(self, tmp_path: Path) -> None:
         shared = torch.arange(6.0)
-        state = {"tied": shared, "again": shared, "part": shared[1:3], "turned": torch.ones(2, 3).T, "scalar": torch.tensor(2.0),
-                 "few": torch.zeros(1).expand(7), "parameter": torch.nn.Parameter(torch.ones(2)), "half": torch.ones(2).half(),
-                 "bool": torch.ones(2, dtype=torch.bool), "empty": torch.empty(0, 3),
-                 "signs": torch.ones(2, dtype=torch.complex64).conj().imag}  # fmt: skip
+        state = {
+            "tied": shared,
+            "again": shared,
+            "part": shared[1:3],
+            "turned": torch.ones(2, 3).T,
+            "scalar": torch.tensor(2.0),
+            "few": torch.zeros(1).expand(7),
+            "parameter": torch.nn.Parameter(torch.ones(2)),
+            "half": torch.ones(2).half(),
+            "bool": torch.ones(2, dtype=torch.bool),
+            "empty": torch.empty(0, 3),
+            "signs": torch.ones(2, dtype=torch.complex64).conj().imag,
+        }
         for old in (False, True):
             torch.save({"model": state, "args": {"lr": 1}}, tmp_path / "w.pth", _use_new_zipfile_serialization=not old)
             found = read_weights(tmp_path / "w.pth").tensors
@@ -197,12 +209,19 @@ class TestPipesAndDevices:
     @pytest.mark.parametrize(
         ("name", "read"),
         [
-            ("w.pth", read_weights), ("w.safetensors", read_weights), ("w.npz", lambda p: read_npz("vit_tiny_patch16_224", {}, p)),
-            ("m.onnx", open_source), ("m.pt2", open_source), ("m.engine", open_source), ("t.csv", table.read_rows),
-            ("t.parquet", table.read_rows), ("i.png", load_image), ("c.json", read_json),
+            ("w.pth", read_weights),
+            ("w.safetensors", read_weights),
+            ("w.npz", lambda p: read_npz("vit_tiny_patch16_224", {}, p)),
+            ("m.onnx", open_source),
+            ("m.pt2", open_source),
+            ("m.engine", open_source),
+            ("t.csv", table.read_rows),
+            ("t.parquet", table.read_rows),
+            ("i.png", load_image),
+            ("c.json", read_json),
             ("c.yaml", lambda p: read_values(p, FinetuneConfig, "--config")),
         ],
-    )  # fmt: skip
+    )
     def test_a_pipe_without_a_writer_is_refused_and_so_is_a_folder(
         self, tmp_path: Path, name: str, read: Callable[[Path], object]
     ) -> None:
@@ -228,17 +247,26 @@ class TestTexts:
             ("a: " + "[" * 5000, "nested too deeply|levels"),
             ("{a: " * 5000, "nested too deeply|levels"),
             ("a: &a [*a]", "levels, or holds itself"),
-            ("a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
-                f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)), "100,000 values"),
-            ("a: &a {x: 1}\n" + "".join(
-                f"{chr(98 + i)}: &{chr(98 + i)} {{<<: [{','.join(['*' + chr(97 + i)] * 10)}]}}\n" for i in range(12)), "100,000"),
+            (
+                "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+                + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)),
+                "100,000 values",
+            ),
+            (
+                "a: &a {x: 1}\n"
+                + "".join(
+                    f"{chr(98 + i)}: &{chr(98 + i)} {{<<: [{','.join(['*' + chr(97 + i)] * 10)}]}}\n" for i in range(12)
+                ),
+                "100,000",
+            ),
             ("epochs: " + "9" * 5000, "epochs|integer"),
             ("epochs: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
-            ("epochs: !!binary 'a'", "not valid YAML"), ("epochs: !!timestamp 2001-99-99", "not valid YAML"),
+            ("epochs: !!binary 'a'", "not valid YAML"),
+            ("epochs: !!timestamp 2001-99-99", "not valid YAML"),
             ("lr: 1e999\nlr: .nan", "lr"),
             ("epochs: \0", "not valid YAML"),
         ],
-    )  # fmt: skip
+    )
     def test_hostile_yaml_is_one_line(self, tmp_path: Path, text: str, match: str) -> None:
         (tmp_path / "c.yaml").write_text(text)
         refused(lambda: read_values(tmp_path / "c.yaml", FinetuneConfig, "--config"), match, UsageError)
@@ -258,11 +286,18 @@ class TestTexts:
     @pytest.mark.parametrize(
         ("place", "value"),
         [
-            (("input", "mean"), [10**400] * 3), (("input", "crop_pct"), 10**400), (("input", "std"), [float("inf")] * 3),
-            (("input", "std"), [float("nan")] * 3), (("input", "height"), 10**400), (("model", "kwargs"), {"depth": 10**400}),
-            (("metrics", "top1"), [[]]), (("classes",), [["a"]]), (("regime", "batch_size"), 1 << 70), (("schema",), 10**400),
+            (("input", "mean"), [10**400] * 3),
+            (("input", "crop_pct"), 10**400),
+            (("input", "std"), [float("inf")] * 3),
+            (("input", "std"), [float("nan")] * 3),
+            (("input", "height"), 10**400),
+            (("model", "kwargs"), {"depth": 10**400}),
+            (("metrics", "top1"), [[]]),
+            (("classes",), [["a"]]),
+            (("regime", "batch_size"), 1 << 70),
+            (("schema",), 10**400),
         ],
-    )  # fmt: skip
+    )
     def test_impossible_numbers_of_a_card_are_one_line(self, place: tuple[str, ...], value: Any) -> None:
         card = json.loads((V0_1 / "digits-bf16" / "task.json").read_text())
         inner = card
@@ -272,8 +307,12 @@ class TestTexts:
         refused(lambda: Card.from_json(json.dumps(card), "x"), "x", DataError)
 
     def test_tables_that_are_none(self, tmp_path: Path) -> None:
-        for name, data in (("a.csv", b"a.png," + b"x" * 200_000), ("b.csv", b'a.png,"' + b"y" * 200_000),
-                           ("c.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1"), ("d.tsv", b"\xff\xfea")):  # fmt: skip
+        for name, data in (
+            ("a.csv", b"a.png," + b"x" * 200_000),
+            ("b.csv", b'a.png,"' + b"y" * 200_000),
+            ("c.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1"),
+            ("d.tsv", b"\xff\xfea"),
+        ):
             (tmp_path / name).write_bytes(data)
             refused(lambda name=name: table.read_rows(tmp_path / name), name, DataError)
 

@@ -5,7 +5,7 @@ import dataclasses
 import datetime
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -31,6 +31,7 @@ from vtk.filesets import open_folder, replace_set
 from vtk.nodes import HIDDEN
 from vtk.options import expect
 from vtk.packages import require
+from vtk.readers import reading
 from vtk.runtime.source import Opening, Source
 from vtk.training.parallel import Ranks, open_ranks
 
@@ -156,8 +157,19 @@ class Parts:
         with replace_set(self.out, files, "vtk analyze", kept) as staged:
             for name, number in self.measured.items():
                 put(found[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
-            write_text(staged / "report.html", page(found, draw(found, staged)))
+            with _of_others(len(found) > len(self.measured)):
+                text = page(found, draw(found, staged))
+            write_text(staged / "report.html", text)
         shutil.rmtree(self.out / _WAITING, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _of_others(read: bool) -> Iterator[None]:
+    """Be the boundary of results that were ``read``: others may have edited them; what was measured now is our own."""
+    with contextlib.ExitStack() as stack:
+        if read:
+            stack.enter_context(reading("an earlier analysis", "has results that cannot be shown", "analyse anew"))
+        yield
 
 
 def _one(

@@ -122,8 +122,9 @@ def _graph(made: Draft, order: Order) -> Filled:
     size = (spec.height, spec.width, 3) if order.in_graph else (spec.in_chans, *spec.size)
     warm = size if batched else (config.static_batch or 1, *size)
     served = serve_graph(made.at / "model.onnx", config.runtime, tensorrt=config.server == "tensorrt")
+    digest = content_digest(made.at / "model.onnx") if config.server == "tensorrt" else ""
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
-                    part_of=order.part_of, digest=content_digest(made.at / "model.onnx"))  # fmt: skip
+                    part_of=order.part_of, digest=digest)  # fmt: skip
     code = _measured(order, made.at / "model.onnx", options, source, found)
     return Filled(message, {task: source.card}, inputs, outputs, served, found, code)
 

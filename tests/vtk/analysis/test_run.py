@@ -2,12 +2,15 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from tests.vtk.analysis._fakes import analysis, context, fake
 from vtk.analysis.run import analyse, draw, read_analysis
 from vtk.errors import DataError, UsageError
+
+V0_1 = Path(__file__).resolve().parents[2] / "fixtures" / "v0_1"
 
 
 class Counted:
@@ -250,3 +253,17 @@ def test_two_analyses_never_have_one_name(labels, names, expected):
     from vtk.analysis.analyze import _told_apart
 
     assert [one.label for one in _told_apart([analysis(label) for label in labels], names)] == expected
+
+
+@pytest.mark.parametrize("results", [{"calibration": {}}, {"entropy": {"layers": [None]}}])
+def test_an_earlier_analysis_that_was_edited_is_one_line(results, tmp_path, capsys):
+    from vtk.__main__ import main
+
+    for name, change in (("a", {}), ("b", results)):
+        (tmp_path / name).mkdir()
+        value = json.loads((V0_1 / "analysis" / "analysis.json").read_text())
+        (tmp_path / name / "analysis.json").write_text(json.dumps({**value, "results": {**value["results"], **change}}))
+    words = ["analyze", "--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "out")]
+    assert main(words) == 3
+    assert "an earlier analysis has results that cannot be shown" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "report.html").exists()

@@ -62,19 +62,30 @@ def in_function(proto: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (entry("location", None), "does not say in which file"), (entry("location", ""), "does not say in which file"),
-        (nowhere, "does not say in which file"), (entry("location", "../secret.data"), "not beside it"),
-        (entry("location", "a/../../secret.data"), "not beside it"), (entry("location", "/etc/hostname"), "not beside it"),
-        (entry("location", "..\\secret.data"), "not beside it"), (entry("location", "C:\\x"), "not beside it"),
-        (entry("location", "a\0b"), "not beside it"), (entry("location", "gone.data"), "not beside it"),
-        (entry("location", "."), "not beside it"), (entry("offset", "-4"), "offset '-4', which is no number of bytes"),
-        (entry("offset", "9" * 5000), "no number of bytes"), (entry("offset", str(1 << 63)), "no number of bytes"),
-        (entry("offset", "x"), "no number of bytes"), (entry("offset", "²"), "no number of bytes"),
-        (entry("length", "-1"), "length '-1', which is no number"), (entry("length", "99999999"), "bytes, digits.onnx needs"),
-        (entry("offset", "26624"), "bytes, digits.onnx needs"), (in_constant, "not beside it"), (in_sparse, "not beside it"),
+        (entry("location", None), "does not say in which file"),
+        (entry("location", ""), "does not say in which file"),
+        (nowhere, "does not say in which file"),
+        (entry("location", "../secret.data"), "not beside it"),
+        (entry("location", "a/../../secret.data"), "not beside it"),
+        (entry("location", "/etc/hostname"), "not beside it"),
+        (entry("location", "..\\secret.data"), "not beside it"),
+        (entry("location", "C:\\x"), "not beside it"),
+        (entry("location", "a\0b"), "not beside it"),
+        (entry("location", "gone.data"), "not beside it"),
+        (entry("location", "."), "not beside it"),
+        (entry("offset", "-4"), "offset '-4', which is no number of bytes"),
+        (entry("offset", "9" * 5000), "no number of bytes"),
+        (entry("offset", str(1 << 63)), "no number of bytes"),
+        (entry("offset", "x"), "no number of bytes"),
+        (entry("offset", "²"), "no number of bytes"),
+        (entry("length", "-1"), "length '-1', which is no number"),
+        (entry("length", "99999999"), "bytes, digits.onnx needs"),
+        (entry("offset", "26624"), "bytes, digits.onnx needs"),
+        (in_constant, "not beside it"),
+        (in_sparse, "not beside it"),
         (in_function, "not beside it"),
     ],
-)  # fmt: skip
+)
 def test_what_a_file_says_of_its_weights_is_checked(
     file: Path, change: Callable[[onnx.ModelProto], None], match: str
 ) -> None:

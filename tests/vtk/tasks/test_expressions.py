@@ -16,7 +16,7 @@ EVIL = r"(([a-z0-9.])+)+!"
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expressions, "_SECONDS", 0.4)
+    monkeypatch.setattr(expressions, "_SECONDS", 0.15)
 
 
 @pytest.mark.usefixtures("quick")

@@ -219,7 +219,7 @@ def test_what_is_not_told_is_asked_for(make_pack: Make, base_file: Path, small: 
 def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
     whole: Path, base_file: Path, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expressions, "_SECONDS", 0.4)
+    monkeypatch.setattr(expressions, "_SECONDS", 0.15)
     shutil.copytree(whole, tmp_path / "a")
     edit("target_modules", r"(([a-z0-9.])+)+!")(tmp_path / "a")
     with pytest.raises(DataError, match="regular expression that is not through"):

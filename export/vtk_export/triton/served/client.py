@@ -94,8 +94,12 @@ def main() -> None:
     except Exception as error:  # the client raises its own, those of its transport, and of HTTP OSError
         raise SystemExit(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from error
     table = np.concatenate([shares(each, len(task["classes"])) for each in found])
+    wrong = [str(path) for path, row in zip(args.images, table, strict=True) if not np.isfinite(row).all()]
     for path, row in zip(args.images, table, strict=True):
-        print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+        if str(path) not in wrong:
+            print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+    if wrong:
+        raise SystemExit(text(f"{', '.join(wrong)}: the model's answer is not a number, so there is no class"))
 
 
 if __name__ == "__main__":
