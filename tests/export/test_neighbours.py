@@ -126,7 +126,7 @@ def test_a_file_of_a_fixed_batch_is_measured_in_calls_of_that_size(
 
 
 class Hides(nn.Module):
-    """ReLU's maximum of NaN and 0 is 0 in some run times; so is that of this model."""
+    """Answers NaN as if it were 0."""
 
     def __init__(self) -> None:
         super().__init__()

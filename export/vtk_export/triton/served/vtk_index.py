@@ -48,7 +48,7 @@ class Index:
         """Return whether to read it: it is another file than at the last attempt, or a failure's wait is over."""
         mark = _mark(self.path)
         now = time.time()
-        if now - self._looked >= 1:
+        if abs(now - self._looked) >= 1:  # a clock may be set back
             self._looked = now
             self._set("vtk_index_looked_seconds", now)
         if not self._tried or mark != self._seen:
