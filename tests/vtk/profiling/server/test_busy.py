@@ -287,3 +287,12 @@ def test_a_slow_answer_of_grpc_is_too_late(model: Any, grpc_url: str) -> None:
     (level,) = run(grpc_url, protocol="grpc", timeout=0.4).levels
     assert level.status == "failed" and "Deadline" in level.reason
     client.close()
+
+
+def test_answers_of_another_shape_are_compared_with_the_servers_own(model: Any, http_url: str) -> None:
+    """A server of maps, or of one number an image, is no classifier and still one that may be wrong when busy."""
+    model.fault = lambda n, x: x.reshape(len(x), 5, 1, 1)
+    assert run(http_url, reference=None, batch_sizes=(2,)).exit_code == 0
+    model.fault = lambda n, x: (x if model.inside == 1 else -x)[:, 0]
+    (level,) = run(http_url, reference=None).levels
+    assert level.status == "mismatch" and "under load" in level.reason
