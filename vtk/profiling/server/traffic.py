@@ -117,7 +117,7 @@ class Traffic:
             run = open_loop(self.client.infer, level.rate, duration_s, seed=self.config.seed, **options)
         else:
             run = closed_loop(self.client.infer, level.concurrency or 1, duration_s, **options)
-        return self._judge(sample.kept, level.batch), run
+        return self._judge(sample.drawn(), level.batch), run
 
     def _idle(self, batch: int) -> Verdict:
         """Judge a few answers of a server that does nothing else."""
@@ -127,7 +127,7 @@ class Traffic:
 
     def _judge(self, kept: list[tuple[int, Any]], batch: int) -> Verdict:
         assert self._expected is not None
-        return self._expected.judge(kept, self._decode, lambda number: self._pool.rows(number, batch))
+        return self._expected.judge(kept, self._decode, lambda numbers: self._pool.rows(numbers, batch))
 
     def _learn(self, batch: int) -> str:
         """Take the answers to all images, asked for one request at a time, for the right ones; or say why one is not.
