@@ -19,6 +19,9 @@ from vtk.profiling.server.client import RequestFailed
 
 MOST = 2048
 MEMORY = 64 << 20
+ALL, SHARE = 64, 4
+"""So many answers of a window are all compared; of more a quarter is, which is some 1 % of what a request costs."""
+
 _TOGETHER = 128
 
 
@@ -39,6 +42,11 @@ class Sample:
         self.most, self.seen = most, 0
         self.kept: list[tuple[int, Any]] = []
         self._random = random.Random(seed).random
+
+    def drawn(self) -> list[tuple[int, Any]]:
+        """Return the answers to compare."""
+        count = max(ALL, self.seen // SHARE)
+        return self.kept if len(self.kept) <= count else random.Random(self.seen).sample(self.kept, count)
 
     def offer(self, number: int, answer: Any) -> None:
         """Keep an answer, or not."""
@@ -93,14 +101,14 @@ class Expected:
 
     def judge(
         self, kept: Iterable[tuple[int, Any]], decode: Callable[[Any], "np.ndarray[Any, Any]"],
-        rows_of: Callable[[int], "np.ndarray[Any, Any]"],
+        rows_of: Callable[["np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"],
     ) -> Verdict:  # fmt: skip
         """Compare answers.
 
         Args:
             kept: number of a request and its answer, as received.
             decode: turns an answer into logits; raises `RequestFailed`.
-            rows_of: the images of a request.
+            rows_of: the images (n, batch) of the requests of these numbers (n,).
         """
         found = Verdict()
         for some in _chunks(kept, _TOGETHER):
@@ -109,29 +117,29 @@ class Expected:
 
     def _judge(
         self, kept: list[tuple[int, Any]], decode: Callable[[Any], "np.ndarray[Any, Any]"],
-        rows_of: Callable[[int], "np.ndarray[Any, Any]"],
+        rows_of: Callable[["np.ndarray[Any, Any]"], "np.ndarray[Any, Any]"],
     ) -> Verdict:  # fmt: skip
         reasons: dict[int, str] = {}
-        got, places, rows = [], [], []
-        for place, (number, answer) in enumerate(kept):
-            index = rows_of(number)
+        got, places = [], []
+        index = rows_of(np.array([number for number, _ in kept]))
+        each = index.shape[1]
+        wanted = (each, self.rows.shape[1])
+        for place, (_, answer) in enumerate(kept):
             try:
                 logits = decode(answer)
             except RequestFailed as error:
                 reasons[place] = f"cannot be used: {error}"
                 continue
-            if logits.shape != (wanted := (len(index), self.rows.shape[1])):
+            if logits.shape != wanted:
                 reasons[place] = f"has shape {logits.shape}, expected {wanted}"
                 continue
             got.append(logits)
             places.append(place)
-            rows.append(index)
         worst = None
         if got:
-            answers = torch.from_numpy(np.concatenate(got).astype(np.float32))
-            images = torch.from_numpy(np.concatenate(rows))
+            answers = torch.from_numpy(np.concatenate(got).astype(np.float32, copy=False))
+            images = torch.from_numpy(index[places].ravel())
             right, differ = judge_rows(answers, self.rows[images], self.kind, self.scale)
-            each = len(rows[0])
             finite = differ[torch.isfinite(differ)]
             worst = float(finite.max()) if len(finite) else None
             for i in (~right.view(-1, each).all(1)).nonzero()[:, 0].tolist():

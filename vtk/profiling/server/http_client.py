@@ -57,6 +57,8 @@ class HttpClient:
         try:
             self._addresses = resolve(place.host, port, timeout)
             meta = self._json("GET", "/v2", timeout=timeout - (time.perf_counter() - start))
+            if not isinstance(meta, dict):
+                raise RequestFailed(f"/v2 is answered by no description: {_short(json.dumps(meta).encode())}")
             # without this extension tensors are lists of numbers in JSON
             self.binary = "binary_tensor_data" in (meta.get("extensions") or [])
         except (RequestFailed, *_LOST, *MALFORMED) as error:

@@ -54,11 +54,17 @@ class Pool:
         self.images, self._marks, self._rest = self.images[:count], self._marks[:count], self._rest[:count]
         self._rows = self._rows[:count]
 
-    def rows(self, number: int, batch: int) -> "np.ndarray[Any, Any]":
-        """Return which images request ``number`` has: other ones, or in another order, than its neighbours."""
+    def rows(self, number: "int | np.ndarray[Any, Any]", batch: int) -> "np.ndarray[Any, Any]":
+        """Return which images a request has, (batch,): other ones, or in another order, than its neighbours.
+
+        Args:
+            number: of the request; of several, (n,), the result is (n, batch).
+            batch: images of each.
+        """
         count = len(self.images)
-        step = 2 * (number // count % max(count // 2, 1)) + 1
-        return (number + step * np.arange(batch)) % count
+        first: Any = number if isinstance(number, int) else number[:, None]
+        step = 2 * (first // count % max(count // 2, 1)) + 1
+        return (first + step * np.arange(batch)) % count
 
     def mark(self, row: int, number: int) -> bytes:
         """Return the first values of an image with ``number`` (its lowest 32 bits) in them."""

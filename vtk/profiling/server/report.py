@@ -3,6 +3,7 @@
 import base64
 import io
 import itertools
+import textwrap
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from vtk.html import document, table
 from vtk.marks import SOFTWARE, json_with
 from vtk.marks import page as page_mark
 from vtk.profiling.plot import COLOURS, MARKERS, between
-from vtk.profiling.report import DASH, UNSTABLE, rate
+from vtk.profiling.report import DASH, UNSTABLE, WIDTH, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult
 
 MARKS = {"server.html": page_mark(), "server.json": json_with("server", "protocol", "levels")}
@@ -32,9 +33,9 @@ def print_result(result: ServerResult) -> None:
     console.table("times in ms", COLUMNS, rows, left=(1,))
     for level in result.levels:
         if level.status != "ok":
-            console.say(f"batch {level.batch}, {level.load}: {level.reason}")
+            console.say(textwrap.fill(f"batch {level.batch}, {level.load}: {level.reason}", WIDTH))
     for text in notes(result):
-        console.say(text, style="dim")
+        console.say(textwrap.fill(text, WIDTH, subsequent_indent="  "), style="dim")
     for text in result.warnings:
         console.warn(text)
     if result.budget:

@@ -117,7 +117,7 @@ class Traffic:
             run = open_loop(self.client.infer, level.rate, duration_s, seed=self.config.seed, **options)
         else:
             run = closed_loop(self.client.infer, level.concurrency or 1, duration_s, **options)
-        return self._judge(sample.kept, level.batch), run
+        return self._judge(sample.drawn(), level.batch), run
 
     def _idle(self, batch: int) -> Verdict:
         """Judge a few answers of a server that does nothing else."""
@@ -127,7 +127,7 @@ class Traffic:
 
     def _judge(self, kept: list[tuple[int, Any]], batch: int) -> Verdict:
         assert self._expected is not None
-        return self._expected.judge(kept, self._decode, lambda number: self._pool.rows(number, batch))
+        return self._expected.judge(kept, self._decode, lambda numbers: self._pool.rows(numbers, batch))
 
     def _learn(self, batch: int) -> str:
         """Take the answers to all images, asked for one request at a time, for the right ones; or say why one is not.
@@ -173,7 +173,9 @@ class Traffic:
         return lambda number: self.client.request(self.info, self._pool, number, batch, self._texts)
 
     def _decode(self, answer: Any) -> "np.ndarray[Any, Any]":
-        return self.client.decode(answer, self.info.logits())
+        found = self.client.decode(answer, self.info.logits())
+        # boxes or maps, which no reference of ours gives, are compared as rows of numbers
+        return found if self._compared or found.ndim == 2 or not found.size else found.reshape(len(found), -1)
 
 
 def _texts(info: ModelInfo, image: str, task: str | None) -> dict[str, str]:

@@ -77,7 +77,9 @@ class Wire:
     def __init__(self, addresses: Sequence[Address], tls: tuple[str, ssl.SSLContext] | None = None) -> None:
         self._addresses, self._tls = addresses, tls
         self._socket: socket.socket | None = None
+        self._reader: io.BufferedReader
         self._deadline = 0.0
+        self._looking = self._ended = False
 
     def exchange(self, method: str, parts: Sequence[bytes | memoryview], timeout: float) -> Reply:
         """Send a request and read its answer within ``timeout`` seconds.
@@ -95,7 +97,7 @@ class Wire:
             if self._socket is not None and self._closed_by_peer():
                 self.close()
             if self._socket is None:
-                self._socket = self._connect()
+                self._socket, self._reader = self._connect(), _Reader(_Raw(self), 1 << 16)
             self._send(parts)
             reply, keep = self._read(method)
         except TimeoutError as error:
@@ -114,11 +116,19 @@ class Wire:
             self._socket.close()
         self._socket = None
 
-    def receive_into(self, buffer: Any) -> int:
-        """Read what has come, or wait for it until the deadline."""
+    def receive_into(self, buffer: Any) -> int | None:
+        """Read what has come, or wait for it until the deadline; None where nothing is there and nobody waits."""
         assert self._socket is not None
-        self._socket.settimeout(self._left())
-        return self._socket.recv_into(buffer)
+        if not self._looking:
+            self._socket.settimeout(self._left())
+            return self._socket.recv_into(buffer)
+        self._socket.settimeout(0.0)
+        try:
+            count = self._socket.recv_into(buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        self._ended = count == 0
+        return count
 
     def _left(self) -> float:
         left = self._deadline - time.perf_counter()
@@ -145,20 +155,17 @@ class Wire:
 
     def _closed_by_peer(self) -> bool:
         """Return whether the server has closed the connection while nothing was asked: it may, and it is no failure."""
-        if self._tls is not None or not hasattr(socket, "MSG_DONTWAIT"):
-            return False
-        assert self._socket is not None
-        self._socket.settimeout(0.0)
+        self._looking, self._ended = True, False
         try:
-            stray = self._socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
+            stray = self._reader.peek(1)
         except OSError:
             return True
+        finally:
+            self._looking = False
         if stray:
             # read as the next request's answer, it would belong to the one before
             raise http.client.HTTPException("the server sent more than its answer")
-        return True
+        return self._ended
 
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         wire: Any = self._socket
@@ -180,7 +187,7 @@ class Wire:
 
     def _read(self, method: str) -> tuple[Reply, bool]:
         """Return the answer, and whether the connection may be used again."""
-        response = http.client.HTTPResponse(_Readable(self), method=method)  # type: ignore[arg-type]
+        response = http.client.HTTPResponse(_Readable(self._reader), method=method)  # type: ignore[arg-type]
         try:
             response.begin()
             length = response.length
@@ -196,13 +203,18 @@ class Wire:
 
 
 class _Readable:
-    """What `http.client.HTTPResponse` wants of a socket."""
+    """What `http.client.HTTPResponse` wants of a socket; the reader stays, with what it has read beyond an answer."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+    def __init__(self, reader: io.BufferedReader) -> None:
+        self.reader = reader
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Raw(self.wire), 1 << 16)
+        return self.reader
+
+
+class _Reader(io.BufferedReader):
+    def close(self) -> None:
+        """Stay open for the next answer."""
 
 
 class _Raw(io.RawIOBase):
@@ -212,5 +224,5 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Any) -> int | None:
         return self.wire.receive_into(buffer)

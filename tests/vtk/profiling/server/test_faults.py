@@ -17,6 +17,7 @@ from vtk.profiling.server.result import ServerLevel, ServerResult
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "WARMUP_S", 0.05)
+    monkeypatch.setattr(traffic, "LEARN_S", 0.0)
     monkeypatch.setattr("socketserver.BaseServer.handle_error", lambda *_: None)  # it would print what is raised below
 
 

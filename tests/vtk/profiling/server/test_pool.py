@@ -51,5 +51,20 @@ def test_a_sample_is_fair_whatever_the_rhythm() -> None:
             sample.offer(number, number % 2)
         assert sample.seen == 5000 and len(sample.kept) == 64
         wrong += sum(answer for _, answer in sample.kept)
+        assert sample.drawn() == sample.kept  # a quarter of all would be more
         assert sum(number >= 2500 for number, _ in sample.kept) > 10
     assert wrong / (40 * 64) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("seen,compared", [(5, 5), (64, 64), (200, 64), (1000, 250), (50_000, 2048)])
+def test_a_quarter_of_many_answers_is_compared(seen: int, compared: int) -> None:
+    sample = Sample(2048)
+    for number in range(seen):
+        sample.offer(number, None)
+    assert len({number for number, _ in sample.drawn()}) == compared
+
+
+def test_rows_of_many_requests_are_those_of_each() -> None:
+    pool = Pool(np.zeros((16, 3, 8, 8), np.float32))
+    numbers = np.array([0, 5, 77, (1 << 32) + 3])
+    assert (pool.rows(numbers, 6) == np.stack([pool.rows(int(n), 6) for n in numbers])).all()
