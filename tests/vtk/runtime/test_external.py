@@ -77,7 +77,7 @@ def in_function(proto: onnx.ModelProto) -> None:
         (entry("offset", "9" * 5000), "no number of bytes"),
         (entry("offset", str(1 << 63)), "no number of bytes"),
         (entry("offset", "x"), "no number of bytes"),
-        (entry("offset", "²"), "no number of bytes"),
+        (entry("offset", "٣"), "no number of bytes"),
         (entry("length", "-1"), "length '-1', which is no number"),
         (entry("length", "99999999"), "bytes, digits.onnx needs"),
         (entry("offset", "26624"), "bytes, digits.onnx needs"),
