@@ -69,7 +69,7 @@ def _check_archive(path: Path) -> None:
                 total = sum(entry.file_size for entry in archive.infolist())
                 size = path.stat().st_size
                 if total > _MOST * size + _SMALL:
-                    raise DataError(f"{path} has {size:,} bytes and would unpack to {total:,}: torch wrote no such file")
+                    raise DataError(f"{path} has {size:,} bytes and would unpack to {total:,}, as none of torch's")
                 pickles = b"".join(archive.read(n) for n in archive.namelist() if n.endswith("/data.pkl"))
         else:  # of a version before 1.6, which begins with its pickles, or no file of torch's: torch says so
             with path.open("rb") as file:
