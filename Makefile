@@ -8,6 +8,9 @@ WORKERS ?= 2
 DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
+# an old ONNX Runtime, for --target
+OLD := .venv-old-ort
+OLD_ORT ?= 1.17
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
 PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime
 
@@ -59,11 +62,17 @@ $(PEERS)/.installed: Makefile
 	$(PEERS)/bin/python -m pip install --quiet $(PEER_PACKAGES)
 	@touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed  ## what vtk writes, opened by plain timm, PEFT and ONNX Runtime without vtk
-	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python $(BIN)/python -m pytest -m peers tests/peers
+$(OLD)/.installed: Makefile
+	$(PYTHON) -m venv $(OLD)
+	$(OLD)/bin/python -m pip install --quiet --upgrade pip
+	$(OLD)/bin/python -m pip install --quiet 'onnxruntime==$(OLD_ORT).*' 'numpy<2'
+	@touch $@
+
+test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed  ## what vtk writes, opened by plain timm, PEFT and ONNX Runtime without vtk
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python $(BIN)/python -m pytest -m peers tests/peers
 
 clean-peers:  ## remove the environment of test-peers, for one with other packages
-	rm -rf $(PEERS)
+	rm -rf $(PEERS) $(OLD)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md

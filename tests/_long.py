@@ -67,6 +67,7 @@ KEPT = {
     "tests/vtk/serving/test_bank.py::test_every_part_of_timm_s_model": 4,
     "tests/vtk/serving/test_fused.py::test_the_kernels_themselves_with_padding": 1,
     "tests/vtk/serving/test_layout.py::test_padding_reaches_no_row": 3,
+    "tests/vtk/serving/test_neighbours.py::test_a_faulty_image_touches_no_row_but_its_own": 4,
     "tests/vtk/serving/test_memory.py::test_the_least_recently_used_go": 1,
     "tests/vtk/tasks/test_bundle.py::test_a_bundle_needs_no_base": 2,
     "tests/vtk/tasks/test_peft.py::test_the_code_of_the_readme_gives_the_packs_logits": 3,

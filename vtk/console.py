@@ -13,6 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -26,6 +27,7 @@ from vtk.formats import to_json
 from vtk.text import printable, printable_json, several_lines
 
 _json_mode = False
+_stages: ContextVar[bool] = ContextVar("stages", default=False)
 _WIDEST = 1 << 16  # of a table that nothing folds
 
 
@@ -81,6 +83,22 @@ def guard_messages() -> None:
 
     warnings.formatwarning = lambda *given, **options: several_lines(as_text(*given, **options))
     logging.setLogRecordFactory(guarded)
+
+
+@contextlib.contextmanager
+def stages(on: bool) -> Iterator[None]:
+    """Let `stage` print inside of the context, or not: work that is called from Python is silent unless it is told."""
+    token = _stages.set(on)
+    try:
+        yield
+    finally:
+        _stages.reset(token)
+
+
+def stage(text: str) -> None:
+    """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
+    if _stages.get() and not _json_mode:
+        say(f"{text} …", style="dim")
 
 
 def emit_json(value: dict[str, Any]) -> None:

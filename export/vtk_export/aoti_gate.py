@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vtk import console
+from vtk._path import child, environment
 from vtk.errors import VerificationError
 from vtk.models.devices import DTYPES
 from vtk.runtime.source import Source
@@ -68,16 +67,15 @@ def answers(
     Raises:
         VerificationError: the process ended early.
     """
-    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    variables = environment() | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as scratch:
         given, target = Path(scratch) / "images.safetensors", Path(scratch) / "answers.safetensors"
         save_file({name: part.contiguous() for name, part in batches.items()}, given)
-        # -P: a file in the current folder is no module of its
-        words = [sys.executable, "-P", str(Path(aoti_child.__file__)), str(folder.resolve()), str(given), str(target)]
+        words = child(str(Path(aoti_child.__file__)), str(folder.resolve()), str(given), str(target))
         words += [] if device_index is None else [str(device_index)]
         try:
             run = subprocess.run(
-                words, env=environment, capture_output=True, check=False, timeout=_LONGEST, text=True, errors="replace"
+                words, env=variables, capture_output=True, check=False, timeout=_LONGEST, text=True, errors="replace"
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise VerificationError(f"the file cannot be tried in a process of its own: {error}") from error

@@ -25,7 +25,7 @@ from vtk_export.outputs import WithFeatures, append_softmax, output_names, split
 from vtk_export.overflow import check_range
 from vtk_export.place import save, write
 from vtk_export.precision import to_half
-from vtk_export.sizes import check_sizes
+from vtk_export.sizes import Sizes, check_sizes, probe_sizes
 from vtk_export.tensorrt.down import lower
 from vtk_export.verify import GateRow
 
@@ -34,7 +34,10 @@ _RANGE_IMAGES = 8
 
 @dataclass(frozen=True)
 class File:
-    """A written file and what the gate needs of it; ``model`` is in torch what the file should give."""
+    """A written file and what the gate needs of it.
+
+    ``model`` is in torch what the file should give, ``sizes`` what it takes where height and width are open.
+    """
 
     path: Path
     model: nn.Module
@@ -45,6 +48,7 @@ class File:
     rows: tuple[GateRow, ...] = ()
     judgement: Judgement | None = None
     dependence: Dependence | None = None
+    sizes: Sizes | None = None
 
     def widths(self, card: Card) -> dict[str, int]:
         """Return the last axis of every output."""
@@ -78,8 +82,11 @@ def build(
             "`--softmax` is of one label an image; this model gives several: take the sigmoid of each of its logits"
         )
     names = output_names(config.output, softmax=config.softmax)
+    sizes = None
     if config.dynamic_size:
+        console.stage("trying which sizes the model takes")
         check_sizes(model, card.input, card.model.name)
+        sizes = probe_sizes(model, card.input)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
     vits = config.int8 != "static" or config.for_tensorrt
     if divide_scores is None:  # ONNX Runtime's fusion takes fp32 alone
@@ -95,20 +102,23 @@ def build(
         graph = WithFeatures(choose_form(model.body, config.fuse, **form), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
+    console.stage(f"converting it to a graph of opset {config.opset}")
     proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
-                    dynamic_size=config.dynamic_size)  # fmt: skip
+                    sizes=sizes)  # fmt: skip
     _check_resize(proto, config)
     del graph
     if config.softmax:
         append_softmax(proto)
     proto.ir_version = config.ir
     if config.dtype != "fp32":
+        console.stage(f"lowering the graph to {config.dtype}")
         plain = copy.deepcopy(proto)
         makers = to_half(proto, config.dtype, keep_io_types=config.keep_io_types)
         check_range(plain, makers, card, images[:_RANGE_IMAGES], dtype=config.dtype, folder=folder,
                     threads=config.threads, static_batch=config.static_batch)  # fmt: skip
         del plain
     elif config.int8:
+        console.stage(f"quantising its products ({config.int8})")
         proto = _quantize(proto, card, config, folder, given)
         mark_rows(proto, clean=config.int8 == "dynamic")
         proto.ir_version = config.ir
@@ -122,7 +132,7 @@ def build(
     if config.file_opset < config.opset:
         lower(proto, ir_version=config.ir)
     nodes = len(proto.graph.node)
-    return File(write(proto, card, folder, facts), model, names, facts, fused, nodes)
+    return File(write(proto, card, folder, facts), model, names, facts, fused, nodes, sizes=sizes)
 
 
 def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:

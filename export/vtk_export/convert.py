@@ -22,6 +22,7 @@ from vtk.fused import fuse, separate_qkv
 from vtk.packages import require
 from vtk_export.attention import four_axes
 from vtk_export.rewrite import complete_norms, reorder_bias, reorder_gelu
+from vtk_export.sizes import Sizes, guard_sizes
 
 
 def is_parallel(model: nn.Module) -> bool:
@@ -89,7 +90,7 @@ def convert(
     static_batch: int | None = None,
     names: Sequence[str] = ("logits",),
     more: Mapping[str, Tensor] | None = None,
-    dynamic_size: bool = False,
+    sizes: Sizes | None = None,
 ) -> onnx.ModelProto:
     """Run torch's exporter, quietly, and return the model with its weights.
 
@@ -100,7 +101,7 @@ def convert(
         static_batch: fixed batch size, None for a symbolic one named ``batch``.
         names: of the outputs.
         more: further inputs, name to an example (batch, …); of a batch of two, or of the fixed size.
-        dynamic_size: leave height and width open, as axes of these names.
+        sizes: leave height and width open, as axes of these names; at others than these sizes the graph fails.
 
     Raises:
         VerificationError: the exporter cannot convert the model.
@@ -108,11 +109,11 @@ def convert(
     require("onnxscript")  # torch's exporter is written in it
     # with a batch of one, torch.export would take the batch for a constant
     # and with a square image, height and width for one number
-    width = 2 * spec.width if dynamic_size else spec.width
+    width = 2 * spec.width if sizes else spec.width
     example = torch.zeros(static_batch or 2, spec.in_chans, spec.height, width)
     inputs = {"pixel_values": example, **(more or {})}
     batch = {} if static_batch else {0: torch.export.Dim("batch")}
-    sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC} if dynamic_size else {}
+    sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC} if sizes else {}
     shapes = tuple({**batch, **(sides if name == "pixel_values" else {})} for name in inputs)
     try:
         with silence(), four_axes():
@@ -133,8 +134,9 @@ def convert(
     reorder_gelu(proto.graph)
     reorder_bias(proto.graph)
     complete_norms(proto.graph)
-    if dynamic_size:
+    if sizes:
         _name_sides(proto.graph)
+        guard_sizes(proto, sizes)
     return proto
 
 

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx
+import torch
 from torch import Tensor
 
 from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
-from vtk.errors import UnavailableError
+from vtk.errors import UnavailableError, VerificationError
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
 from vtk_export.given import Given, judging
@@ -22,7 +23,7 @@ from vtk_export.place import restamp, save
 from vtk_export.precision import ONNX_NAMES
 from vtk_export.preproc import RAW_TYPES
 from vtk_export.raw import Drift, check_drift, measure_drift
-from vtk_export.sizes import other_sizes
+from vtk_export.sizes import odd_sizes, other_sizes, runs
 from vtk_export.verify import (
     GateRow,
     check_rows,
@@ -49,6 +50,7 @@ def gate(
     )  # fmt: skip
     kind = "int8" if file.facts.int8 else file.facts.precision
     limits = LIMITS[kind]
+    console.stage(f"comparing the file with torch at {len(batches)} batch sizes")
     try:
         rows, remarks = verify_values(file.path, file.model, images, batches=batches, threads=config.threads,
                                       names=file.names, limits=limits)  # fmt: skip
@@ -75,6 +77,7 @@ def gate(
     # not the images that it was calibrated on
     chosen = given.calibration[1] if file.facts.int8 == "static" else given.judging
     photographs = Photographs(chosen, config.images, max_pixels=limit)
+    console.stage(f"judging the file on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
     check_judgement(judgement, limits)
@@ -123,7 +126,32 @@ def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, give
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=size) for row in found]
+    if file.sizes is not None:
+        _check_odd_sizes(file, card, config)
     return rows
+
+
+def _check_odd_sizes(file: File, card: Card, config: OnnxConfig) -> None:
+    """Make sure that the file answers where torch does, and nowhere else.
+
+    Raises:
+        VerificationError: it answers images of a size that torch refuses, or refuses some that torch answers.
+    """
+    assert file.sizes is not None
+    spec = card.input
+    with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
+        for height, width in odd_sizes(spec, file.sizes):
+            taken = runs(file.model, spec, (height, width))
+            try:
+                run_session(session, torch.zeros(config.static_batch or 1, spec.in_chans, height, width), file.names)
+            except VerificationError as error:
+                if taken:
+                    raise VerificationError(f"{height}×{width}, which torch takes: {error}") from error
+                continue
+            if not taken:
+                raise VerificationError(
+                    f"the file answers images of {height}×{width} pixels, which torch refuses; leave out --dynamic-size"
+                )
 
 
 def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift | None:

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from vtk import console
+from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
+from vtk.files import write_text
 from vtk.options import expect
+from vtk.packages import require
 from vtk.runtime.facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
-from vtk_export.build import build
+from vtk_export.build import File, build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
 from vtk_export.gate import gate, gate_preproc
@@ -28,6 +31,7 @@ from vtk_export.neighbours import Dependence
 from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
+from vtk_export.readme import README, onnx_page
 from vtk_export.targets import describe_oldest, oldest
 from vtk_export.tensorrt.lint import check, load
 from vtk_export.verify import (
@@ -124,11 +128,15 @@ def export_onnx(
         UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
     """
     expect(config, OnnxConfig, "export_onnx")
+    require("onnxscript", "onnxruntime")
     source = open_and_tell(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()
-    with _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder:
+    with (
+        console.stages(show),
+        _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
@@ -137,6 +145,7 @@ def export_onnx(
         )  # fmt: skip
         if config.with_preproc:
             check_preproc(card.input)
+        console.stage(f"loading {source.name}")
         file = build(source.model(), card, config, folder, images, given)
         if config.for_tensorrt:
             assert config.runtime is not None
@@ -144,8 +153,10 @@ def export_onnx(
         file = gate(file, card, config, images, what, batches, given, show=show)
         drift = None
         if config.with_preproc:
+            console.stage("putting the preprocessing into the graph")
             file = add_preproc(file, card, folder)
             drift = gate_preproc(file, card, config, given)
+        write_page(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
@@ -165,6 +176,16 @@ def export_onnx(
         drift=drift,
         dependence=file.dependence,
     )
+
+
+def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
+    """Write the README.md beside a file."""
+    page = onnx_page(
+        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, in_graph=config.with_preproc,
+        half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
+        sizes=file.sizes, verified=file.facts.verified,
+    )  # fmt: skip
+    write_text(folder / README, page)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, t
 from vtk.nodes import HIDDEN
 from vtk.runtime import digests
 from vtk.runtime.facts import PLAIN, Facts
+from vtk_export.readme import IS_OURS, README
 
 INLINE_LIMIT = 1_800_000_000
 """Bytes of weights above which they go to ``model.onnx.data``: protobuf cannot hold 2 GiB in one message."""
@@ -38,7 +39,7 @@ GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"
 DATA = "model.onnx.data"
 
 MARKS = {
-    "model.onnx": GRAPH, DATA: beside("model.onnx", GRAPH), "model.json": CARD, **LATENCY,
+    "model.onnx": GRAPH, DATA: beside("model.onnx", GRAPH), "model.json": CARD, README: IS_OURS, **LATENCY,
 }  # fmt: skip
 """Everything an export can leave in its folder, and how it is recognised."""
 

@@ -1,14 +1,73 @@
-"""``--dynamic-size``: which other sizes a model takes, and that it takes them."""
+"""``--dynamic-size``: which other sizes a model takes, and a graph that fails at those that it does not take.
 
-from typing import Any
+torch's exporter writes the arithmetic of the model and none of its refusals. A patch embedding of a graph cuts off the
+edge of 36 × 36 at a patch of 8, where timm raises: an answer about another image. So what the model takes is tried on
+it, and a `Reshape` that cannot be done where a side is none of these stands at the graph's input.
+"""
 
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 _STEP = 32  # of convolutional networks: their strides multiply to it
+_MOST = 128
+_REFUSALS = (AssertionError, RuntimeError, ValueError, IndexError, ZeroDivisionError)
+
+
+class Sizes(NamedTuple):
+    """Sizes that a model takes, each for height and width.
+
+    Attributes:
+        step: whole multiples of it.
+        least: the smallest.
+    """
+
+    step: tuple[int, int] = (1, 1)
+    least: tuple[int, int] = (1, 1)
+
+    @property
+    def free(self) -> bool:
+        """Whether the model takes every size."""
+        return max(*self.step, *self.least) == 1
+
+
+def probe_sizes(model: nn.Module, spec: InputSpec) -> Sizes:
+    """Return which sizes a model takes, found by trying one side at a time: refusals are quick, answers are few."""
+    step: list[int] = []
+    least: list[int] = []
+    for axis in (0, 1):
+        own = spec.size[axis]
+        steps = [d for d in range(1, _MOST + 1) if _takes(model, spec, axis, own + d)][:1] or [own]
+        small = [i * steps[0] for i in range(1, own // steps[0] + 1)] or [own]
+        low, high = 0, len(small) - 1
+        while low < high:  # sizes above one that it takes are taken
+            middle = (low + high) // 2
+            low, high = (low, middle) if _takes(model, spec, axis, small[middle]) else (middle + 1, high)
+        step.append(steps[0])
+        least.append(small[high])
+    return Sizes((step[0], step[1]), (least[0], least[1]))
+
+
+def _takes(model: nn.Module, spec: InputSpec, axis: int, side: int) -> bool:
+    size = (side, spec.width) if axis == 0 else (spec.height, side)
+    return runs(model, spec, size)
+
+
+def runs(model: nn.Module, spec: InputSpec, size: tuple[int, int]) -> bool:
+    """Return whether a model takes an image of a size."""
+    try:
+        with torch.inference_mode():
+            model.eval()(torch.zeros(1, spec.in_chans, *size))
+    except _REFUSALS:
+        return False
+    return True
 
 
 def other_sizes(model: nn.Module, spec: InputSpec) -> tuple[tuple[int, int], ...]:
@@ -17,6 +76,57 @@ def other_sizes(model: nn.Module, spec: InputSpec) -> tuple[tuple[int, int], ...
     down, across = patch if isinstance(patch, tuple) else (patch, patch)
     smaller = max(spec.height - down, down), max(spec.width - across, across)
     return (spec.height + down, spec.width), (spec.height, spec.width + 2 * across), smaller
+
+
+def odd_sizes(spec: InputSpec, sizes: Sizes) -> tuple[tuple[int, int], ...]:
+    """Return sizes that a model may refuse: a pixel more, half a step less, and smaller than all that it takes."""
+    (down, across), least = sizes.step, sizes.least
+    found = (spec.height + 1, spec.width), (spec.height, spec.width + across // 2 + 1), (least[0] - 1, spec.width), (
+        spec.height, max(least[1] - down, 1))  # fmt: skip
+    return tuple(size for size in dict.fromkeys(found) if min(size) > 0)
+
+
+def guard_sizes(proto: onnx.ModelProto, sizes: Sizes) -> None:
+    """Let a graph fail at sizes that the model does not take, in place.
+
+    Two numbers, the sides, are reshaped to (2 + r,), where r counts the pixels that are too many or too few; the images
+    then take the shape that they have, from what came of it.
+    """
+    if sizes.free:
+        return
+    graph = proto.graph
+    name = f"images_are_multiples_of_{'x'.join(map(str, sizes.step))}_from_{'x'.join(map(str, sizes.least))}_on"
+
+    def constant(key: str, values: list[int]) -> str:
+        graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"size_{key}"))
+        return f"size_{key}"
+
+    step, least = constant("step", list(sizes.step)), constant("least", list(sizes.least))
+    none, two = constant("none", [0]), constant("two", [2])
+    images = graph.input[0].name
+    nodes = [
+        helper.make_node("Shape", [images], ["size_sides"], start=2, end=4),
+        helper.make_node("Div", ["size_sides", step], ["size_whole"]),
+        helper.make_node("Mul", ["size_whole", step], ["size_covered"]),
+        helper.make_node("Sub", ["size_sides", "size_covered"], ["size_over"]),
+        helper.make_node("Sub", [least, "size_sides"], ["size_lack"]),
+        helper.make_node("Max", ["size_lack", none], ["size_short"]),
+        helper.make_node("Add", ["size_over", "size_short"], ["size_wrong"]),
+        helper.make_node("ReduceSum", ["size_wrong"], ["size_fault"], keepdims=1),
+        helper.make_node("Add", ["size_fault", two], ["size_count"]),
+        helper.make_node("Reshape", ["size_sides", "size_count"], ["size_checked"], name=name),
+        # zero, added to the whole shape: so it stays known that the images have four axes
+        helper.make_node("Sub", ["size_checked", "size_sides"], ["size_change"]),
+        helper.make_node("ReduceSum", ["size_change"], ["size_nothing"], keepdims=1),
+        helper.make_node("Shape", [images], ["size_before"]),
+        helper.make_node("Add", ["size_before", "size_nothing"], ["size_shape"]),
+        helper.make_node("Reshape", [images, "size_shape"], ["size_images"], name="images_of_a_checked_size"),
+    ]
+    for node in graph.node:
+        node.input[:] = ["size_images" if each == images else each for each in node.input]
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def check_sizes(model: nn.Module, spec: InputSpec, name: str) -> None:

@@ -12,15 +12,18 @@ from pathlib import Path
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.files import write_text
 from vtk.options import expect
+from vtk.packages import require
 from vtk_export.config import TasksConfig
 from vtk_export.many.build import GATHERED, Build
 from vtk_export.many.gate import TaskRow, check_task_rows, print_task_rows
-from vtk_export.many.index import COMMAND, known_files, marks, publish
+from vtk_export.many.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
 from vtk_export.many.names import named_packs
 from vtk_export.many.packs import open_members
 from vtk_export.neighbours import Dependence
 from vtk_export.place import workspace
+from vtk_export.readme import README, tasks_page
 from vtk_export.targets import describe_oldest, oldest
 
 
@@ -118,18 +121,24 @@ def export_tasks(
         VerificationError: a file is not what was asked for, or the files share less than the packs do.
     """
     expect(config, TasksConfig, "export_tasks")
+    require("onnxscript", "onnxruntime")
     start = time.perf_counter()
     named = named_packs(packs)
     if len(named) < 2:
         were = "pack was" if len(named) == 1 else "packs were"
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
-    with workspace(
-        config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
-    ) as folder:
+    with (
+        console.stages(show),
+        workspace(
+            config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
+        ) as folder,
+    ):
         built = Build(config, members, None if base is None else Path(base))
         built.convert()
+        console.stage("writing the files")
         built.write(folder)
+        console.stage("comparing the files with torch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
             print_task_rows(rows)
@@ -138,6 +147,11 @@ def export_tasks(
         line = built.measure(folder)
         if show:
             console.say(line)
+        page = tasks_page(
+            {member.name: member.card for member in members}, files=config.form != GATHERED,
+            gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
+        )  # fmt: skip
+        write_text(folder / README, page)
         publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(

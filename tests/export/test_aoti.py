@@ -170,6 +170,27 @@ def test_a_library_that_answers_what_it_was_not_made_for_is_not_kept(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["load.py", "README.md", "example.cpp"])
+def test_a_file_of_the_same_name_by_somebody_else_stays(
+    name: str, packed, fake_compiler, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = fake_compiler()
+    (tmp_path / name).write_text("mine")
+    argv = ["export", "aoti", str(packed.path), "--out", str(tmp_path), "--device", "cpu", "--overwrite"]
+    assert main(argv) == 3 and not compiled
+    assert name in capsys.readouterr().err and [p.name for p in tmp_path.iterdir() if p.is_file()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_an_export_of_version_0_1_in_the_folder_is_replaced(packed, fake_compiler, tmp_path: Path) -> None:
+    fake_compiler()
+    write_file(tmp_path / "model.pt2", packed.card, ("model",))
+    (tmp_path / "model.json").write_text(packed.card.to_json())
+    aoti.export_aoti(open_source(packed.path), AotiConfig(out=tmp_path, device="cpu", threads=1), show=False)
+    assert sorted(p.name for p in tmp_path.iterdir() if not p.name.startswith(".")) == sorted(FILES)
+    assert read_metadata(tmp_path / "model.pt2")["vtk.input"] == "3,32,48"
+
+
 @pytest.mark.parametrize("line,instead", [
     ("images = torch.empty(images.shape, dtype=self.dtype, device=self.device).copy_(images)", "pass"),
     ("images.stride() != strides or images.is_neg()", "images.stride() != strides"),
@@ -306,7 +327,7 @@ def test_half_precision_is_compiled_too(tmp_path: Path) -> None:
     source = _Half("timm", "half", None, card, described=False)
     result = aoti.export_aoti(source, AotiConfig(out=tmp_path, dtype="bf16", device="cpu"), show=False)
     assert min(row.cosine for row in result.rows) < 1 - 1e-7  # it really is another precision
-    backend = load_backend("aoti", open_source(tmp_path), dtype="bf16")
+    backend = load_backend("aoti", open_source(tmp_path / "model.pt2"), dtype="bf16")
     assert backend.run({"pixel_values": torch.zeros(5, 3, 32, 32)})["logits"].dtype == torch.bfloat16
     backend.close()
 

@@ -222,7 +222,7 @@ def test_our_own_backend_runs_any_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "0")
-    source = open_source(compiled)
+    source = open_source(compiled / "model.pt2")
     assert source.card.classes == packed.card.classes
     backend = load_backend("aoti", source, threads=1)
     wanted = expected(packed, images)
@@ -231,10 +231,13 @@ def test_our_own_backend_runs_any_batch(
             assert close(backend.run({"pixel_values": laid})["logits"].numpy(), wanted[:batch])
     backend.close()
     assert "Error" not in capfd.readouterr().err  # the refusals that prove the checks
-    labels = [predicted(where, packed.photos, tmp_path, capfd) for where in (compiled, packed.path)]
+    labels = [predicted(where, packed.photos, tmp_path, capfd) for where in (compiled / "model.pt2", packed.path)]
     assert labels[0] == labels[1] and len(labels[0]) == 6
     options = ["--device", "cpu", "--batch-sizes", "1,3", "--duration", "0.05", "--threads", "1"]
-    assert main(["profile", str(compiled), "--backends", "aoti", "--reference", str(packed.path), *options]) == 0
+    assert (
+        main(["profile", str(compiled / "model.pt2"), "--backends", "aoti", "--reference", str(packed.path), *options])
+        == 0
+    )
     assert "aoti: aotinductor cpu" in capfd.readouterr().out
 
 

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 
 from vtk.__main__ import main
 from vtk.errors import DataError
+from vtk.runtime import digests
 from vtk.runtime.digests import check_archive, content_digest, file_digest
 from vtk.runtime.onnx_file import open_onnx
 
@@ -92,14 +93,16 @@ def test_a_file_is_hashed_again_when_it_changed_and_not_before(export: Export, m
     monkeypatch.setattr("vtk.runtime.digests._RACY_NS", 0)
     open_onnx(path)
     read: list[str] = []
-    monkeypatch.setattr("vtk.runtime.digests._digest", lambda path: read.append(path.name) or "x")
+    inside = digests._inside
+    monkeypatch.setattr(digests, "_inside", lambda proto: (read.append("inside"), inside(proto))[1])
+    monkeypatch.setattr(digests, "_digest", lambda path: read.append(path.name) or "x")
     open_onnx(path)
     assert read == []
     data = path.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes())
     with pytest.raises(DataError, match="damaged"):
         open_onnx(path)
-    assert read == ["model.onnx.data"]
+    assert read == ["inside", "model.onnx.data"]
 
 
 def test_files_of_0_1_have_no_digest_and_are_opened(export: Export) -> None:

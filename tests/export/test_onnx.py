@@ -16,7 +16,7 @@ from vtk_export.config import OnnxCommand
 from vtk_export.onnx import INLINE_LIMIT
 
 Fault = Callable[[onnx.ModelProto], None]
-FILES = ["model.json", "model.onnx"]
+FILES = ["README.md", "model.json", "model.onnx"]
 
 
 def _run(path: Path, images: torch.Tensor) -> np.ndarray:
@@ -216,7 +216,7 @@ def test_large_weights_go_beside_and_leave_nothing_stale(
     monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
     for _ in range(2):
         assert main(argv) == 0
-        assert _names(out) == ["model.json", "model.onnx", "model.onnx.data"]
+        assert _names(out) == ["README.md", "model.json", "model.onnx", "model.onnx.data"]
         images = torch.randn(3, 3, 32, 48)
         with torch.no_grad():
             np.testing.assert_allclose(_run(out, images), packed.model()(images).numpy(), atol=1e-3)
@@ -235,7 +235,7 @@ def test_large_weights_of_every_kind_go_beside_and_the_folder_can_be_moved(
     monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
     out = tmp_path / "out"
     assert main(["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", *argv]) == 0
-    assert _names(out) == ["model.json", "model.onnx", "model.onnx.data"]
+    assert _names(out) == ["README.md", "model.json", "model.onnx", "model.onnx.data"]
     proto = onnx.load(out / "model.onnx", load_external_data=False)
     places = {e.value for t in proto.graph.initializer for e in t.external_data if e.key == "location"}
     assert places == {"model.onnx.data"}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from google.protobuf import text_format
@@ -240,3 +241,25 @@ def test_engines_of_other_options_are_kept_apart_and_where_it_was_asked_for(tmp_
     ]
     assert len(set(found)) == 3
     assert Path(cached(path, engine_cache="/cache/")["trt_engine_cache_path"]).parent == Path("/cache")
+
+
+def test_a_model_that_was_trained_again_does_not_get_the_old_engine(
+    calm: Any, fake_calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtk_export.tensorrt.export.check", lambda proto, target: [])  # timm's graph, not its form
+    argv = ["export", "triton", f"pets={calm.path}", "--backend", "tensorrt", "--out", str(tmp_path), "--threads", "1"]
+
+    def nudge(proto: onnx.ModelProto) -> None:
+        tensor = next(t for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2)
+        values = numpy_helper.to_array(tensor) * np.float32(1 + 1e-5)
+        tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+    found = []
+    for fault in (None, None, nudge):
+        fake_calm(fault)
+        assert main(argv) == 0
+        config = parse((tmp_path / "pets" / "config.pbtxt").read_text(encoding="utf-8"))
+        (engine,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+        found.append((engine.parameters["trt_engine_cache_path"], engine.parameters["trt_engine_cache_prefix"]))
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])

@@ -1,5 +1,6 @@
 """``--dynamic-size``: files that take several sizes, against timm, and models that take one."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from vtk_export.build import _check_resize
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import _name_sides
 from vtk_export.onnx import export_onnx
-from vtk_export.sizes import check_sizes, other_sizes
+from vtk_export.sizes import Sizes, check_sizes, other_sizes, probe_sizes
 
 
 class Dynamic(Source):
@@ -118,3 +119,91 @@ def test_a_run_time_that_cannot_resample_is_refused(dynamic: Any) -> None:
 def test_a_size_of_its_own_and_any_size_contradict_each_other() -> None:
     with pytest.raises(UsageError, match="--dynamic-size opens it"):
         OnnxConfig(out=Path("y"), dynamic_size=True, with_preproc=True)
+
+
+def fails(session: Any, size: tuple[int, int], batch: int = 2) -> bool:
+    try:
+        session.run(None, {"pixel_values": np.zeros((batch, 3, *size), np.float32)})
+    except Exception as error:
+        return "images_are_multiples_of_16x16" in str(error) or "Invalid" in str(error) or "size" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("optimise", [True, False])
+def test_sizes_that_timm_refuses_end_the_run_with_an_error(dynamic: Any, optimise: bool) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if not optimise:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(dynamic.path, options, providers=["CPUExecutionProvider"])
+    model = Dynamic.model(dynamic)
+    for size in ((36, 32), (32, 36), (33, 33), (31, 32), (15, 32), (32, 1), (40, 24), (0, 32), (8, 8), (17, 96)):
+        with pytest.raises((AssertionError, RuntimeError)):
+            model(torch.zeros(2, 3, *size))
+        assert fails(session, size), size
+    for size in ((16, 16), (16, 48), (64, 32)):
+        assert not fails(session, size), size
+
+
+KINDS: dict[str, tuple[str, dict[str, Any], Sizes]] = {
+    "patch of 8": ("vit_tiny_patch16_224", {"patch_size": 8, "img_size": 96}, Sizes((8, 8), (8, 8))),
+    "padded": ("vit_tiny_patch16_224", {"img_size": 96, "dynamic_img_pad": True}, Sizes()),
+    "hybrid": ("vit_tiny_r_s16_p8_224", {"img_size": 96}, Sizes((1, 1), (29, 29))),
+    "windows": (
+        "swin_tiny_patch4_window7_224",
+        {"img_size": 96, "window_size": 3, "depths": (1, 1), "num_heads": (2, 2), "embed_dim": 16,
+         "strict_img_size": False},
+        Sizes((4, 4), (4, 4)),
+    ),
+    "convolutions": ("test_resnet", {}, Sizes()),
+    "a stem of strides": ("test_convnext", {}, Sizes((1, 1), (32, 32))),
+}  # fmt: skip
+
+
+def varied(kind: str) -> nn.Module:
+    name, kwargs, _ = KINDS[kind]
+    small = {"depth": 1, "embed_dim": 32, "num_heads": 2, "dynamic_img_size": True} if name.startswith("vit") else {}
+    torch.manual_seed(0)
+    return timm.create_model(name, num_classes=3, **small, **kwargs).eval()
+
+
+_QUICK = ("patch of 8", "windows")
+_BY_COST = [kind if kind in _QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", _BY_COST)
+def test_what_sizes_a_model_takes_is_found_by_trying(kind: str) -> None:
+    assert probe_sizes(varied(kind), InputSpec(96, 96)) == KINDS[kind][2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_graph_answers_exactly_the_sizes_that_timm_answers(kind: str, tmp_path: Path) -> None:
+    model = varied(kind)
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    card = Card(ModelSpec(kind), InputSpec(96, 96), ("a", "b", "c"))
+
+    class Held(Source):
+        def model(self) -> nn.Module:
+            return copy.deepcopy(model)
+
+    config = OnnxConfig(out=tmp_path / "out", dynamic_size=True, threads=1)
+    made = export_onnx(Held("timm", kind, None, card, described=False), config, show=False)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(made.path, options, providers=["CPUExecutionProvider"])
+    for size in ((96, 96), (97, 96), (64, 100), (36, 44), (28, 96), (7, 7), (31, 64), (96, 3), (128, 40)):
+        images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+        try:
+            with torch.no_grad():
+                expected = model(images).numpy()
+        except (AssertionError, RuntimeError):
+            expected = None
+        try:
+            found = session.run(None, {"pixel_values": images.numpy()})[0]
+        except Exception:
+            found = None
+        assert (found is None) == (expected is None), size
+        if expected is not None:
+            np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max(), rtol=0, err_msg=str(size))

@@ -1,6 +1,7 @@
 """The models that a server runs, with the server's module replaced by a few lines; and the repository of a bank."""
 
 import dataclasses
+import hashlib
 import io
 import json
 import re
@@ -181,6 +182,38 @@ def test_packed_weights_are_kept_once_for_all_tasks_and_made_once(load: Load, tm
     files["c"].write_bytes(files["b"].read_bytes())
     assert prepack.prepare(files, tmp_path / "cache")["a"].parent != folder
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_packed_weights_of_other_data_beside_a_model_are_made_anew(load: Load, tmp_path: Path) -> None:
+    """Two packs of one architecture have equal graphs: what differs lies in ``model.onnx.data``."""
+    prepack = sys.modules["vtk_prepack"]
+    found = {}
+    for factor in (1.0, 2.0):
+        version = tmp_path / str(factor)
+        (path,) = write_tasks(version, {"a": factor}).values()
+        onnx.save_model(onnx.load(path), path, save_as_external_data=True, location="model.onnx.data")
+        found[factor] = path.read_bytes(), prepack.prepare({"a": path}, tmp_path / "cache")["a"]
+    (graph, made), (same, other) = found.values()
+    assert graph == same and made != other
+    weights = [(path.parent / "weights").read_bytes() for path in (made, other)]
+    assert weights[0] != weights[1]
+
+
+def test_files_that_are_not_those_of_the_index_are_not_served(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VTK_PREPACKED", str(tmp_path / "cache"))
+    version = tmp_path / "m" / "1"
+    files = write_tasks(version, {"a": 1.0})
+    index = json.loads((version / "tasks.json").read_text())
+    index["sha256"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files.values()}
+    (version / "tasks.json").write_text(json.dumps(index))
+    told = {"model_repository": str(tmp_path / "m"), "model_version": "1", "model_config": "{}", "model_name": "m"}
+    load("tasks_model").TritonPythonModel().initialize(told)
+    data = files["a"].read_bytes()
+    files["a"].write_bytes(data[:2000] + bytes(4000) + data[6000:])
+    with pytest.raises(ValueError, match=r"a\.onnx is damaged or absent"):
+        load("tasks_model").TritonPythonModel().initialize(told)
 
 
 def test_what_is_no_external_tensor_stays_byte_for_byte(load: Load) -> None:

@@ -81,7 +81,7 @@ def test_a_path_is_not_broken_where_the_table_is_too_wide(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a file the table is as wide as it has to be; on a terminal the path has a line of its own."""
-    path, rest = "/data/" + "folder/" * 10 + "task", ("vit_small_patch16_224", 3)
+    path, rest = "/data/" + "folder/" * 20 + "task", ("vit_small_patch16_224", 3)
     console.table("packs", ("pack", "model", "classes"), [(path, *rest)], left=(0, 1))
     title, head, row = capsys.readouterr().out.splitlines()
     assert row.split() == [path, *map(str, rest)] and head.index("model") == row.index("vit_") and title == "packs"

@@ -11,7 +11,7 @@ any batch up to 4096, holds its weights and its card, and needs none of this too
 release, this kind of device and this CPU's instruction set.
 
 Compiled code does not look at what it is given, so load it with DIR/load.py, or as DIR/example.cpp does; DIR/README.md
-says how. `vtk profile`, `vtk eval` and `vtk predict` take the folder.
+says how. `vtk profile`, `vtk eval` and `vtk predict` take the file.
 
 load.py and the compiled code are run in a process of their own, at batch sizes 1, 2, 3, 7 and 16 on different images in
 ten memory layouts, and compared with torch in fp32; images of other types, sizes and numbers must be refused. What

@@ -89,10 +89,9 @@ def _compare(config: ProfileCommand) -> int:
     old, new = config.compare
     found = compare_profiles(Path(old), Path(new))
     print_comparison(found, config.compare)
-    failed = [] if config.fail_above is None else found.regressions(config.fail_above)
-    for change in failed:
-        told = change.verdict if change.growth is None else f"{100 * change.growth:+.1f} %"
-        console.warn(f"{change.backend} batch {change.batch}: {told}, allowed {config.fail_above:g} %")
+    failed = [] if config.fail_above is None else found.failures(config.fail_above)
+    for text in failed:
+        console.warn(text)
     console.emit_json({**found.to_dict(), "failed": len(failed)})
     return 4 if failed else 0
 

@@ -102,12 +102,13 @@ def run_merge(argv: list[str]) -> int:
         MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
         examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
     )  # fmt: skip
+    from vtk.tasks.checkpoint_readme import page_beside
     from vtk.tasks.merge import merge_task
     from vtk.tasks.plain import plain_call
 
     task = merge_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size = config.out.stat().st_size
-    console.say(f"wrote {config.out} ({console.size(size)})")
+    console.say(f"wrote {config.out} ({console.size(size)}) and {page_beside(config.out)}, which says how it is used")
     try:
         code = plain_call(task.card).code(repr(str(config.out)))
         console.say("plain timm loads it with", *code.splitlines())
@@ -116,6 +117,7 @@ def run_merge(argv: list[str]) -> int:
         console.warn(f"not for plain timm: {error}")
     console.emit_json({
         "path": str(config.out), "file_bytes": size, "classes": list(task.card.classes), "timm_code": code,
+        "readme": str(page_beside(config.out)),
     })  # fmt: skip
     return 0
 

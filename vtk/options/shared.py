@@ -121,7 +121,7 @@ Dtype = Annotated[
 KeepIoTypes = Annotated[bool, Option("inputs and outputs stay fp32 whatever the --dtype", "format")]
 Int8 = Annotated[
     Literal["dynamic", "static"] | None,
-    Option("int8: dynamic, for CPU servers; static, calibrated on --data, for GPUs", "format", often=True),
+    Option("int8: dynamic, for CPUs, one image a call; static, calibrated on --data", "format", often=True),
 ]
 CalibrationImages = Annotated[int, Option("--int8 static: images of --data to calibrate on", "format", least=1)]
 Softmax = Annotated[bool, Option("the output is `probabilities` instead of `logits`", "format")]

@@ -12,11 +12,16 @@ from vtk_export.limits import LEAST_COSINE, RELATIVE_BOUND
 DISTINCT = 32
 """Different images; larger batches repeat them in turn: the reference stays cheap and every row is compared."""
 
+LEAST_DISTINCT = 4
+"""Also of a batch of one: its calls take turns with different images, so that an answer to the last one is seen."""
+
 MIN_COSINE = {"fp16": 0.9999, "bf16": 0.999, "int8": 0.7, "tf32": 0.9999, "raw": LEAST_COSINE}
 """Least cosine of a row of logits with its reference; bf16 has 3 bits fewer than fp16. fp32: `RELATIVE_BOUND`.
 
 An int8 file's only finds a wrong one: what it costs in accuracy is measured by its export and by ``vtk eval``. TF32 has
 the mantissa of fp16. ``raw`` is a file with preprocessing against Pillow's: some pixels differ by a level."""
+
+_LEAST_FP32, _LEAST_HALF = math.log(1e-20), math.log(1e-4)
 
 _CHUNK = 8  # images per reference call: little memory, and another batch size than most that are measured
 
@@ -86,7 +91,7 @@ def judge_rows(got: Tensor, want: Tensor, precision: str, scale: float) -> tuple
         return differ <= RELATIVE_BOUND * scale, differ  # not so for NaN
     a, b = got.double(), want.double()
     along = F.cosine_similarity(a, b, dim=-1) >= least
-    # a cosine does not see a factor: the length of the difference may be twice that of two rows of one length at `least`
+    # a cosine sees no factor: a difference may be twice as long as that of two rows of one length at `least`
     near = (a - b).norm(dim=-1) <= 2 * math.sqrt(2 * (1 - least)) * b.norm(dim=-1)
     # the cosine of two zero rows is 0
     return (along & near) | (differ == 0), differ
@@ -105,6 +110,26 @@ def _own_classes(got: Tensor, want: Tensor, reference: Tensor) -> tuple[Tensor, 
         return got, want, reference
     agreed = padding & (got <= torch.finfo(torch.float16).min)
     return got.masked_fill(agreed, 0), want.masked_fill(padding, 0), reference.masked_fill(reference == lowest, 0)
+
+
+def gives_probabilities(backend: object) -> bool:
+    """Return whether a back-end gives no logits but the logarithms of its file's probabilities in their place."""
+    outputs = getattr(backend, "outputs", ())
+    return "probabilities" in outputs and "logits" not in outputs
+
+
+def centred(logits: Tensor, *, half: bool) -> Tensor:
+    """Return what logits (B, classes) and the logarithms of their softmax have in common, fp32, CPU.
+
+    A softmax keeps only the differences of logits, so the mean of each row is taken away; and what a small probability
+    was is lost in its number format, so all below a floor count as the floor.
+
+    Args:
+        logits: or logarithms of probabilities.
+        half: the probabilities were fp16 or bf16 numbers.
+    """
+    known = logits.detach().to("cpu", torch.float32).log_softmax(-1).clamp_min(_LEAST_HALF if half else _LEAST_FP32)
+    return known - known.mean(-1, keepdim=True)
 
 
 def batch_of(rows: Tensor, size: int) -> Tensor:

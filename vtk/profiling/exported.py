@@ -64,11 +64,9 @@ def profile_onnx(
     Returns:
         As of `profile_export`.
     """
-    # probabilities do not say what the logits were, only how they differ
-    reference = None if getattr(config, "softmax", False) else source
     chosen = onnx_backends(config.dtype) if backends is None else backends
     return profile_export(
-        path, config.profile, backends=chosen, precision=config.dtype, threads=config.threads, reference=reference,
+        path, config.profile, backends=chosen, precision=config.dtype, threads=config.threads, reference=source,
         shown=shown,
     )  # fmt: skip
 

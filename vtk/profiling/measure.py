@@ -4,12 +4,15 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
 from vtk.errors import VtkError
-from vtk.profiling.compare import Difference, batch_of, compare
+from vtk.profiling.calls import MIN_RUNS, WARMUP_S, first_line, time_calls, warm_up
+from vtk.profiling.compare import Difference, batch_of, centred, compare, gives_probabilities
+from vtk.profiling.counted import count_memory
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import Holdings, PeakMemory, available_bytes, is_out_of_memory, release
 from vtk.profiling.nvml import Meter, energy_per_image
@@ -18,7 +21,6 @@ from vtk.profiling.stats import PERCENTILES, runs_needed, spread, summarise
 from vtk.profiling.watch import Compilations
 from vtk.runtime.backend import Backend, least_images, most_images
 
-MIN_RUNS = 10
 WINDOW_RUNS = 4
 WINDOWS = 3
 """A cell has at least so many windows of at least `WINDOW_RUNS` calls each, and is judged by the last of them."""
@@ -26,9 +28,8 @@ WINDOWS = 3
 WINDOW_S, WINDOW_SHARE = 0.5, 20
 """A window takes half a second, or a twentieth of the cell's duration if that is less; longer if its calls do."""
 
-WARMUP_RUNS = 3
-WARMUP_S = 0.5
-"""Untimed calls before every cell: at least 3 of them and half a second (or the cell's duration, if shorter)."""
+VARIANTS = 2
+"""Batches of different images that calls take turns with."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Plan:
         duration_s: most timed seconds per cell.
         stability: fraction within which the medians of the last windows agree in a stable cell.
         h2d: whether copies from and to the host are timed.
+        probabilities: `reference` holds logarithms of probabilities.
     """
 
     inputs: Inputs
@@ -51,6 +53,7 @@ class Plan:
     duration_s: float
     stability: float = 0.03
     h2d: Literal["in", "out"] = "out"
+    probabilities: bool = False
 
     def enough(self, runs: int, timed_s: float) -> bool:
         """Return whether a stable cell may end: it has the runs for the highest percentile its duration has room for.
@@ -66,18 +69,24 @@ class Plan:
 class CellRun:
     """A cell while it is measured; `prepare`, then `window` until `over`, then `finish`.
 
-    A wrong output or too little memory ends it with a status; no step raises for them.
+    Calls take turns with different images, and the last output of every window is compared, when the window is over: a
+    back-end that reuses its buffers, or keeps answers, can be right at first and wrong when it is busy. A wrong output
+    or too little memory ends the cell with a status; no step raises for them.
 
     Attributes:
         cell: what is known so far.
         over: nothing more is to be timed.
     """
 
-    def __init__(self, backend: Backend, batch: int, plan: Plan, holdings: Holdings | None = None) -> None:
-        self.backend, self.batch, self.plan, self.holdings = backend, batch, plan, holdings
+    def __init__(
+        self, backend: Backend, batch: int, plan: Plan, holdings: Holdings | None = None, file: Path | None = None
+    ) -> None:
+        self.backend, self.batch, self.plan, self.holdings, self.file = backend, batch, plan, holdings, file
         self.cell = Cell(batch, load_s=backend.load_s)
         self.over = False
-        self._inputs: dict[str, Tensor] = {}
+        self._inputs: list[dict[str, Tensor]] = []
+        self._turn = -1
+        self._last: Tensor | None = None
         self._windows: list[list[float]] = []
         self._peaks: list[int] = []
         self._meter = Meter(backend.device)
@@ -105,37 +114,53 @@ class CellRun:
             self._guard(self._finish)
         with self._charged():
             self._inputs.clear()
+            self._last = None
         return self.cell
 
     def call(self) -> Tensor:
-        """Run once; may return before the device is done."""
-        if self.plan.h2d == "out":
-            return self.backend.run(self._inputs)["logits"]
-        device = self.backend.device
-        inputs = {name: value.to(device, non_blocking=True) for name, value in self._inputs.items()}
-        return self.backend.run(inputs)["logits"].to("cpu")
+        """Run once, with other images than the call before; may return before the device is done."""
+        self._turn += 1
+        inputs = self._inputs[self._turn % VARIANTS]
+        if self.plan.h2d == "in":
+            device = self.backend.device
+            inputs = {name: value.to(device, non_blocking=True) for name, value in inputs.items()}
+        self._last = self.backend.run(inputs)["logits"]
+        if self.plan.h2d == "in":
+            self._last = self._last.to("cpu")
+        return self._last
 
     def _prepare(self) -> None:
         given = self.plan.inputs
-        rows = {given.name: given.images, **given.more}
-        need, free = self.batch * given.images[0].nbytes, available_bytes(self.backend.device)
+        need, free = VARIANTS * self.batch * given.images[0].nbytes, available_bytes(self.backend.device)
         if need > free:
             raise MemoryError(f"the images alone take {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
-        on_host = self.plan.h2d == "in"
-        for name, distinct in rows.items():
-            made = batch_of(distinct, self.batch)
-            if made.is_floating_point():
-                made = made.to(self.backend.dtype)
-            if on_host and self.backend.device.type == "cuda":
-                made = made.pin_memory()
-            self._inputs[name] = made if on_host else made.to(self.backend.device)
+        self._inputs = [self._images(variant) for variant in range(VARIANTS)]
         self.backend.synchronize()
         start = time.perf_counter()
-        output = self.call()
+        self.call()
         self.backend.synchronize()
         self.cell = replace(self.cell, first_s=time.perf_counter() - start)
-        if self._compared(output):
-            warm_up(self.call, self.backend.synchronize, min(WARMUP_S, self.plan.duration_s))
+        if not self._compared():
+            return
+        if self.backend.device.type == "cpu":
+            self._last = None  # what is freed in the call must have been allocated in it
+            counted = count_memory(self.backend, self.call, self._inputs[0], self.file)
+            self.cell = replace(self.cell, weight_bytes=counted.weights, activation_bytes=counted.activations)
+        warm_up(self.call, self.backend.synchronize, min(WARMUP_S, self.plan.duration_s))
+        self._compared("right at first, in the warm-up ")
+
+    def _images(self, variant: int) -> dict[str, Tensor]:
+        """Return a batch whose every row is another image than in the other variants'."""
+        given, on_host = self.plan.inputs, self.plan.h2d == "in"
+        made: dict[str, Tensor] = {}
+        for name, distinct in {given.name: given.images, **given.more}.items():
+            value = batch_of(distinct.roll(-variant, 0), self.batch)
+            if value.is_floating_point():
+                value = value.to(self.backend.dtype)
+            if on_host and self.backend.device.type == "cuda":
+                value = value.pin_memory()
+            made[name] = value if on_host else value.to(self.backend.device)
+        return made
 
     def _window(self, alone: bool) -> None:
         if not alone:
@@ -154,6 +179,8 @@ class CellRun:
         memory, after = peak.stop(), self._meter.read()
         if memory is not None:
             others = 0 if self.holdings is None else self.holdings.of_others(self.backend.name)
+            if self.backend.device.type == "cuda" and self.plan.h2d == "out":  # the images of the other turns
+                others += sum(value.nbytes for inputs in self._inputs[1:] for value in inputs.values())
             self._peaks.append(max(0, memory - others))
         if before.energy_j is not None and after.energy_j is not None:
             self._joules = (self._joules or 0.0) + after.energy_j - before.energy_j
@@ -165,26 +192,35 @@ class CellRun:
             self.cell, windows=len(self._windows), spread=differ, stable=stable, clock_before_mhz=first,
             clock_after_mhz=after.clock_mhz, recompiles=self.cell.recompiles + recompiles,
         )  # fmt: skip
+        if not self._compared("right at first, in the timed runs "):
+            return
         runs, timed = sum(map(len, self._windows)), sum(map(sum, self._windows))
         done = timed >= self.plan.duration_s or (bool(stable) and self.plan.enough(runs, timed))
         self.over = done and len(self._windows) >= WINDOWS and runs >= MIN_RUNS
 
     def _finish(self) -> None:
-        # a back-end that reuses its buffers can be right once and wrong later
-        output = self.call()
-        self.backend.synchronize()
-        if not self._compared(output, "right at first, after the timed runs "):
-            return
+        for _ in range(VARIANTS):
+            self.call()
+            self.backend.synchronize()
+            if not self._compared("right at first, after the timed runs "):
+                return
         seconds = [s for window in self._windows for s in window]
+        peak, cuda = max(self._peaks, default=None), self.backend.device.type == "cuda"
         energy = energy_per_image(self._joules, sum(seconds), self.batch * len(seconds))
         self.cell = replace(
             self.cell, **vars(summarise(seconds, self.batch)), energy_per_image_j=energy,
-            peak_memory_bytes=max(self._peaks, default=None),
+            peak_memory_bytes=peak if cuda else None, process_bytes=None if cuda else peak,
         )  # fmt: skip
 
-    def _compared(self, output: Tensor, when: str = "") -> bool:
+    def _compared(self, when: str = "") -> bool:
+        """Hold the last call's output against the reference of its images."""
+        assert self._last is not None
         kind = getattr(self.backend, "arithmetic", "") or self.plan.precision
-        found: Difference = compare(output, self.plan.reference, kind)
+        got, want = self._last, self.plan.reference.roll(-(self._turn % VARIANTS), 0)
+        if self.plan.probabilities or gives_probabilities(self.backend):
+            half = self.backend.dtype.itemsize == 2
+            got, want = centred(got, half=half), centred(want, half=half)
+        found: Difference = compare(got, want, kind)
         if found.ok:
             worst = max(found.max_diff or 0.0, self.cell.max_diff or 0.0)
             self.cell = replace(self.cell, max_diff=worst, tolerance=found.tolerance)
@@ -215,42 +251,4 @@ class CellRun:
         self.cell = replace(self.cell, status=status, reason=reason)
         self.over = True
         self._inputs.clear()
-
-
-def warm_up(
-    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, runs: int = WARMUP_RUNS
-) -> None:
-    """Call at least ``runs`` times and ``duration_s`` seconds, until caches, clocks and autotuners have settled."""
-    end = time.perf_counter() + duration_s
-    done = 0
-    while done < runs or time.perf_counter() < end:
-        call()
-        synchronize()
-        done += 1
-
-
-def time_calls(
-    call: Callable[[], object], synchronize: Callable[[], None], duration_s: float, *, least: int = MIN_RUNS
-) -> list[float]:
-    """Return the wall time in seconds of each call, from start until the device is done.
-
-    Stops after ``duration_s`` seconds, but not before ``least`` calls.
-    """
-    clock = time.perf_counter
-    seconds: list[float] = []
-    synchronize()
-    end = clock() + duration_s
-    while True:
-        start = clock()
-        call()
-        synchronize()
-        now = clock()
-        seconds.append(now - start)
-        if now >= end and len(seconds) >= least:
-            return seconds
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, short enough for a table."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= 200 else text[:199] + "…"
+        self._last = None

@@ -1,4 +1,4 @@
-"""Peak memory of a measurement, free memory, and what running out of it looks like."""
+"""Peak memory of a measurement, free memory, and the errors of running out of it."""
 
 import contextlib
 import ctypes
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import torch
+
+from vtk.profiling.counted import NOTE
 
 _PROC = Path("/proc/self")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -24,11 +26,7 @@ _SIGNS = (
 
 
 class PeakMemory:
-    """Peak memory between `start` and `stop`, in bytes.
-
-    On CUDA the peak of torch's allocator, for back-ends that use it. On a Linux CPU the peak resident size of the whole
-    process, weights and libraries included, reset by the kernel's ``clear_refs``. Elsewhere unknown.
-    """
+    """Bytes at most between `start` and `stop`: of torch's CUDA allocator, or of this whole process on a Linux CPU."""
 
     def __init__(self, device: torch.device, *, torch_allocator: bool) -> None:
         self.device, self.torch_allocator = device, torch_allocator
@@ -55,10 +53,10 @@ class PeakMemory:
 
 
 class Holdings:
-    """What each of several loaded back-ends has added to memory, so that one's peak can leave out the others'.
+    """What each of several loaded back-ends holds of torch's CUDA allocator, so that one's peak leaves out the others'.
 
-    Exact for torch's CUDA allocator. On a CPU it is the growth of the process, which libraries that two back-ends share
-    count to the one that came first.
+    The allocator keeps an exact account. A CPU has none, and differences of a process's memory are none: there nothing
+    is charged.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,26 +66,28 @@ class Holdings:
     @contextlib.contextmanager
     def charge(self, name: str) -> Iterator[None]:
         """Put what memory grows (or shrinks) by in this block to the account of ``name``."""
-        before = _in_use(self.device)
+        before = self._in_use()
         try:
             yield
         finally:
-            self._bytes[name] += _in_use(self.device) - before
+            self._bytes[name] += self._in_use() - before
 
     def of_others(self, name: str) -> int:
         """Return what all back-ends but ``name`` hold."""
         return max(0, sum(self._bytes.values()) - self._bytes[name])
 
+    def _in_use(self) -> int:
+        return int(torch.cuda.memory_allocated(self.device)) if self.device.type == "cuda" else 0
+
 
 def describe(device: torch.device, *, together: bool = False) -> str:
-    """Say in one line what the memory column means on ``device``; ``together``: with several back-ends loaded."""
+    """Say in one line what the memory columns mean on ``device``; ``together``: with several back-ends loaded."""
     if device.type == "cuda":
         less = ", less what the other loaded back-ends hold" if together else ""
         return f"peak of torch's CUDA allocator{less} (– for back-ends that do not use it)"
-    if sys.platform.startswith("linux"):
-        less = ", less about what the other loaded back-ends added (exact: --order sequential)" if together else ""
-        return f"peak resident memory of the whole process{less}"
-    return "not known on this system"
+    others = ", the other loaded back-ends too" if together else ""
+    whole = f"; process: peak resident memory of all of it{others}" if sys.platform.startswith("linux") else ""
+    return f"{NOTE}{whole}"
 
 
 def release(device: torch.device, *, collect: bool = False) -> None:
@@ -126,13 +126,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return any(sign in text for sign in _SIGNS)
-
-
-def _in_use(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.memory_allocated(device))
-    release(device)  # what was freed and is kept by the C library for later is held by nobody
-    return int(psutil.Process().memory_info().rss)
 
 
 def _high_water() -> int | None:

@@ -1,6 +1,7 @@
 """The work of an ONNX file for one image, counted from its graph."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -34,7 +35,7 @@ def _count(proto: ModelProto, shape: tuple[int, ...] | None) -> Work | None:
         _drop_preprocessing(proto, shape)
     weights = {tensor.name: list(tensor.dims) for tensor in proto.graph.initializer}
     parameters = sum(math.prod(dims) for dims in weights.values())
-    light = _without_data(proto)
+    light = without_data(proto)
     try:
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, ValueError):
@@ -91,8 +92,13 @@ def _drop_preprocessing(proto: ModelProto, shape: tuple[int, ...]) -> None:
     proto.graph.initializer.extend(weights)
 
 
-def _without_data(proto: ModelProto) -> ModelProto:
-    """Return a copy whose large weights are inputs, for a batch of one: inference needs shapes, not values."""
+def without_data(proto: ModelProto, shapes: Mapping[str, tuple[int, ...]] | None = None) -> ModelProto:
+    """Return a copy whose large weights are inputs: inference needs shapes, not values.
+
+    Args:
+        proto: the model.
+        shapes: of its inputs; a batch of one where there are none.
+    """
     light = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     light.graph.name = "shapes"
     light.graph.node.extend(proto.graph.node)
@@ -100,7 +106,11 @@ def _without_data(proto: ModelProto) -> ModelProto:
     light.graph.input.extend(proto.graph.input)
     for value in (*light.graph.input, *light.graph.output):
         dims = value.type.tensor_type.shape.dim
-        if dims and not dims[0].HasField("dim_value"):
+        if shapes is not None and value.name in shapes:
+            for dim, size in zip(dims, shapes[value.name], strict=False):
+                dim.ClearField("dim_param")
+                dim.dim_value = size
+        elif dims and not dims[0].HasField("dim_value"):
             dims[0].ClearField("dim_param")
             dims[0].dim_value = 1
     known = {value.name for value in light.graph.input}

@@ -24,7 +24,7 @@ def latency_png(result: ProfileResult, *, stacked: bool = False) -> bytes:
     from matplotlib.figure import Figure
 
     panels = [_latency, _throughput]
-    panels += [_memory] if any(c.peak_memory_bytes for _, c in result.cells() if c.status == "ok") else []
+    panels += [_memory] if any(c.memory_bytes for _, c in result.cells() if c.status == "ok") else []
     panels += [_roofline] if any(c.roofline is not None for _, c in result.cells()) else []
     columns = 1 if stacked else 2
     rows = -(-len(panels) // columns)
@@ -89,12 +89,13 @@ def _throughput(axes: Any, result: ProfileResult) -> None:
 
 def _memory(axes: Any, result: ProfileResult) -> None:
     for colour, marker, backend, cells in _curves(result):
-        known = [c for c in cells if c.peak_memory_bytes is not None]
-        _draw(axes, known, [(c.peak_memory_bytes or 0) / 1e6 for c in known], colour, marker, backend.name)
-    axes.set(title="peak memory", ylabel="MB")
+        known = [c for c in cells if c.memory_bytes is not None]
+        _draw(axes, known, [(c.memory_bytes or 0) / 1e6 for c in known], colour, marker, backend.name)
+    counted = any(c.activation_bytes is not None for _, c in result.cells())
+    axes.set(title="memory: weights and activations, counted" if counted else "peak memory", ylabel="MB")
     if _batch_axis(axes, result):
-        most = max(c.peak_memory_bytes or 0 for _, _, _, cells in _curves(result) for c in cells)
-        axes.set_ylim(0, 1.08 * max(most / 1e6, 1.0))  # equal numbers would lie on the frame
+        most = max(c.memory_bytes or 0 for _, _, _, cells in _curves(result) for c in cells)
+        axes.set_ylim(0, 1.08 * max(most / 1e6, 0.01))  # equal numbers would lie on the frame
 
 
 def _roofline(axes: Any, result: ProfileResult) -> None:

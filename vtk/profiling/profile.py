@@ -15,7 +15,7 @@ from vtk.models.devices import resolve_device
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling import ceilings
-from vtk.profiling.compare import DISTINCT, remarks
+from vtk.profiling.compare import DISTINCT, LEAST_DISTINCT, centred, remarks
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import make_inputs
 from vtk.profiling.machine import device_name, versions
@@ -23,7 +23,7 @@ from vtk.profiling.measure import Plan
 from vtk.profiling.memory import describe
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
-from vtk.profiling.session import FILES, Answers, Loader, Session
+from vtk.profiling.session import FILES, Answers, Loader, Session, fits
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backend import load_backend
 from vtk.runtime.opening import open_and_tell
@@ -120,11 +120,12 @@ def run(
     try:
         with Session(config, source, load, device, threads, reference) as session:
             session.prepare(names)
-            count = min(DISTINCT, max(config.batch_sizes))
+            count = max(LEAST_DISTINCT, min(DISTINCT, max(config.batch_sizes)))
             inputs = make_inputs(source, count, seed=config.seed, tasks=len(source.tasks))
             against = session.reference(inputs)
             plan = Plan(
-                inputs, against.logits, against.kind, config.duration, config.stability / 100, config.h2d
+                inputs, against.logits, against.kind, config.duration, config.stability / 100, config.h2d,
+                against.probabilities,
             )  # fmt: skip
             groups = [list(names)] if config.order == "interleaved" else [[name] for name in names]
             total = len(names) * len(config.batch_sizes)
@@ -138,6 +139,7 @@ def run(
     finally:
         torch.set_num_threads(before)
     work = _work(source, shape)
+    shown = centred(against.logits, half=False) if against.probabilities else against.logits
     repeated = ", repeated in larger batches" if max(config.batch_sizes) > DISTINCT else ""
     return ProfileResult(
         source=name or source.name,
@@ -153,7 +155,7 @@ def run(
         inputs=f"{inputs.what}{repeated}, {_COPIED if config.h2d == 'in' else _RESIDENT}",
         order=_ORDERS[config.order],
         memory=describe(device, together=config.order == "interleaved" and len(names) > 1),
-        remarks=(*remarks(against.logits), *against.cautions),
+        remarks=(*remarks(shown, against.kind), *against.cautions),
         backends=tuple(_against(backend, str(device), config.precision, work, limits) for backend in backends),
         budget_ms=config.budget_ms,
         h2d=config.h2d,
@@ -168,12 +170,12 @@ def run(
 
 
 def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
-    """Return the back-ends measured when none is named, for a ``kind`` of source."""
+    """Return the back-ends measured when none is named: those that fit a ``kind`` of source."""
     if kind in ONE_WAY:
         return (kind,)
-    if device.type == "cuda":
-        return ("eager", "compile", "fused", "fused+graph", "ort-cuda")
-    return ("eager", "compile", "fused", "ort-cpu")
+    cuda = device.type == "cuda"
+    names = ("eager", "compile", "fused", *(("fused+graph", "ort-cuda") if cuda else ("ort-cpu",)))
+    return tuple(name for name in names if fits(name, kind))
 
 
 def find_ceilings(config: ProfileConfig, device: torch.device, threads: int) -> Ceilings | None:

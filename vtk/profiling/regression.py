@@ -1,9 +1,10 @@
 """Two profiles of the same thing: what became slower, what became faster."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from vtk import console
 from vtk.profiling.result import Cell, ProfileResult
@@ -11,7 +12,7 @@ from vtk.profiling.result import Cell, ProfileResult
 SMALL = 0.03
 """A change below this fraction is not called one: medians of one machine differ by as much between two runs."""
 
-_CONDITIONS = ("device_name", "precision", "threads", "input_shape", "model", "h2d")
+_CONDITIONS = ("device_name", "precision", "threads", "input_shape", "model", "kind", "h2d")
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,21 @@ class Change:
     @property
     def growth(self) -> float | None:
         """Fraction by which the latency grew, None where one of the two has none."""
-        return None if not self.old_ms or self.new_ms is None else self.new_ms / self.old_ms - 1
+        old, new = self.old_ms, self.new_ms
+        return new / old - 1 if _is_time(old) and _is_time(new) else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether nothing was lost: a number in both, or none in the old one that said why."""
+        return self.growth is not None or self.old_status != "ok"
 
     @property
     def verdict(self) -> str:
-        """One or two words."""
+        """A few words."""
         if self.growth is None:
-            return "same" if self.old_status == self.new_status else f"{self.old_status} → {self.new_status}"
+            if self.old_status != self.new_status:
+                return f"{self.old_status} → {self.new_status}"
+            return "no number" if self.old_status == "ok" else "same"
         return "slower" if self.growth > SMALL else "faster" if self.growth < -SMALL else "same"
 
 
@@ -52,24 +61,47 @@ class Comparison:
     Attributes:
         changes: of cells that are in both.
         differences: conditions that differ, in words; then times cannot be compared.
-        missing: cells of the old profile that the new one lacks.
+        missing: cells that the old profile has a number for and the new one lacks.
+        added: cells that only the new profile has.
+        gone: cells without a number in the old profile that the new one lacks, which is no loss.
     """
 
     changes: tuple[Change, ...]
     differences: tuple[str, ...]
     missing: tuple[str, ...]
+    added: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
 
     def regressions(self, percent: float) -> list[Change]:
-        """Return the cells that are slower by more than ``percent``, or had a number and have none."""
+        """Return the cells that are slower by more than ``percent``, or had to have a number and have none."""
         return [
             c for c in self.changes
-            if (c.growth is not None and 100 * c.growth > percent) or (c.old_status == "ok" != c.new_status)
+            if not c.comparable or (c.growth is not None and 100 * c.growth > percent)
         ]  # fmt: skip
+
+    def failures(self, percent: float) -> list[str]:
+        """Return one line for each reason why the new profile does not pass; empty where it does.
+
+        A cell that is gone or has no finite time is a reason, and so is having nothing to compare.
+        """
+        found = []
+        for change in self.regressions(percent):
+            text = change.verdict if change.growth is None else f"{100 * change.growth:+.1f} %"
+            found.append(f"{change.backend} batch {change.batch}: {text}, allowed {percent:g} %")
+        found += [f"{cell}: not in the new profile" for cell in self.missing]
+        if not found and not any(change.growth is not None for change in self.changes):
+            found.append("no cell has a time in both profiles: nothing was compared")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        rows = [{**asdict(c), "growth": c.growth, "verdict": c.verdict} for c in self.changes]
-        return {"changes": rows, "differences": list(self.differences), "missing": list(self.missing)}
+        rows = [
+            {**asdict(c), "old_ms": _plain(c.old_ms), "new_ms": _plain(c.new_ms), "growth": c.growth,
+             "verdict": c.verdict}
+            for c in self.changes
+        ]  # fmt: skip
+        lists = {"differences": self.differences, "missing": self.missing, "added": self.added, "gone": self.gone}
+        return {"changes": rows, **{name: list(value) for name, value in lists.items()}}
 
 
 def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str | Path) -> Comparison:
@@ -83,18 +115,27 @@ def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str |
         DataError: a file is no profile.
     """
     before, after = (one if isinstance(one, ProfileResult) else ProfileResult.read(Path(one)) for one in (old, new))
-    cells = _cells(after)
-    changes, missing = [], []
-    for (name, batch), a in _cells(before).items():
+    cells, known = _cells(after), _cells(before)
+    changes: list[Change] = []
+    missing: list[str] = []
+    gone: list[str] = []
+    for (name, batch), a in known.items():
         if (b := cells.get((name, batch))) is None:
-            missing.append(f"{name} batch {batch}")
+            (missing if a.status == "ok" else gone).append(f"{name} batch {batch}")
             continue
         median = a.p50_ms is not None and b.p50_ms is not None
         times = (a.p50_ms, b.p50_ms) if median else (a.mean_ms, b.mean_ms)
         changes.append(Change(name, batch, *times, a.status, b.status))
-    pairs = [(name, getattr(before, name), getattr(after, name)) for name in _CONDITIONS]
-    differences = tuple(f"{name.replace('_', ' ')}: {a} and {b}" for name, a, b in pairs if a != b)
-    return Comparison(tuple(changes), differences, tuple(missing))
+    added = tuple(f"{name} batch {batch}" for name, batch in cells if (name, batch) not in known)
+    return Comparison(tuple(changes), _differences(before, after), tuple(missing), added, tuple(gone))
+
+
+def _differences(old: ProfileResult, new: ProfileResult) -> tuple[str, ...]:
+    """Return what differs between two measurements besides the times, in words."""
+    pairs = [(name.replace("_", " "), getattr(old, name), getattr(new, name)) for name in _CONDITIONS]
+    pairs += [(name, old.versions.get(name, "none"), new.versions.get(name, "none"))
+              for name in sorted({*old.versions, *new.versions})]  # fmt: skip
+    return tuple(f"{name}: {a} and {b}" for name, a, b in pairs if a != b)
 
 
 def print_comparison(found: Comparison, names: Sequence[str]) -> None:
@@ -108,8 +149,9 @@ def print_comparison(found: Comparison, names: Sequence[str]) -> None:
     console.table(f"{names[0]} and {names[1]}", columns, rows, left=(0, 5))
     for text in found.differences:
         console.warn(f"measured under other conditions: {text}")
-    if found.missing:
-        console.warn(f"not in the new profile: {', '.join(found.missing)}")
+    for text, cells in (("the new", found.missing + found.gone), ("the old", found.added)):
+        if cells:
+            console.warn(f"not in {text} profile: {', '.join(cells)}")
 
 
 def _cells(result: ProfileResult) -> dict[tuple[str, int], Cell]:
@@ -117,4 +159,12 @@ def _cells(result: ProfileResult) -> dict[tuple[str, int], Cell]:
 
 
 def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return f"{value:.3f}" if _is_time(value) else "–" if value is None else str(value)
+
+
+def _is_time(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def _plain(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None

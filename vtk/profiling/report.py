@@ -125,17 +125,32 @@ def heading(backend: BackendResult) -> str:
 
 def columns(backend: BackendResult) -> list[str]:
     """Return the names of the columns of `values`."""
-    base = ["batch", "runs", "p50 ms", "p90 ms", "p99 ms", "images/s", "memory"]
+    base = ["batch", "runs", "p50 ms", "p90 ms", "p99 ms", "images/s", _memory_column(backend)]
+    base += ["process"] if _has_process(backend) else []
     return [*base, "compile s"] if backend.compiles else base
 
 
 def values(backend: BackendResult, cell: Cell) -> list[str]:
     """Return the cells of a row as text; a dash is what too few runs or the system do not tell."""
-    memory = DASH if cell.peak_memory_bytes is None else console.size(cell.peak_memory_bytes)
     mark = UNSTABLE if cell.stable is False else ""
     row = [str(cell.batch), f"{mark}{cell.runs}", ms(cell.p50_ms), ms(cell.p90_ms), ms(cell.p99_ms)]
-    row += [rate(cell.images_per_second), memory]
+    row += [rate(cell.images_per_second), _size(cell.memory_bytes)]
+    row += [_size(cell.process_bytes)] if _has_process(backend) else []
     return [*row, DASH if cell.first_s is None else f"{cell.first_s:.1f}"] if backend.compiles else row
+
+
+def _has_process(backend: BackendResult) -> bool:
+    return any(cell.process_bytes is not None for cell in backend.cells)
+
+
+def _memory_column(backend: BackendResult) -> str:
+    """Name what was counted otherwise than what an allocator, or a version before, measured."""
+    measured = any(cell.peak_memory_bytes is not None for cell in backend.cells)
+    return "counted" if not measured and _has_process(backend) else "memory"
+
+
+def _size(value: int | None) -> str:
+    return DASH if value is None else console.size(value)
 
 
 def work_columns(backend: BackendResult) -> list[str]:
@@ -169,7 +184,7 @@ def notes(result: ProfileResult) -> list[str]:
     needed = ", ".join(f"p{q} {runs_needed(q):,}" for q in (50, 90, 99))
     found = [
         f"{DASH} percentile: fewer than {BEYOND} runs beyond it (runs needed: {needed}).",
-        f"outputs compared before timing with {result.reference}.",
+        f"outputs compared before timing, after each window and at the end with {result.reference}.",
         f"inputs: {result.inputs}.",
         *(f"caution: {text}." for text in result.remarks),
         f"memory: {result.memory}. order: {result.order}.",
@@ -205,4 +220,4 @@ def rate(value: float | None) -> str:
 
 
 def _line(row: list[str]) -> str:
-    return "".join(f"{text:>{width}}" for text, width in zip(row, (6, 6, 10, 10, 10, 11, 11, 11), strict=False))
+    return "".join(f"{text:>{width}}" for text, width in zip(row, (5, 7, 9, 9, 9, 10, 10, 10, 10), strict=False))

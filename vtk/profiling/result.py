@@ -14,8 +14,8 @@ from vtk.profiling.cautions import warnings_of
 from vtk.profiling.stats import runs_needed
 from vtk.profiling.work import Ceilings, Work
 
-SCHEMA = 2
-"""Version of ``profile.json``; files of version 1 lack fields that have defaults here, and are read."""
+SCHEMA = 3
+"""Version of ``profile.json``; files of versions 1 and 2 lack fields that have defaults here, and are read."""
 
 CellStatus = Literal["ok", "mismatch", "oom", "skipped", "failed"]
 BackendStatus = Literal["measured", "unavailable", "mismatch", "oom", "failed"]
@@ -36,7 +36,11 @@ class Cell:
         mean_ms: of all timed calls.
         min_ms: fastest call.
         images_per_second: images of all timed calls over their time.
-        peak_memory_bytes: during the timed calls, see ``ProfileResult.memory``; None where it cannot be known.
+        peak_memory_bytes: of torch's CUDA allocator during the timed calls; None on a CPU, and where it is not known.
+            In files of version 2 and older, on a CPU, of the process.
+        weight_bytes: counted, on a CPU: parameters and buffers, None where they cannot be.
+        activation_bytes: counted, on a CPU: most that one call's images and activations take at once.
+        process_bytes: peak resident memory of the whole process during the timed calls.
         load_s: seconds until the back-end was ready; repeated in each row of a back-end that is loaded once.
         first_s: seconds of the very first call at this batch size; for ``compile`` that is the compilation.
         max_diff: largest absolute difference of an output from the reference.
@@ -74,6 +78,17 @@ class Cell:
     clock_after_mhz: int | None = None
     energy_per_image_j: float | None = None
     roofline: float | None = None
+    weight_bytes: int | None = None
+    activation_bytes: int | None = None
+    process_bytes: int | None = None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Weights and activations: the allocator's peak, or what was counted."""
+        if self.peak_memory_bytes is not None:
+            return self.peak_memory_bytes
+        known = self.weight_bytes is not None and self.activation_bytes is not None
+        return self.weight_bytes + self.activation_bytes if known else None  # type: ignore[operator]
 
     @property
     def typical_ms(self) -> float | None:
@@ -135,7 +150,7 @@ class ProfileResult:
         reference: what outputs were compared with.
         inputs: which images, and whether copies from the host are in the times.
         order: of the cells.
-        memory: what ``peak_memory_bytes`` means here.
+        memory: what the memory columns mean here.
         backends: in the order they were measured.
         remarks: what weakens the comparison, for instance outputs that hardly depend on the image.
         budget_ms: as asked for.

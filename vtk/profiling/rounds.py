@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 
 import torch
 
 from vtk.errors import UnavailableError, UsageError, VerificationError, VtkError
-from vtk.profiling.measure import CellRun, Plan, first_line
+from vtk.profiling.calls import first_line
+from vtk.profiling.measure import CellRun, Plan
 from vtk.profiling.memory import Holdings, available_bytes, is_out_of_memory
 from vtk.profiling.result import BackendResult, Cell
 from vtk.profiling.session import Session
@@ -23,11 +25,15 @@ Advance = Callable[[int, str], None]
 
 @dataclass
 class _Member:
-    """A back-end of a group: loaded, or with the reason why not in ``result``."""
+    """A back-end of a group: loaded, or with the reason why not in ``result``.
+
+    ``unfit`` is the refusal of one that nobody named and that does not run this source: it is no row.
+    """
 
     result: BackendResult
     backend: Backend | None = None
     cells: list[Cell] = field(default_factory=list)
+    unfit: UsageError | None = None
 
     @property
     def name(self) -> str:
@@ -42,7 +48,9 @@ class _Member:
         """
         if isinstance(error, VerificationError):
             status, reason = "mismatch", str(error)
-        elif isinstance(error, (UnavailableError, UsageError)) and not named:
+        elif isinstance(error, UsageError) and not named:
+            self.unfit, status, reason = error, "unavailable", str(error)
+        elif isinstance(error, UnavailableError) and not named:
             status, reason = "unavailable", str(error)
         elif not isinstance(error, VtkError) and is_out_of_memory(error):
             status, reason = "oom", f"out of memory while loading: {first_line(error)}"
@@ -70,7 +78,7 @@ def measure_group(session: Session, names: Sequence[str], plan: Plan, advance: A
             for member in members:
                 _load(session, member, stack, holdings, named)
             for size in sizes:
-                _measure_size(members, size, plan, holdings, named)
+                _measure_size(session, members, size, plan, holdings, named)
                 for member in members:
                     advance(1, f"{member.name} batch {size}")
         except KeyboardInterrupt:
@@ -78,15 +86,19 @@ def measure_group(session: Session, names: Sequence[str], plan: Plan, advance: A
             session.stopped = True
         for member in members:
             member.backend = None  # closed with the stack; nothing else may hold its weights
-    return [_result(member) for member in members]
+    if all(member.unfit for member in members) and not session.stopped:
+        raise members[0].unfit  # type: ignore[misc]
+    return [_result(member) for member in members if member.unfit is None]
 
 
-def _measure_size(members: Sequence[_Member], size: int, plan: Plan, holdings: Holdings, named: bool) -> None:
+def _measure_size(
+    session: Session, members: Sequence[_Member], size: int, plan: Plan, holdings: Holdings, named: bool
+) -> None:
     """Measure one batch size with all back-ends that are loaded."""
     turns: list[tuple[_Member, CellRun]] = []
     for member in members:
         if member.backend is not None:
-            _begin(member, size, plan, holdings, turns, named)
+            _begin(member, size, plan, holdings, turns, named, session.file_of(member.name))
     _take_turns(turns, named)
     for member, run in turns:
         try:
@@ -112,8 +124,9 @@ def _load(session: Session, member: _Member, stack: ExitStack, holdings: Holding
 
 
 def _begin(
-    member: _Member, size: int, plan: Plan, holdings: Holdings, turns: list[tuple[_Member, CellRun]], named: bool
-) -> None:
+    member: _Member, size: int, plan: Plan, holdings: Holdings, turns: list[tuple[_Member, CellRun]], named: bool,
+    file: Path | None,
+) -> None:  # fmt: skip
     """Prepare a cell and give it a place among the turns, or say why it is not measured."""
     backend = member.backend
     assert backend is not None
@@ -126,7 +139,7 @@ def _begin(
     if member.cells and (reset := getattr(backend, "reset", None)) is not None:
         with holdings.charge(member.name):
             reset()
-    run = CellRun(backend, size, plan, holdings)
+    run = CellRun(backend, size, plan, holdings, file)
     try:
         run.prepare()
     except VtkError as error:
@@ -150,19 +163,19 @@ def _take_turns(turns: list[tuple[_Member, CellRun]], named: bool) -> None:
 
 
 def predicted_shortage(cells: list[Cell], batch: int, device: torch.device) -> str:
-    """Say why ``batch`` would not fit, judging by how memory grew over two smaller batches; empty if it should.
+    """Say why ``batch`` would not fit, judging by how activations grew over two smaller batches; empty if it should.
 
     Needed on a CPU: Linux does not refuse memory, it kills the process that uses it.
     """
-    known = [(c.batch, c.peak_memory_bytes) for c in cells if c.status == "ok" and c.peak_memory_bytes is not None]
+    known = [(c.batch, c.activation_bytes) for c in cells if c.status == "ok" and c.activation_bytes is not None]
     if device.type != "cpu" or len(known) < 2:
         return ""
     (small, low), (large, high) = known[-2], known[-1]
-    more = int((high - low) / (large - small) * (batch - large))
+    more = int((high - low) / (large - small) * (batch - large)) + high
     free = available_bytes(device)
     if more <= free:
         return ""
-    return f"would need about {more / 1e9:.1f} GB more than batch {large}, {free / 1e9:.1f} GB are free"
+    return f"its activations would take about {more / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
 
 
 def _result(member: _Member) -> BackendResult:

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vtk.errors import UsageError, VerificationError, VtkError
-from vtk.profiling.compare import torch_reference
+from vtk.profiling.compare import gives_probabilities, torch_reference
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
@@ -34,12 +35,14 @@ class Reference:
         described: how they were computed.
         kind: which tolerance holds, see `vtk.profiling.compare.compare`.
         cautions: what weakens them.
+        probabilities: they are logarithms of probabilities: of the logits only the differences are known.
     """
 
     logits: Tensor
     described: str
     kind: str
     cautions: tuple[str, ...] = ()
+    probabilities: bool = False
 
 
 Answers = Callable[[Inputs], Reference]
@@ -80,6 +83,10 @@ class Session:
 
         So an absent one ends the run before it has begun, and nothing is printed into the progress bar later.
         """
+        for name in self.config.backends:
+            if not fits(name, self.source.kind):  # refused before anything is exported for the others
+                device, dtype = self.device, self.config.precision
+                self.load(name, self.source, device=device, dtype=dtype, threads=self.threads).close()
         for name in names:
             self._source_for(name)
         for name in self.config.backends:
@@ -126,7 +133,7 @@ class Session:
             logits = _rows_of(backend, {inputs.name if not outside else "pixel_values": images, **more}, size)
         finally:
             backend.close()
-        return Reference(logits, f"{said}{given}{how}", kind, cautions)
+        return Reference(logits, f"{said}{given}{how}", kind, cautions, gives_probabilities(backend))
 
     def _way(self, source: Source) -> tuple[str, dict[str, Any], str, tuple[str, ...]]:
         """Return back-end and options that run an exported file as a reference, words for it, and what weakens it."""
@@ -168,6 +175,11 @@ class Session:
             backend.close()
             del backend
             release(device, collect=True)
+
+    def file_of(self, name: str) -> Path | None:
+        """Return the file that a back-end runs, None for a model in torch."""
+        source = self._source_for(name)
+        return source.path if isinstance(source, Source) and source.kind in FILES else None
 
     def _source_for(self, name: str) -> Source | VtkError:
         """Return what ``name`` runs: the source, or a file exported from it once."""
@@ -229,6 +241,15 @@ def _rows_of(backend: Backend, inputs: Mapping[str, Tensor], size: int) -> Tenso
         raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or not a number; the "
                                 "file is damaged, or give --reference PACK")  # fmt: skip
     return logits
+
+
+def fits(name: str, kind: str) -> bool:
+    """Return whether a back-end runs a kind of source, exported on the spot if need be."""
+    if name.startswith("bank"):
+        return kind == "pack"
+    if name == "tensorrt":
+        return kind in ("tensorrt", "onnx")
+    return kind not in FILES or kind == form(name)
 
 
 def form(name: str) -> str:

@@ -23,15 +23,16 @@ from vtk.data.transforms import EvalTransform, eval_transform
 from vtk.data.value_range import show_range
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
-from vtk.evaluation.labels import Prediction, check_threshold, predictions
+from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.files import replace_file
 from vtk.nodes import check_file
-from vtk.runtime.backend import load_backend, predictor
+from vtk.runtime.backend import describe, load_backend, predictor
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 from vtk.text import one_line
 
 _SHOWN = 20
+_NO_NUMBER = "the model's logits are infinite or not a number"
 _HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
 """How a table of predictions begins."""
 
@@ -104,7 +105,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     skipped: list[tuple[Path, str]] = []
     cut: list[Path] = []
     try:
-        predict = predictor(backend)
+        predict = predictor(backend, check=False)
         with console.progress("predict", len(paths)) as bar, warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit is the model's own
             load = partial(_load, transform=transform, max_pixels=pixel_limit(source.card), cut=cut)
@@ -116,17 +117,26 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
                         console.warn(f"skipped {one_line(path)}: {problem}")
                 if good:
                     logits = predict(torch.stack([image for _, image in good]))
-                    named = [path for path, _ in good]
+                    right = logits.isfinite().all(1).tolist()
+                    if not (any(right) or found) and len(good) > 1:
+                        check_finite(logits, describe(backend))  # it is the model's fault, not an image's
+                    for path in (path for (path, _), kept in zip(good, right, strict=True) if not kept):
+                        skipped.append((path, _NO_NUMBER))
+                        console.warn(f"skipped {one_line(path)}: {_NO_NUMBER}")
+                    named = [path for (path, _), kept in zip(good, right, strict=True) if kept]
                     found += predictions(
-                        source.card, logits, named, top_k=config.top_k, threshold=config.threshold
+                        source.card, logits[right], named, top_k=config.top_k, threshold=config.threshold
                     )  # fmt: skip
                 bar.advance(len(batch))
+        provider = backend.provider
     finally:
         backend.close()
     if not found:
+        if any(why == _NO_NUMBER for _, why in skipped):
+            check_finite(torch.tensor(torch.nan), describe(backend))
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(found), tuple(skipped), config.out, backend.provider, many, tuple(sorted(cut)))
+    result = PredictResult(tuple(found), tuple(skipped), config.out, provider, many, tuple(sorted(cut)))
     if config.out is not None:
         _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
@@ -201,6 +211,6 @@ def _print(result: PredictResult) -> None:
     console.table("Predictions", columns, rows, left=left)
     if len(shown) < len(result.predictions):
         console.say(f"… and {len(result.predictions) - len(shown)} more in {result.out}")
-    skipped = f", {len(result.skipped)} skipped because they cannot be read" if result.skipped else ""
+    skipped = f", {len(result.skipped)} skipped" if result.skipped else ""
     written = f"; written: {result.out}" if result.out else ""
     console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")

@@ -13,20 +13,23 @@ from typing import get_args
 
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.files import replace_dir, sweep
+from vtk.files import replace_dir, sweep, write_text
 from vtk.formats import save_tensors
 from vtk.locks import hold_name
 from vtk.marks import Marks, beside, find_own, json_with
 from vtk.nodes import resolve_output
+from vtk.tasks.adapters import README
 from vtk.tasks.base import BUNDLED, base_keys, base_start
 from vtk.tasks.cards import CARD, HASHES, TENSORS
+from vtk.tasks.checkpoint_readme import IS_BUNDLE, bundle_page
 from vtk.tasks.load import Task, load_task, needed_names
 from vtk.tasks.pack import PackDtype, read_hashes, store, write_pack
 
 _CARD = json_with("model", "input", "classes", "schema")
-PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD))}
+PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD)), README: IS_BUNDLE}
 """Files of a pack or bundle, and how they are recognised."""
-PACK_FILES = frozenset(PACK_MARKS)
+PACK_FILES = frozenset(PACK_MARKS) - {README}
+"""Those that a pack or bundle is read from."""
 
 
 def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: bool = False) -> Task:
@@ -52,6 +55,7 @@ def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: b
             for name in (CARD, HASHES, TENSORS):
                 shutil.copyfile(task.path / name, tmp / name)
             _write_base(tmp, task, task.needed)
+            _write_page(tmp, task.card)
         return task
 
 
@@ -99,6 +103,7 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
             write_pack(tmp, stored, hashes, card)
             if (task.path / BUNDLED).is_file():
                 _write_base(tmp, task, needed_names(stored, hashes, keys))
+                _write_page(tmp, card)
         return card
 
 
@@ -128,3 +133,10 @@ def claim_out(out: Path, marks: Marks, *, overwrite: bool, command: str = "vtk t
 def _write_base(folder: Path, task: Task, names: Collection[str]) -> None:
     assert task.base is not None
     save_tensors(folder / BUNDLED, {k: v for k, v in task.base.tensors.items() if k in names})
+
+
+def _write_page(folder: Path, card: Card) -> None:
+    """Write the page of a bundle; eight bits, and names that transforms changed, are for this toolkit alone."""
+    union = card.pack.get("dtype") != "int8" and all(t.op == "adapt_input" for t in card.transforms)
+    text = bundle_page(card, BUNDLED, TENSORS, union=union)
+    write_text(folder / README, text)

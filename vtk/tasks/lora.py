@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import VerificationError
-from vtk.files import existing_dir, replace_dir, replace_file
+from vtk.files import existing_dir, replace_dir, replace_file, write_text
 from vtk.formats import save_tensors
 from vtk.models.files import read_safetensors
 from vtk.tasks.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
@@ -176,4 +176,4 @@ def _inside(module: str, names: Iterable[str]) -> list[str]:
 
 def _write_readme(folder: Path, lora: Lora, card: Card, in_base: list[str] | None) -> None:
     text, _ = readme(card, timm_call(card), in_base or (), lora.whole, with_base=in_base is not None)
-    (folder / README).write_text(text, encoding="utf-8")
+    write_text(folder / README, text)

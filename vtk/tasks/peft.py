@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
-from vtk.files import replace_dir
+from vtk.files import replace_dir, write_text
 from vtk.formats import save_tensors
 from vtk.marks import begins, beside, json_with, safetensors_with
 from vtk.models.parts import head_names
@@ -124,7 +124,7 @@ def to_peft(
             wrapped.peft_config["default"].save_pretrained(str(tmp))
             if not adapter_only:
                 save_tensors(tmp / BASE, below, metadata)
-            (tmp / README).write_text(text, encoding="utf-8")
+            write_text(tmp / README, text)
             worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE))
         base_bytes = 0 if adapter_only else (out / BASE).stat().st_size
         return Adapter(out, tuple(modules), in_base, code, (out / WEIGHTS).stat().st_size, base_bytes, worst)

@@ -51,16 +51,16 @@ def readme(
     else:
         place = "Its base is base.safetensors."
     logits = classify_code(card, "model(torch.from_numpy(prepare(path)))[0].detach().numpy()")
-    page = "\n\n\n".join([
-        f"import json\n\nimport torch\n{code}\n"
+    page = code_block(
+        f"import json\nimport torch\n{code}\n"
         'with safetensors.safe_open("adapter_model.safetensors", "pt") as file:\n'
         f'    classes = json.loads(file.metadata()["{CARD_KEY}"])["classes"]',
         prepare_code(card.input), logits,
-    ])  # fmt: skip
+    )  # fmt: skip
     text = (
         f"# A PEFT adapter for {span(card.model.name)}\n\n"
         f"{place} In this folder, with timm and peft installed, these lines load the model; then "
         '`classify("photo.jpg")` gives the classes of an image, the most likely first:\n\n'
-        f"{code_block(page)}\n{card_sections(card)}"
+        f"{page}\n{card_sections(card)}"
     )
     return text, code

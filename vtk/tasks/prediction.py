@@ -90,6 +90,11 @@ def _batches(images: Images, card: Card, size: int) -> Iterator[tuple[list[Path 
                 f"a tensor is {images.dtype} {tuple(images.shape)}; give normalised images (B, {spec.in_chans}, "
                 f"{spec.height}, {spec.width}) of a floating type, as `task.transform` makes them"
             )
+        if bad := (~images.flatten(1).isfinite().all(1)).nonzero().flatten().tolist():
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise UsageError(
+                f"image {bad[0]} of the tensor's {len(images)}{more} holds NaN or infinite values; leave it out"
+            )
         for part in images.split(size):
             yield [None] * len(part), part
         return

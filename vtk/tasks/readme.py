@@ -5,6 +5,8 @@ code blocks (`vtk.markdown`).
 """
 
 import math
+import re
+import sys
 
 from vtk.card import Card, InputSpec
 from vtk.markdown import block, quoted, span
@@ -20,9 +22,19 @@ _COLOURS = {
 }
 
 
-def code_block(code: str) -> str:
-    """Return Python lines as a code block."""
-    return block(code, "python")
+def code_block(*parts: str) -> str:
+    """Return Python lines as one code block, what they import at its top."""
+    lines = [line for part in parts for line in [*part.split("\n"), "", ""]]
+    imports = sorted({line for line in lines if line.startswith(("import ", "from "))},
+                     key=lambda line: (_is_foreign(line), line.startswith("from "), line))  # fmt: skip
+    rest = "\n".join(line for line in lines if line not in imports).strip("\n")
+    own, foreign = ("\n".join(i for i in imports if _is_foreign(i) == kind) for kind in (False, True))
+    head = "\n\n".join(filter(None, (own, foreign)))
+    return block(re.sub("\n{4,}", "\n\n\n", f"{head}\n\n{rest}"), "python")
+
+
+def _is_foreign(line: str) -> bool:
+    return line.split()[1].partition(".")[0] not in sys.stdlib_module_names
 
 
 def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",)) -> str:

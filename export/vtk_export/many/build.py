@@ -61,6 +61,7 @@ class Build:
         """Load all members and convert them, one at a time; the graphs' weights go into the pool."""
         models = []
         for member in self.members:
+            console.stage(f"converting {member.name}")
             model = self.loader.load(member)
             self._count(member.name, model)
             trt = self.config.for_tensorrt
@@ -75,6 +76,7 @@ class Build:
                 del graph
         self.loader.run_banks(self.members)
         if models:
+            console.stage("converting all of them to one graph")
             task = torch.zeros(self.config.static_batch or 2, dtype=torch.int32)
             proto = convert(
                 GatheredViT(models), self.members[0].card.input, opset=self.config.opset,

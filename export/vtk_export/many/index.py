@@ -14,6 +14,7 @@ from vtk.formats import read_json, write_json
 from vtk.marks import Recognise, any_of, json_with, png
 from vtk.readers import reading
 from vtk_export.place import CARD, GRAPH, LATENCY, move
+from vtk_export.readme import IS_OURS, README
 
 INDEX, FORMAT = "tasks.json", 1
 SESSION_OPTIONS = {"session.disable_prepacking": "1"}
@@ -22,7 +23,7 @@ SESSION_OPTIONS = {"session.disable_prepacking": "1"}
 COMMAND = "vtk export tasks"
 _LISTED = json_with("format", "files")
 _DATA = re.compile(r".*-([0-9a-f]{12})\.data")
-_KNOWN = (".onnx", ".json", ".data", ".png")
+_KNOWN = (".onnx", ".json", ".data", ".png", README)
 
 
 def _is_data(path: Path) -> bool:
@@ -35,7 +36,7 @@ def _is_data(path: Path) -> bool:
 
 
 _BY_SUFFIX: dict[str, Recognise] = {
-    ".onnx": GRAPH, ".json": any_of(CARD, LATENCY["latency.json"]), ".data": _is_data, ".png": png(),
+    ".md": IS_OURS, ".onnx": GRAPH, ".json": any_of(CARD, LATENCY["latency.json"]), ".data": _is_data, ".png": png(),
 }  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def marks(names: Collection[str]) -> dict[str, Recognise]:
         found[name] = _BY_SUFFIX.get(Path(name).suffix, CARD)
         if name.endswith(".latency.png"):
             found[name] = png((f"{name.removesuffix('.png')}.json", LATENCY["latency.json"]))
-    return {**found, INDEX: _LISTED}
+    return {**found, INDEX: _LISTED, README: IS_OURS}
 
 
 def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:

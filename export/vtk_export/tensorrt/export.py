@@ -24,6 +24,7 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
+from vtk.packages import require
 from vtk.runtime.digests import file_digest
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
@@ -32,6 +33,7 @@ from vtk_export.gate import gate
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import DATA, MARKS, move, workspace
+from vtk_export.readme import README, tensorrt_page
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.finding import Finding
@@ -119,21 +121,30 @@ def export_tensorrt(
     if config.build and importlib.util.find_spec("tensorrt") is None:
         raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
                                "build_engine.py where the engine is to run")  # fmt: skip
+    require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
-    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder:
+    with (
+        console.stages(show),
+        workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
         given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
             card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
+        console.stage(f"loading {source.name}")
         file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
         file = gate(file, card, config.onnx_config(config.out), images, what, batches, given, show=show)
         proto = load(file.path)
+        console.stage(f"checking the graph for TensorRT {target.version}")
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
+        half = "" if config.dtype == "fp32" or config.keep_io_types else config.dtype
+        page = tensorrt_page(card, half=half, batch=config.static_batch, version=target.version)
+        write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         # an engine is of the file before and goes, the timing cache stays
         move(folder, config.out, command=_COMMAND, marks=KNOWN, kept=(scripts.CACHE,))

@@ -133,7 +133,8 @@ def export_triton(
     else:
         name = config.name or (next(iter(named)) if len(named) == 1 else "tasks")
         orders = [Order(name, named, config, show, measure=measure, opening=opening, folders=folders)]
-    models = tuple(_publish(order) for order in orders)
+    with console.stages(show):
+        models = tuple(_publish(order) for order in orders)
     return TritonExportResult(config.out, config.server, models, time.perf_counter() - start)
 
 
@@ -163,6 +164,7 @@ def _texts(
 def _publish(order: Order) -> Published:
     config = order.config
     check_name(order.name)
+    console.stage(f"making the model {order.name} for {config.server}")
     if wants_ensemble(order):
         whole, filled, steps = publish_ensemble(order)
         size = sum(_size(config.out / step) for step in steps)

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtk import data
+from vtk import data, files
 from vtk.card import Card
 from vtk.formats import write_json
+from vtk_export.readme import README
 from vtk_export.triton.names import label_lines
+from vtk_export.triton.page import describe, model_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
 
@@ -85,6 +87,9 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         "tasks": {n: {"input": c.input.to_dict(), "classes": list(c.classes)} for n, c in cards.items()},
     }
     write_json(folder / "client.json", about)
+    kinds = {entry.name: describe(entry, kind[entry.data_type].name, batched=config.max_batch_size > 0)
+             for entry in (*config.input, *config.output)}  # fmt: skip
+    files.write_text(folder / README, model_page(about, cards, config, kinds))
     if any(entry.label_filename for entry in config.output):
         text = label_lines(next(iter(cards.values())).classes)
         (folder / LABELS).write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -14,6 +14,7 @@ from vtk.runtime.digests import content_digest, file_digest
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.config import OnnxConfig, TasksConfig
 from vtk_export.onnx import ExportResult, export_onnx
+from vtk_export.readme import README
 from vtk_export.tasks import export_tasks
 from vtk_export.tensorrt.export import export_tensorrt
 from vtk_export.tensorrt_config import TensorrtConfig
@@ -97,7 +98,9 @@ def fill(made: Draft, order: Order) -> Filled:
     if order.config.engine is not None:
         return _engine(made, order)
     makers = {"onnxruntime": _graph, "tensorrt": _graph, "python": _tasks, "vtk": _bank}
-    return makers[order.config.server](made, order)
+    filled = makers[order.config.server](made, order)
+    (made.at / README).unlink(missing_ok=True)  # of the file alone; the model's own page is above its versions
+    return filled
 
 
 def _graph(made: Draft, order: Order) -> Filled:
@@ -119,8 +122,9 @@ def _graph(made: Draft, order: Order) -> Filled:
     size = (spec.height, spec.width, 3) if order.in_graph else (spec.in_chans, *spec.size)
     warm = size if batched else (config.static_batch or 1, *size)
     served = serve_graph(made.at / "model.onnx", config.runtime, tensorrt=config.server == "tensorrt")
+    digest = content_digest(made.at / "model.onnx") if config.server == "tensorrt" else ""
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
-                    part_of=order.part_of, digest=content_digest(made.at / "model.onnx"))  # fmt: skip
+                    part_of=order.part_of, digest=digest)  # fmt: skip
     code = _measured(order, made.at / "model.onnx", options, source, found)
     return Filled(message, {task: source.card}, inputs, outputs, served, found, code)
 

@@ -98,6 +98,7 @@ def write_packs(
     expected: dict[str, tuple[Tensor, Tensor]] = {}
     whats: list[str] = []
     for i, (name, path) in enumerate(paths.items()):
+        console.stage(f"loading {name}")
         task = load_task(path, base=config.base)
         assert task.base is not None and task.card.base is not None
         first = next(iter(cards.values()), task.card)
@@ -179,6 +180,7 @@ def _digest(pack: Path) -> str:
 
 def _verify(version: Path, expected: Mapping[str, tuple[Tensor, Tensor]]) -> list[BankRow]:
     """Load what was written, in fp32, and run all tasks in one call."""
+    console.stage("comparing the bank with each pack's own model")
     bank = TaskBank(version / BASE, dtype=torch.float32)
     for name in expected:
         bank.add(name, version / PACKS / name)

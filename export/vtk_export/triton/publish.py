@@ -18,13 +18,17 @@ from vtk.errors import DataError
 from vtk.files import replace_dir
 from vtk.locks import hold_name
 from vtk.nodes import check_folder, resolve_output
+from vtk_export.readme import README
+from vtk_export.triton.page import check_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
 DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
 """Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports copies of them, ``vtk_NAME.py``."""
 
-OWN = frozenset({"warmup", "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING)})
+OWN = frozenset(
+    {"warmup", README, "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING)}
+)
 """Names in a model's folder beside its versions, config and labels."""
 
 
@@ -116,6 +120,7 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
         raise DataError(
             f"{path} holds {foreign[0]}, which would be lost; move it away, or give another --name or --out"
         )
+    check_page(path)
     versions = sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir())
     return Existing(path, config, tuple(versions))
 

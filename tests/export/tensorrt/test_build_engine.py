@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,29 @@ def test_another_capability_engine_or_model_is_not_loaded(alone: Scripts) -> Non
     assert "no JSON object" in alone.run("--check").stderr
     stamp.unlink()
     assert alone.run("--check").returncode == 3
+
+
+def test_an_engine_of_an_earlier_model_is_not_stamped(alone: Scripts) -> None:
+    engine, model = alone.folder / "model.engine", alone.folder / "model.onnx"
+    engine.write_bytes(b"of trtexec")
+    os.utime(engine, ns=(1, model.stat().st_mtime_ns - 10**9))
+    run = alone.run("--stamp")
+    assert (run.returncode, "is older than model.onnx" in run.stderr) == (3, True)
+    os.utime(engine)
+    model.write_bytes(model.read_bytes() + b"\x1a\x00")
+    os.utime(model, ns=(1, 1))
+    assert "is not the file that profile.json was written for" in alone.run("--stamp").stderr
+    assert not (alone.folder / "model.engine.json").exists()
+
+
+def test_other_weights_beside_the_model_are_not_built(alone: Scripts) -> None:
+    data, profile = alone.folder / "model.onnx.data", alone.folder / "profile.json"
+    data.write_bytes(b"weights")
+    told = {**json.loads(profile.read_text()), "data_sha256": hashlib.sha256(b"weights").hexdigest()}
+    profile.write_text(json.dumps(told))
+    assert alone.run().returncode == 0
+    data.write_bytes(b"another")
+    assert "model.onnx.data is not the file" in alone.run().stderr
 
 
 def test_an_engine_of_trtexec_can_be_stamped(alone: Scripts) -> None:

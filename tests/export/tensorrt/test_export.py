@@ -20,7 +20,7 @@ from vtk.errors import UsageError
 from vtk_export.tensorrt.lint import lint
 from vtk_export.tensorrt_config import TensorrtCommand, parse_version
 
-FILES = ["build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
+FILES = ["README.md", "build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
 
 
 def names(folder: Path) -> list[str]:
@@ -41,8 +41,10 @@ def export(*argv: object) -> tuple[int, dict[str, Any], str]:
         (("--dtype", "fp16", "--trt", "10.15"), 18, 10, "FLOAT16", 1e-2),
         (("--trt", "8.6"), 17, 8, "FLOAT", 1e-4),
         (("--trt", "11.x", "--opset", "20"), 20, 10, "FLOAT", 1e-4),
+        (("--target", "tritonserver:24.08"), 18, 9, "FLOAT", 1e-4),
+        (("--target", "trt:8.6"), 17, 8, "FLOAT", 1e-4),
     ],
-    ids=["10", "fp16", "8.6", "11"],
+    ids=["10", "fp16", "8.6", "11", "server", "8.6 by target"],
 )
 def test_files_of_an_export(
     calm: Any, use_fused: Any, tmp_path: Path, flags: tuple[str, ...], opset: int, ir: int, dtype: str, bound: float
@@ -234,6 +236,10 @@ def test_lint_looks_at_any_onnx(exported_calm: Any, fused: onnx.ModelProto, tmp_
         ({"trt": "10.3", "opset": 22}, "at most 20"),
         ({"trt": "9.0"}, "no TensorRT that this knows"),
         ({"keep_io_types": True}, "keep-io-types"),
+        ({"target": "ort:1.20"}, "give trt:X.Y or tritonserver:YY.MM"),
+        ({"target": "tritonserver:25.12"}, "which TensorRT it has is not known here"),
+        ({"target": "trt:10.3", "trt": "10.9"}, "leave out one"),
+        ({"target": "trt:10.3", "opset": 22}, "at most 20"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

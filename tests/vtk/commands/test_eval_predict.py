@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -396,3 +397,31 @@ def test_a_model_whose_numbers_are_not_finite_gives_no_labels(
     assert main([*argv, "--out", str(out)] if command == "predict" else argv) == 4
     assert "infinite or not a number" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("backend", ["eager", "bank", "fused"])
+def test_an_image_that_gives_no_numbers_is_named_and_changes_no_other_label(
+    shop: Shop, backend: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vtk.runtime import prediction
+
+    load, argv = prediction._load, ("predict", shop.pack, shop.photos, "--batch-size", 4, "--backend", backend)
+    before = _json(capsys, *argv)["predictions"]
+    assert len(before) > 5
+    spoilt = before[2]["path"]
+
+    def spoil(path: Path, **options: Any) -> tuple[Path, Any]:
+        path, image = load(path, **options)
+        return path, image * math.nan if str(path) == spoilt else image
+
+    monkeypatch.setattr(prediction, "_load", spoil)
+    found = _json(capsys, *argv)
+    assert [entry["path"] for entry in found["skipped"]] == [spoilt]
+    assert "not a number" in found["skipped"][0]["reason"]
+    others = [entry for entry in before if entry["path"] != spoilt]
+    assert [(e["path"], e["labels"]) for e in found["predictions"]] == [(e["path"], e["labels"]) for e in others]
+    np.testing.assert_allclose(
+        [e["scores"] for e in found["predictions"]], [e["scores"] for e in others], rtol=0, atol=1e-6
+    )
+    assert main(["predict", str(shop.pack), spoilt, "--backend", backend]) == 4
+    assert "infinite or not a number" in capsys.readouterr().err

@@ -38,13 +38,15 @@ def test_bare_onnx_with_the_default_backends(
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     by_name = {backend["name"]: backend for backend in found["backends"]}
-    assert {n: b["status"] for n, b in by_name.items()} == {
-        "eager": "unavailable", "compile": "unavailable", "fused": "unavailable", "ort-cpu": "measured",
-    }  # fmt: skip
+    assert {n: b["status"] for n, b in by_name.items()} == {"ort-cpu": "measured"}  # nothing else runs such a file
     ort = by_name["ort-cpu"]
     assert ort["provider"] == "CPUExecutionProvider" and ort["prepare_s"] is None
     assert [(cell["batch"], cell["status"]) for cell in ort["cells"]] == [(1, "ok"), (3, "ok")]
     assert all(cell["max_diff"] < 1e-5 for cell in ort["cells"])
+    assert [c["weight_bytes"] for c in ort["cells"]] == [192 * 4 * 4] * 2
+    assert [c["activation_bytes"] for c in ort["cells"]] == [
+        b * 4 * (192 + 4) for b in (1, 3)
+    ]  # the flat image is the image
     assert "without graph optimisation" in found["reference"]
     assert found["work"] == {"flops": 2 * 192 * 4, "parameters": 192 * 4, "values": 192 + 4}
     assert "with ort-cpu meets it" in found["budget"]
@@ -57,6 +59,21 @@ def test_torch_backend_of_a_bare_onnx_asked_for_by_name_is_a_usage_error(
 ) -> None:
     assert main(["profile", str(model_file), "--backends", "ort-cpu,eager", "--device", "cpu"]) == 2
     assert "linear.onnx" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name,kind", [
+    ("bank", "timm"), ("bank+graph", "timm"), ("tensorrt", "timm"), ("eager", "onnx"), ("compile", "onnx"),
+    ("fused", "onnx"), ("bank", "onnx"), ("aoti", "onnx"),
+])  # fmt: skip
+def test_a_backend_that_does_not_fit_is_one_line_before_anything_is_exported(
+    name: str, kind: str, model_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vtk.profiling.session import Session
+
+    monkeypatch.setattr(Session, "_export", lambda *_: pytest.fail("exported first"))
+    source = [str(model_file)] if kind == "onnx" else ["test_vit", "--no-pretrained"]
+    assert main(["profile", *source, "--backends", f"ort-cpu,{name}", "--device", "cpu"]) in (2, 5)
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("name,code", [("ort-cuda", 5), ("ort-trt", 5), ("tensorrt", 5), ("egger", 2)])

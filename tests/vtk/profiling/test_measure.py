@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
-from vtk.profiling import measure, memory, rounds
+from vtk.profiling import memory, rounds
+from vtk.profiling.calls import MIN_RUNS, time_calls
 from vtk.profiling.compare import batch_of, compare, remarks, torch_reference
-from vtk.profiling.measure import time_calls
 from vtk.profiling.result import Cell
 from vtk.profiling.rounds import predicted_shortage
 
@@ -18,7 +18,7 @@ def nothing() -> None:
 
 
 def test_at_least_ten_runs_however_short_the_duration() -> None:
-    assert len(time_calls(nothing, nothing, duration_s=1e-9)) == measure.MIN_RUNS
+    assert len(time_calls(nothing, nothing, duration_s=1e-9)) == MIN_RUNS
 
 
 def test_stops_after_the_duration() -> None:
@@ -155,9 +155,11 @@ def test_torch_really_says_so_on_a_cpu() -> None:
 
 
 def test_a_batch_that_would_get_the_process_killed_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = [Cell(8, peak_memory_bytes=2_000_000_000), Cell(16, peak_memory_bytes=3_000_000_000)]
+    cells = [Cell(8, activation_bytes=1_000_000_000), Cell(16, activation_bytes=2_000_000_000)]
     cpu = torch.device("cpu")
     monkeypatch.setattr(rounds, "available_bytes", lambda _: 1_500_000_000)
-    assert "about 2.0 GB more than batch 16, 1.5 GB are free" in predicted_shortage(cells, 32, cpu)
-    assert predicted_shortage(cells, 24, cpu) == ""
+    assert "would take about 4.0 GB, 1.5 GB are free" in predicted_shortage(cells, 32, cpu)
+    assert "3.0 GB" in predicted_shortage(cells, 24, cpu)
+    monkeypatch.setattr(rounds, "available_bytes", lambda _: 4_000_000_000)
+    assert predicted_shortage(cells, 32, cpu) == ""
     assert predicted_shortage(cells[:1], 32, cpu) == ""

@@ -11,7 +11,7 @@ from vtk.errors import DataError, UnavailableError, UsageError, VerificationErro
 from vtk.profiling import measure
 from vtk.profiling import session as session_module
 from vtk.profiling.config import ProfileCommand, ProfileConfig
-from vtk.profiling.profile import profile, run
+from vtk.profiling.profile import default_backends, profile, run
 from vtk.profiling.report import heading, print_result, values
 
 
@@ -259,3 +259,47 @@ def test_bad_options_are_refused(options: dict, said: str) -> None:
 def test_empty_source_is_refused() -> None:
     with pytest.raises(UsageError, match="source"):
         ProfileCommand(source=" ")
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("spoil,status", [
+    (lambda p: p, "ok"), (lambda p: p.flip(1), "mismatch"), (lambda p: p.flip(0), "mismatch"),
+    (lambda p: (1.5 * p.log()).softmax(1), "mismatch"), (lambda p: p * float("nan"), "mismatch"),
+])  # fmt: skip
+def test_probabilities_are_held_against_the_softmax_of_the_references_logits(fakes, half, spoil, status) -> None:
+    kind = torch.float16 if half else torch.float32
+
+    def softmax(batch: int, logits: Tensor, call: int) -> Tensor:  # as the ONNX Runtime back-ends give them
+        return spoil(logits.softmax(1)).to(kind).float().clamp_min(1e-38).log().to(kind)
+
+    backend = fakes.Backend("eager", softmax, dtype=kind)
+    backend.outputs = ["probabilities"]
+    options = {"precision": "fp16"} if half else {}
+    (cell,) = fakes.run({"eager": backend}, batch_sizes=(2,), **options).backends[0].cells
+    assert cell.status == status
+    backend.outputs = ["probabilities", "logits"]  # these are then taken for logits, which they are not
+    assert fakes.run({"eager": backend}, batch_sizes=(2,), **options).exit_code == 4
+
+
+@pytest.mark.parametrize("kind,device,names", [
+    ("onnx", "cpu", ("ort-cpu",)), ("onnx", "cuda", ("ort-cuda",)), ("aoti", "cpu", ("aoti",)),
+    ("tensorrt", "cuda", ("tensorrt",)), ("pack", "cpu", ("eager", "compile", "fused", "ort-cpu")),
+    ("timm", "cuda", ("eager", "compile", "fused", "fused+graph", "ort-cuda")),
+])  # fmt: skip
+def test_the_default_set_is_what_fits_the_source(kind: str, device: str, names: tuple[str, ...]) -> None:
+    assert default_backends(torch.device(device), kind) == names
+
+
+def test_a_backend_that_does_not_run_the_model_is_no_row_unless_it_was_named(
+    fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module.Session, "_export", lambda self, kind: UnavailableError("no onnx here"))
+    unfit = UsageError("`fused` folds Vision Transformers, not this model")
+    backends = {"eager": fakes.Backend("eager"), "compile": UnavailableError("no C++ compiler"), "fused": unfit}
+    found = fakes.run(backends, names=())
+    assert [b.name for b in found.backends] == ["eager", "compile", "ort-cpu"] and found.exit_code == 0
+    with pytest.raises(UsageError, match="not this model"):
+        fakes.run(backends, names=("eager", "fused"))
+    monkeypatch.setattr("vtk.profiling.profile.default_backends", lambda *_: ("fused",))
+    with pytest.raises(UsageError, match="not this model"):  # nothing runs it: one line, not an empty table
+        fakes.run(backends, names=())

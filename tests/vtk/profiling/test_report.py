@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from vtk.errors import DataError
 from vtk.formats import write_json
 from vtk.profiling.plot import latency_png
-from vtk.profiling.report import FILES, print_result, to_csv, write_reports
+from vtk.profiling.report import FILES, columns, print_result, to_csv, values, write_reports
 from vtk.profiling.result import BackendResult, Cell, ProfileResult
 
 
@@ -23,7 +23,8 @@ def cell(batch: int, p50: float | None, p90: float | None = None, mean: float | 
     typical = mean or p50
     return Cell(
         batch, runs=120, p50_ms=p50, p90_ms=p90, mean_ms=typical, min_ms=typical,
-        images_per_second=1000 * batch / typical, peak_memory_bytes=1_234_567_890, load_s=0.5, first_s=12.3,
+        images_per_second=1000 * batch / typical, weight_bytes=1_000_000_000, activation_bytes=234_567_890,
+        process_bytes=3_000_000_000, load_s=0.5, first_s=12.3,
         max_diff=1.5e-6, **more,
     )  # fmt: skip
 
@@ -100,8 +101,9 @@ def test_tables_fit_80_columns(width: str, monkeypatch: pytest.MonkeyPatch, caps
     assert "eager: torch cpu, load 0.50 s, max diff 1.5e-06" in lines
     (header,) = (line for line in lines if "compile s" in line and "batch" in line and "p99 ms" in line)
     row = next(line for line in lines if line.split()[:1] == ["1024"])
-    assert row.split() == ["1024", "120", "123456.7", "–", "–", "8.29", "1.2", "GB", "12.3"]
-    for name, end in (("batch", "1024"), ("p50 ms", "123456.7"), ("memory", "1.2 GB"), ("compile s", "12.3")):
+    assert row.split() == ["1024", "120", "123456.7", "–", "–", "8.29", "1.2", "GB", "3.0", "GB", "12.3"]
+    ends = {"batch": "1024", "p50 ms": "123456.7", "counted": "1.2 GB", "process": "3.0 GB", "compile s": "12.3"}
+    for name, end in ends.items():
         assert header.index(name) + len(name) == row.index(end) + len(end)  # numbers stand under their heading
     text = " ".join(" ".join(lines).split())
     assert "ort-cuda: unavailable: torch sees no CUDA device" in text and "out of memory: word word" in text
@@ -111,9 +113,9 @@ def test_json_round_trip(tmp_path: Path) -> None:
     write_json(tmp_path / "profile.json", FULL.to_dict())
     assert ProfileResult.read(tmp_path / "profile.json") == FULL
     plain = json.loads((tmp_path / "profile.json").read_text())
-    assert plain["schema"] == 2 and plain["budget"] == FULL.budget and plain["exit_code"] == 0
+    assert plain["schema"] == 3 and plain["budget"] == FULL.budget and plain["exit_code"] == 0
     assert plain["backends"][0]["cells"][1]["p90_ms"] == 21
-    assert plain["backends"][0]["cells"][0]["peak_memory_bytes"] == 1_234_567_890
+    assert plain["backends"][0]["cells"][0]["activation_bytes"] == 234_567_890
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,15 @@ def test_json_of_something_else_is_refused(text: str, said: str, tmp_path: Path)
     (tmp_path / "profile.json").write_text(text)
     with pytest.raises(DataError, match=said):
         ProfileResult.read(tmp_path / "profile.json")
+
+
+def test_memory_of_an_allocator_is_shown_as_it_was_measured_and_old_files_as_they_were() -> None:
+    measured = Cell(1, runs=120, p50_ms=5.0, mean_ms=5.0, images_per_second=200.0, peak_memory_bytes=64_000_000)
+    backend = BackendResult("eager", cells=(measured,))
+    assert columns(backend)[6:] == ["memory"] and values(backend, measured)[6] == "64.0 MB"
+    unknown = replace(measured, peak_memory_bytes=None, weight_bytes=1, process_bytes=9_000_000)
+    backend = BackendResult("x", cells=(unknown,))
+    assert columns(backend)[6:] == ["counted", "process"] and values(backend, unknown)[6:] == ["–", "9.0 MB"]
 
 
 def test_csv_has_a_row_for_every_cell_and_absent_backend() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -157,6 +158,29 @@ def test_a_changed_engine_and_one_without_its_files_are_not_loaded(log, install,
         open_source(path)
     write_engine().with_name("model.engine.json").write_text("[]")
     with pytest.raises(DataError, match="no stamp of an engine"):
+        open_source(path)
+
+
+def test_an_engine_beside_another_model_or_card_is_refused(
+    log, install, write_engine, write_onnx, card, weight
+) -> None:
+    install(FakeTensorrt(weight))
+    path = write_engine()
+    model = path.with_name("model.onnx")
+    proto = onnx.load(model)
+    proto.producer_version = "trained again"
+    onnx.save(proto, model)
+    for source in (path, model):  # the engine itself, and the one beside a model
+        with pytest.raises(DataError, match=r"was built from another model\.onnx than the one beside it"):
+            load_backend("tensorrt", open_source(source, trust=True), device="cuda")
+    path = write_engine()
+    profile = json.loads(path.with_name("profile.json").read_text())
+    profile["card_sha256"] = hashlib.sha256(path.with_name("model.json").read_bytes()).hexdigest()
+    path.with_name("profile.json").write_text(json.dumps(profile))
+    open_source(path)
+    told = json.loads(card.to_json())
+    path.with_name("model.json").write_text(json.dumps({**told, "classes": told["classes"][::-1]}))
+    with pytest.raises(DataError, match="is not the card that model"):
         open_source(path)
 
 

@@ -40,7 +40,7 @@ def test_a_bundle_needs_no_base(make_pack: Make, base_file: Path, tmp_path: Path
     base_file.unlink()
     shutil.rmtree(pack)
     bundle = shutil.move(tmp_path / "x.vtkbundle", tmp_path / "moved")
-    assert sorted(p.name for p in bundle.iterdir()) == sorted([CARD, HASHES, TENSORS, BUNDLED])
+    assert sorted(p.name for p in bundle.iterdir()) == sorted([CARD, HASHES, TENSORS, BUNDLED, "README.md"])
     task = load_task(bundle)
     assert same(task.model, model)
     assert same(open_source(bundle).model(), model)

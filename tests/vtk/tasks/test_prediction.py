@@ -208,6 +208,16 @@ def test_no_label_of_numbers_that_are_none(shared_pack: Path, shared_base: Path,
         task.predict(photos[0])
 
 
+def test_an_image_of_nan_in_a_tensor_is_named_before_anything_runs(task: Task) -> None:
+    images = torch.zeros(5, 3, *task.card.input.size)
+    images[3, 1, 2, 2] = torch.inf
+    with pytest.raises(UsageError, match=r"^image 3 of the tensor's 5 holds NaN or infinite values; leave it out$"):
+        task.predict(images)
+    images[1] = torch.nan
+    with pytest.raises(UsageError, match="image 1 of the tensor's 5 and 1 more"):
+        task.predict(images)
+
+
 def test_the_transform_can_be_given_to_a_loader(task: Task, photos: list[Path]) -> None:
     import pickle
 

@@ -1,6 +1,7 @@
 """Answers that were kept while a server was busy, and how many of them are wrong.
 
-Keeping one costs nothing; it is decoded and compared when the window is over, so that the check is in no request's time.
+Keeping one costs nothing; it is decoded and compared when the window is over, so that the check is in no request's
+time.
 """
 
 import itertools
@@ -128,14 +129,14 @@ class Expected:
         worst = None
         if got:
             answers = torch.from_numpy(np.concatenate(got).astype(np.float32))
-            index = torch.from_numpy(np.concatenate(rows))
-            right, differ = judge_rows(answers, self.rows[index], self.kind, self.scale)
+            images = torch.from_numpy(np.concatenate(rows))
+            right, differ = judge_rows(answers, self.rows[images], self.kind, self.scale)
             each = len(rows[0])
             finite = differ[torch.isfinite(differ)]
             worst = float(finite.max()) if len(finite) else None
             for i in (~right.view(-1, each).all(1)).nonzero()[:, 0].tolist():
                 mine = slice(i * each, (i + 1) * each)
-                reasons[places[i]] = self._reason(answers[mine], index[mine], right[mine], differ[mine])
+                reasons[places[i]] = self._reason(answers[mine], images[mine], right[mine], differ[mine])
         first = reasons[min(reasons)] if reasons else ""
         return Verdict(len(kept), len(reasons), first, worst)
 

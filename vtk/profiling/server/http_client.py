@@ -170,10 +170,12 @@ class HttpClient:
             head = self._http("POST", f"{_path(info)}/infer", "application/json", "\0")
             return head, [before + b'"data": [', b"]" + rest]
         request["outputs"] = [{"name": o.name, "parameters": {"binary_data": True}} for o in info.outputs]
-        text = json.dumps(request).encode()
-        length = str(len(text) + size + sum(map(len, after)))
-        more_head = f"{_LENGTH}: {len(text)}\r\n"
-        return self._http("POST", f"{_path(info)}/infer", "application/octet-stream", length, more_head) + text, after
+        told = json.dumps(request).encode()
+        length = str(len(told) + size + sum(map(len, after)))
+        head = self._http(
+            "POST", f"{_path(info)}/infer", "application/octet-stream", length, f"{_LENGTH}: {len(told)}\r\n"
+        )
+        return head + told, after
 
     def _numbers(self, pool: Pool, row: int, number: int) -> bytes:
         """Return an image as numbers in JSON; all but its marked values are written once."""

@@ -43,7 +43,7 @@ class Pool:
         bits = ((np.arange(1 << _GROUP)[:, None] >> np.arange(_GROUP)) & 1).astype(whole)
         # (image, group of bits, their value, 8 numbers)
         self._marks = (first & ~whole.type(1)) | bits
-        self._rest = [memoryview(row[self.marked :]).cast("B") for row in flat]
+        self._rest = [row[self.marked :].data.cast("B") for row in flat]
         self._rows = np.arange(len(flat))
 
     def __len__(self) -> int:

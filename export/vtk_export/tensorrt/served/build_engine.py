@@ -103,10 +103,7 @@ def build(folder: Path = HERE) -> Path:
     trt, here, profile = tensorrt(), gpu(), read(folder, PROFILE)
     if _numbers(trt.__version__) < _numbers(profile["tensorrt"]):
         raise Failed(5, f"{MODEL} was made for TensorRT {profile['tensorrt']} or newer, {trt.__version__} is installed")
-    if digest(folder / MODEL) != profile["onnx_sha256"]:
-        raise Failed(3, f"{MODEL} is not the file that {PROFILE} was written for; export again")
-    if "data_sha256" in profile and digest(folder / DATA) != profile["data_sha256"]:
-        raise Failed(3, f"{DATA} is not the file that {PROFILE} was written for; export again")
+    check_model(folder, profile)
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
     network = builder.create_network(_flags(trt, strongly_typed=profile["strongly_typed"]))
@@ -128,6 +125,17 @@ def build(folder: Path = HERE) -> Path:
     write(folder / CACHE, cache.serialize())
     stamp(folder, trt.__version__, here)
     return folder / ENGINE
+
+
+def check_model(folder: Path, profile: dict[str, Any]) -> None:
+    """Hold the model and the weights beside it against what was exported.
+
+    Raises:
+        Failed: one of them is another file.
+    """
+    for name, key in ((MODEL, "onnx_sha256"), (DATA, "data_sha256")):
+        if key in profile and digest(folder / name) != profile[key]:
+            raise Failed(3, f"{name} is not the file that {PROFILE} was written for; export again")
 
 
 def _flags(trt: Any, *, strongly_typed: bool) -> int:
@@ -208,6 +216,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.stamp:
+            check_model(HERE, read(HERE, PROFILE))
+            if (HERE / ENGINE).exists() and (HERE / ENGINE).stat().st_mtime_ns < (HERE / MODEL).stat().st_mtime_ns:
+                raise Failed(3, f"{ENGINE} is older than {MODEL}, so it is of another one; run build.sh again")
             stamp(HERE, tensorrt().__version__, gpu())
         elif not options.check:
             build()

@@ -91,8 +91,12 @@ def main() -> None:
         raise SystemExit(f"the model takes {fixed} images of one size at once; give as many")
     found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
     table = np.concatenate([shares(each, len(task["classes"])) for each in found])
+    wrong = [str(path) for path, row in zip(args.images, table, strict=True) if not np.isfinite(row).all()]
     for path, row in zip(args.images, table, strict=True):
-        print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+        if str(path) not in wrong:
+            print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+    if wrong:
+        raise SystemExit(text(f"{', '.join(wrong)}: the model's answer is not a number, so there is no class"))
 
 
 if __name__ == "__main__":

@@ -73,8 +73,12 @@ def from_array(array: np.ndarray, spec: Mapping[str, Any]) -> Decoded:
     """Return the 8-bit image of a raw one, (height, width, channels) of bytes or of the model's type.
 
     Raises:
-        Unreadable: it has values of a type that the model has no range for.
+        Unreadable: it has no finite value, or values of a type that the model has no range for.
     """
+    if (
+        array.dtype.kind == "f" and not np.isfinite(array).any()
+    ):  # some pixels without a value are mapped as in training
+        raise Unreadable("it holds no finite value")
     if array.dtype != np.uint8 and not spec.get("value_range"):
         if not (array.min() >= 0 and array.max() <= 255):
             raise Unreadable("the model takes values from 0 to 255")

@@ -1,7 +1,7 @@
 """Client CPU-seconds per request with answers checked and not checked, in windows that take turns.
 
-``python _cost.py SIDE CLASSES BATCH``: a server of fixed answers in a process of its own, the client in this one. Prints
-the median over nine pairs of windows of checked / unchecked, the comparison after the window included.
+``python _cost.py SIDE CLASSES BATCH``: a server of fixed answers in a process of its own, the client in this one.
+Prints the median over nine pairs of windows of checked / unchecked, the comparison after the window included.
 """
 
 import itertools

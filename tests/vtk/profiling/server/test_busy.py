@@ -13,7 +13,7 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.profiling.server import drive
+from vtk.profiling.server import drive, traffic
 from vtk.profiling.server.client import connect
 from vtk.profiling.server.config import ServerConfig
 from vtk.profiling.server.drive import profile_server
@@ -37,7 +37,7 @@ class Linear(Source):
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(ModelSpec("linear"), InputSpec(8, 8), tuple("abcde"))
     monkeypatch.setattr(drive, "open_source", lambda *_, **__: Linear("checkpoint", "linear", None, card))
-    monkeypatch.setattr(drive, "WARMUP_S", 0.05)
+    monkeypatch.setattr(traffic, "WARMUP_S", 0.05)
     monkeypatch.setattr("socketserver.BaseServer.handle_error", lambda *_: None)
 
 
@@ -67,8 +67,9 @@ FAULTS: dict[str, tuple[Callable[[Any], Callable[[int, np.ndarray], np.ndarray]]
 }
 
 
-@pytest.mark.parametrize("reference", ["linear", None], ids=["reference", "own answers"])
-@pytest.mark.parametrize("which", FAULTS)
+@pytest.mark.parametrize("reference,which", [
+    *(("linear", which) for which in FAULTS), (None, "off"), (None, "another request's"),
+])  # fmt: skip
 def test_answers_that_are_wrong_when_requests_overlap_are_counted(
     model: Any, http_url: str, which: str, reference: str | None
 ) -> None:
@@ -140,7 +141,7 @@ def test_an_answer_that_is_none_is_a_wrong_one(model: Any, http_url: str, spoil:
     result = run(http_url, duration=0.1)
     (level,) = result.levels
     assert level.status == "mismatch" and said in level.reason and result.exit_code == 4
-    assert 0.2 * level.checked < level.wrong < level.checked
+    assert 0 < level.wrong < level.checked
 
 
 def cut(handler: Any, head: bytes, raw: bytes) -> bool:
@@ -194,7 +195,7 @@ def test_a_cache_of_answers_is_never_hit(model: Any, http_url: str) -> None:
     model._run, model.service_s = cached, 0.005
     (level,) = run(http_url, concurrency=(1,), duration=0.3).levels
     assert level.status == "ok" and level.p50_ms is not None and level.p50_ms >= 5
-    assert len(known) >= level.requests + drive.IDLE
+    assert len(known) >= level.requests + traffic.IDLE
 
 
 def test_a_server_that_needs_time_at_first_is_told(model: Any, http_url: str) -> None:

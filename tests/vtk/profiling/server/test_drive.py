@@ -14,7 +14,7 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.profiling.server import drive
+from vtk.profiling.server import drive, traffic
 from vtk.profiling.server.client import connect
 from vtk.profiling.server.config import ServerConfig
 from vtk.profiling.server.drive import profile_server
@@ -40,7 +40,7 @@ class Linear(Source):
 def reference(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card(ModelSpec("linear"), InputSpec(8, 8), tuple("abcde"))
     monkeypatch.setattr(drive, "open_source", lambda *_, **__: Linear("checkpoint", "linear", None, card))
-    monkeypatch.setattr(drive, "WARMUP_S", 0.05)
+    monkeypatch.setattr(traffic, "WARMUP_S", 0.05)
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vtk.errors import UsageError
-from vtk.profiling.server import drive, load
+from vtk.profiling.server import drive, load, traffic
 from vtk.profiling.server.config import ServerConfig
 from vtk.profiling.server.drive import profile_server
 from vtk.profiling.server.result import ServerLevel, ServerResult
@@ -16,7 +16,7 @@ from vtk.profiling.server.result import ServerLevel, ServerResult
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drive, "WARMUP_S", 0.05)
+    monkeypatch.setattr(traffic, "WARMUP_S", 0.05)
     monkeypatch.setattr("socketserver.BaseServer.handle_error", lambda *_: None)  # it would print what is raised below
 
 
