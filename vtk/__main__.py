@@ -60,9 +60,9 @@ def _reported(args: list[str]) -> int:
         console.complain("vtk: stopped")
         console.emit_json({"error": "stopped", "exit_code": 130})
         return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
-        if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and stdio.is_full(error)):
-            raise
         if isinstance(error, OSError) and error.filename is not None:
             return _report(error, 1, args)
         console.emit_json({"error": f"{type(error).__name__}: {error}", "exit_code": 1})

@@ -204,9 +204,7 @@ class Card:
         if value["schema"] < 1:
             raise DataError(f"{where}: `schema` is {value['schema']}; the first was 1")
         card = from_plain(cls, value, str(where))
-        with reading(where, _FAULT, _EDITED):  # numbers of JSON can be too large for any type
-            wrong = _input_fault(card.input) or _card_fault(card)
-        if wrong:
+        if wrong := _input_fault(card.input) or _card_fault(card):
             raise DataError(f"{where}: {wrong}; the card was edited or damaged")
         return card
 
@@ -288,7 +286,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         hints = typing.get_type_hints(kind)
         fields = {f.name: f for f in dataclasses.fields(kind)}
         if unknown := sorted(set(value) - set(fields)):
-            raise DataError(f"{where}: unknown key `{unknown[0]}`; known: {', '.join(fields)}")
+            raise DataError(f"{where}: unknown key `{str(unknown[0])[:60]}`; known: {', '.join(fields)}")
         for name, f in fields.items():
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             if required and name not in value:

@@ -3,11 +3,17 @@
 A message is one line: what was given, what is allowed, what to do.
 """
 
+_LONGEST = 3_000
+
 
 class VtkError(Exception):
-    """Base of every error this toolkit raises on purpose."""
+    """Base of every error this toolkit raises on purpose; what it quotes of a file does not make it endless."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 class UsageError(VtkError, ValueError):

@@ -80,10 +80,12 @@ def _read_engine(folder: Path, file: Path) -> None:
 
 def _read_repository(folder: Path, file: Path) -> None:
     from vtk_export.many.index import known_files
-    from vtk_export.triton.packs import read_base_id
+    from vtk_export.triton.packs import has_base
     from vtk_export.triton.publish import find_existing
 
-    known_files(folder / "digits" / "1"), read_base_id(folder / "digits" / "1")
+    at = folder / "digits" / "1"
+    known_files(at)
+    assert has_base(at, at, "x") in (True, False)
     found = find_existing(folder, "digits")
     assert found is not None and found.versions == (1,)
 

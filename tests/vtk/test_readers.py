@@ -115,7 +115,7 @@ class TestTorchFiles:
             _REBUILD + b")R.",  # TypeError
             _REBUILD + b"(K\1K\0K\x08\x85K\1\x85\x89NtR.",  # AttributeError
             _REBUILD + b"(" + _STORAGE + b"K\0J\xff\xff\xff\x7f\x85K\1\x85\x89NtR.",  # far more than the storage
-            b"cbuiltins\nbytearray\n\x8a\x05\0\0\0\0\x7f\x85R.",
+            b"cbuiltins\nbytearray\nJ\0\0\0\x40\x85R.",  # a gigabyte of zeros
             b"X\xff\xff\xff\x7fabc",
             b"}" + b"]" * 5000,
             b"(K\1K\2K\3tQ.",
@@ -123,10 +123,11 @@ class TestTorchFiles:
     )
     def test_a_damaged_pickle_is_one_line(self, tmp_path: Path, pickle: bytes) -> None:
         refused(
-            lambda: read_weights(torch_file(tmp_path / "w.pth", b"\x80\x02" + pickle)), "whole torch file|no sta|memory"
+            lambda: read_weights(torch_file(tmp_path / "w.pth", b"\x80\x02" + pickle)),
+            "whole torch file|no sta|byte arrays",
         )
         (tmp_path / "old.pth").write_bytes(b"\x80\x02" + pickle)
-        refused(lambda: read_weights(tmp_path / "old.pth"), "whole torch file|no sta|memory|Python objects")
+        refused(lambda: read_weights(tmp_path / "old.pth"), "whole torch file|no sta|byte arrays|Python objects")
 
     def test_tensors_that_no_model_can_be_filled_with_are_refused(self, tmp_path: Path) -> None:
         eye = torch.eye(3)
@@ -324,6 +325,15 @@ class TestTexts:
         items = _guarded("wds/x", [shard()])
         assert next(items) == ("image", 1)
         refused(lambda: next(items), "wds/x.*unexpected end of data", DataError)
+
+
+def test_a_message_is_not_as_long_as_what_it_quotes() -> None:
+    card = json.loads((V0_1 / "digits-bf16" / "task.json").read_text())
+    for name, value in (("x" * 9_000, 1), ("classes", ["y" * 9_000] * 2)):
+        with pytest.raises(DataError) as caught:
+            Card.from_dict({**card, name: value}, "c.json")
+        assert str(caught.value).startswith("c.json: ") and len(str(caught.value)) < 400
+    assert len(str(DataError("z" * 9_000))) == 3_000 and str(DataError("z")) == "z"
 
 
 class TestWhatIsOnlyRemembered:

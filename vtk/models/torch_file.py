@@ -59,15 +59,23 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse an archive whose members unpack to far more than the file: torch itself does not compress them."""
+    """Refuse what takes any amount of memory: members that unpack to far more than the file, and empty byte arrays.
+
+    torch compresses no member, and no checkpoint has byte arrays, of which a pickle need give the length only.
+    """
     with reading(path, _FAULT):
-        if not zipfile.is_zipfile(path):
-            return  # of a version before 1.6, or no file of torch's: torch says so
-        with zipfile.ZipFile(path) as archive:
-            total = sum(entry.file_size for entry in archive.infolist())
-    size = path.stat().st_size
-    if total > _MOST * size + _SMALL:
-        raise DataError(f"{path} has {size:,} bytes and would unpack to {total:,}, as no file that torch wrote does")
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                total = sum(entry.file_size for entry in archive.infolist())
+                size = path.stat().st_size
+                if total > _MOST * size + _SMALL:
+                    raise DataError(f"{path} has {size:,} bytes and would unpack to {total:,}, as none of torch's")
+                pickles = b"".join(archive.read(n) for n in archive.namelist() if n.endswith("/data.pkl"))
+        else:  # of a version before 1.6, which begins with its pickles, or no file of torch's: torch says so
+            with path.open("rb") as file:
+                pickles = file.read(_SMALL)
+        if b"bytearray" in pickles:
+            raise DataError(f"{path} holds byte arrays besides tensors, so it is not read; save its state dict alone")
 
 
 def _state_dict(value: Any, path: Path) -> dict[str, Tensor]:

@@ -54,4 +54,4 @@ def _read(path: Path, flag: str) -> str:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
             raise UsageError(f"`{flag}` {path} has more than {_LONGEST:,} bytes; give a file of `key: value` lines")
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8")

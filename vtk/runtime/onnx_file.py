@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vtk.card import Card, InputSpec, ModelSpec
+from vtk.card import MAX_CHANNELS, MAX_PIXELS, Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.formats import parse_json
 from vtk.packages import require
@@ -13,6 +13,8 @@ from vtk.runtime import digests
 from vtk.runtime.data_files import check_data_files
 from vtk.runtime.facts import Facts, read_facts
 from vtk.runtime.source import Source
+
+_MAX_CLASSES = 1 << 20
 
 
 def open_onnx(path: Path, *, many: bool = False) -> Source:
@@ -68,6 +70,12 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
             "width) with a fixed size to `logits` (batch, classes)"
         )
     chans, height, width = (d or 0 for d in image[1:])
+    if not (0 < chans <= MAX_CHANNELS and min(height, width) > 0 and height * width <= MAX_PIXELS
+            and 0 < logits[1] <= _MAX_CLASSES):  # fmt: skip
+        raise DataError(
+            f"{path} says that it takes {image} and gives {logits}; the most is {MAX_CHANNELS} channels, "
+            f"{MAX_PIXELS:,} pixels and {_MAX_CLASSES:,} classes: was it damaged?"
+        )
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     cards = _tasks_of(meta, path) if "task" in shapes else {}
     # tasks of one file have one size, and their normalisation draws images like those they were trained on

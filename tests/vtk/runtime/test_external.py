@@ -77,7 +77,7 @@ def in_function(proto: onnx.ModelProto) -> None:
         (entry("offset", "9" * 5000), "no number of bytes"),
         (entry("offset", str(1 << 63)), "no number of bytes"),
         (entry("offset", "x"), "no number of bytes"),
-        (entry("offset", "²"), "no number of bytes"),
+        (entry("offset", "٣"), "no number of bytes"),
         (entry("length", "-1"), "length '-1', which is no number"),
         (entry("length", "99999999"), "bytes, digits.onnx needs"),
         (entry("offset", "26624"), "bytes, digits.onnx needs"),
@@ -113,4 +113,28 @@ def test_links_are_followed_within_the_folder_that_the_model_really_lies_in(file
     data.unlink()
     os.mkfifo(data)
     with pytest.raises(DataError, match="not beside it"):
+        open_source(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "side"),
+    [
+        ("logits", 1, 1 << 40),
+        ("logits", 1, -3),
+        ("pixel_values", 1, 1 << 40),
+        ("pixel_values", 2, 1 << 40),
+        ("pixel_values", 3, -8),
+    ],
+)
+def test_a_file_without_a_card_that_claims_no_end_of_classes_or_pixels_is_refused(
+    file: Path, name: str, axis: int, side: int
+) -> None:
+    proto = onnx.load(file, load_external_data=False)
+    del proto.metadata_props[:]
+    file.write_bytes(proto.SerializeToString())
+    assert not open_source(file).described
+    value = next(v for v in (*proto.graph.input, *proto.graph.output) if v.name == name)
+    value.type.tensor_type.shape.dim[axis].dim_value = side
+    file.write_bytes(proto.SerializeToString())
+    with pytest.raises(DataError, match="was it damaged"):
         open_source(file)
