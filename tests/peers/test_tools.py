@@ -78,8 +78,8 @@ assert sum(node.op_type == "Attention" for node in onnx.load("new.onnx").graph.n
 near(run("new.onnx"), plain, 1e-3)
 """,
 }
-# what a tool does not take by its own rules: the converter halves fp32 graphs, the optimizer fuses them; an output that is
-# read inside of the graph, too, the converter leaves in two types
+# what a tool does not take by its own rules: the converter halves fp32 graphs, the optimizer fuses them;
+# an output that is read inside of the graph, too, the converter leaves in two types
 NOT_FOR = {
     "quantiser": {"fp16", "fp16 inside", "int8 dynamic"},
     "fp16 converter": {"fp16", "fp16 inside", "int8 dynamic", "raw images", "both"},
