@@ -7,6 +7,7 @@ over a runtime of another project: nothing is converted, so nothing can be lost 
 import contextlib
 import dataclasses
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,11 +32,12 @@ from vtk.runtime.source import Opening, Source
 from vtk_export.aoti_compile import compile_package
 from vtk_export.aoti_config import AotiConfig
 from vtk_export.aoti_files import MARKS, write_beside
-from vtk_export.aoti_gate import print_rows, verify_aoti
+from vtk_export.aoti_gate import check_zeros, print_rows, verify_aoti
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import move, workspace
 from vtk_export.verify import BATCHES, GateRow, check_rows
+from vtk_export.zero_head import FILLED, fill_zero_head, tell_zero_head
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -102,24 +104,46 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
     start = time.perf_counter()
-    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder:
+    with (
+        console.stages(show),
+        workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
             card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
-        model, fused = _form(source.model(), dtype, config.fuse)
-        made = folder / "model.pt2"
-        with as_data_error(config.out):
-            compile_package(model.to(device), images[:2].to(device, dtype), card, config.dtype, made)
-        del model
-        write_json(folder / "model.json", json.loads(card.to_json()))
-        write_beside(folder, card, config.dtype, device.type)
-        rows = verify_aoti(folder, source, images, device, config.dtype, config.threads)
+        console.stage(f"loading {source.name}")
+
+        def make(model: nn.Module, where: Path) -> bool:
+            form, fused = _form(model, dtype, config.fuse)
+            console.stage("compiling two models, for one image and for more")
+            with as_data_error(config.out):
+                example = images[:2].to(device, dtype)
+                compile_package(form.to(device), example, card, config.dtype, where / "model.pt2")
+            write_beside(where, card, config.dtype, device.type)
+            return fused
+
+        # each form uses its model up, so the gate has another of the same weights
+        filled = fill_zero_head(source.model(), config.seed)
+        compared = folder if filled is None else folder / FILLED
+        if filled is not None:
+            tell_zero_head()
+            compared.mkdir()
+        fused = make(source.model() if filled is None else filled, compared)
+        console.stage("running it in a process of its own")
+        plain = source.model()
+        reference = plain if filled is None else fill_zero_head(plain, config.seed) or plain
+        rows = verify_aoti(compared, reference, images, device, config.dtype, config.threads)
         if show or not all(row.passed for row in rows):
             print_rows(rows, what)
         check_rows(rows)
-        size = made.stat().st_size
+        if filled is not None:
+            make(source.model(), folder)
+            check_zeros(folder, images, device, config.dtype, config.threads)
+            shutil.rmtree(compared)
+        write_json(folder / "model.json", json.loads(card.to_json()))
+        size = (folder / "model.pt2").stat().st_size
         move(folder, config.out, command=_COMMAND, marks=MARKS)
     seconds = time.perf_counter() - start
     path = config.out / "model.pt2"

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk import console
 from vtk._path import child, environment
 from vtk.errors import VerificationError
 from vtk.models.devices import DTYPES
-from vtk.runtime.source import Source
 from vtk.runtime.torch_backend import EagerBackend
 from vtk_export import aoti_child
 from vtk_export.limits import LIMITS
@@ -27,9 +26,9 @@ _LONGEST = 3600
 
 
 def verify_aoti(
-    folder: Path, source: Source, images: Tensor, device: torch.device, precision: str, threads: int | None
+    folder: Path, model: nn.Module, images: Tensor, device: torch.device, precision: str, threads: int | None
 ) -> list[GateRow]:
-    """Compare what the files of ``folder`` answer with the source in fp32 on the CPU, at every size of `BATCHES`.
+    """Compare what the files of ``folder`` answer with the model in fp32 on the CPU, at every size of `BATCHES`.
 
     Each batch is given in every layout to ``load.py``, and to the libraries themselves as C++ programs use them; both
     must refuse images of other types, sizes and numbers.
@@ -40,12 +39,9 @@ def verify_aoti(
     Raises:
         VerificationError: the process ended early, or something wrong was answered.
     """
-    reference = EagerBackend(source.model(), torch.device("cpu"), torch.float32)
-    parts = dict(zip(map(str, BATCHES), images[: sum(BATCHES)].split(BATCHES), strict=True))
-    given = {batch: part.to(DTYPES[precision]) for batch, part in parts.items()}
-    found, answered = answers(folder, given, device.index, threads)
-    if answered:
-        raise VerificationError(f"the file answers what it was not made for ({answered[0]}); it is not kept")
+    reference = EagerBackend(model, torch.device("cpu"), torch.float32)
+    parts = _batches(images)
+    found = _answers_checked(folder, parts, device, precision, threads)
     rows = []
     for batch, part in parts.items():
         expected = reference.run({"pixel_values": part})["logits"]
@@ -54,6 +50,31 @@ def verify_aoti(
         ]
         rows.append(max(mine, key=lambda row: (not row.passed, row.error)))
     return rows
+
+
+def check_zeros(folder: Path, images: Tensor, device: torch.device, precision: str, threads: int | None) -> None:
+    """Check that the files of a model whose classifier is all zero answer with zeros, as torch does.
+
+    Raises:
+        VerificationError: they do not, or the process ended early, or something wrong was answered.
+    """
+    for name, logits in _answers_checked(folder, _batches(images), device, precision, threads).items():
+        if bool(logits.any()):
+            raise VerificationError(f"the classifier is all zero, and the file gives other logits than zeros ({name})")
+
+
+def _batches(images: Tensor) -> dict[str, Tensor]:
+    return dict(zip(map(str, BATCHES), images[: sum(BATCHES)].split(BATCHES), strict=True))
+
+
+def _answers_checked(
+    folder: Path, parts: dict[str, Tensor], device: torch.device, precision: str, threads: int | None
+) -> dict[str, Tensor]:
+    given = {batch: part.to(DTYPES[precision]) for batch, part in parts.items()}
+    found, answered = answers(folder, given, device.index, threads)
+    if answered:
+        raise VerificationError(f"the file answers what it was not made for ({answered[0]}); it is not kept")
+    return found
 
 
 def answers(

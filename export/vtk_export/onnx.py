@@ -31,7 +31,7 @@ from vtk_export.given import Given, give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
 from vtk_export.neighbours import Dependence
-from vtk_export.place import FILES, INLINE_LIMIT, move, restamp, workspace, write
+from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
 from vtk_export.preproc import check_preproc
 from vtk_export.raw import Drift, add_preproc
 from vtk_export.readme import README, onnx_page
@@ -41,7 +41,7 @@ from vtk_export.verify import (
     BATCHES,
     GateRow,
 )
-from vtk_export.zero_head import check_zero_head, fill_zero_head
+from vtk_export.zero_head import FILLED, gate_file
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -151,32 +151,24 @@ def export_onnx(
             check_preproc(card.input)
         console.stage(f"loading {source.name}")
         model = source.model()
-        # int8 rounds a classifier by its own numbers, so that of another one says nothing
-        filled = None if config.int8 or config.output == "features" else fill_zero_head(model, config.seed)
+        file, other = gate_file(
+            model, folder, card,
+            make=lambda model, where: _build(model, card, config, where, images, given),
+            gate=lambda file: gate(file, card, config, images, what, batches, given, show=show),
+            images=images[: batches[0]], threads=config.threads, seed=config.seed,
+            # int8 rounds a classifier by its own numbers, so that of another one says nothing
+            compare=not config.int8 and config.output != "features",
+        )  # fmt: skip
         drift = None
-        if filled is None:
-            file = _build(model, card, config, folder, images, given)
-            file = gate(file, card, config, images, what, batches, given, show=show)
-        else:
-            console.say("the classifier is all zero, so all logits are: the gate compares a copy with a random one")
-            (folder / "filled").mkdir()
-            other = _build(filled, card, config, folder / "filled", images, given)
-            other = gate(other, card, config, images, what, batches, given, show=show)
-            own = _build(model, card, config, folder, images, given)
-            file = dataclasses.replace(other, path=own.path, model=own.model, nodes=own.nodes)
-            if file.facts.verified:
-                check_zero_head(file.path, other.path, images[: batches[0]], file.names, config.threads)
-            else:
-                restamp(file.path, card, file.facts)
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
-            if filled is not None:
+            if other is not None:
                 other = add_preproc(other, card, other.path.parent)
                 drift = gate_preproc(other, card, config, given)
             file = add_preproc(file, card, folder)
             drift = drift or gate_preproc(file, card, config, given)
-        if filled is not None:
-            shutil.rmtree(folder / "filled")
+        if other is not None:
+            shutil.rmtree(folder / FILLED)
         write_page(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.iterdir())
         _move(folder, config.out, command="vtk export onnx")

@@ -4,8 +4,9 @@ All that depends on a version follows from here: defaults, checks, printed lines
 one takes, so where a source is silent the last number that is known holds.
 
 Sources of opsets and IR versions: onnxruntime's page "Compatibility" (1.14 to 1.20; an IR above that is refused on
-loading), the documentation of the `ort` crate (opset 22 of 1.22); onnx/onnx-tensorrt, docs/operators.md of 8.5 (opset
-17), 10.0 (20), 10.15 and 11.2 (24), and docs/Changelog.md (ONNX 1.13 since 8.6, 1.14 since 9.0, 1.17 since 10.6).
+loading), the documentation of the `ort` crate (opset 22 of 1.22), and 1.16.3, 1.17.3, 1.18.1 and 1.22.1 themselves;
+onnx/onnx-tensorrt, docs/operators.md of 8.5 (opset 17), 10.0 (20), 10.15 and 11.2 (24), and docs/Changelog.md (ONNX
+1.13 since 8.6, 1.14 since 9.0, 1.17 since 10.6).
 
 Sources of the server's images: the tables of docs/introduction/compatibility.md of triton-inference-server/server
 (ONNX Runtime, Python) and NVIDIA's Frameworks Support Matrix (TensorRT to 25.10; 26.02 by pull request 1112 of

@@ -311,3 +311,12 @@ def test_raw_values_of_which_none_is_finite_are_no_image(load: Load, value: floa
         code.from_array(image, spec)
     image[4] = 0.5
     assert code.from_array(image, spec).size == (9, 9)
+
+
+def test_an_export_over_a_broken_index_repairs_the_bank_that_runs(bank: Any, packed: Any, tmp_path: Path) -> None:
+    (tmp_path / "models" / "m" / "1" / "tasks.json").write_text("{")
+    config = TritonConfig(out=tmp_path / "models", backend="vtk", name="m")
+    sources = [f"{name}={packed.path}" for name in "ps"]
+    made = export_triton(sources, config, show=False, base=packed.path.parent / "base.safetensors").models[0]
+    assert (made.version, made.updated) == (1, True)
+    until(lambda: set(bank.tasks) == {"p", "s"})

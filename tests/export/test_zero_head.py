@@ -15,8 +15,12 @@ import vtk_export.onnx
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import VerificationError
 from vtk.runtime.source import Source
+from vtk_export import aoti, aoti_gate
+from vtk_export.aoti_config import AotiConfig
 from vtk_export.config import OnnxConfig
 from vtk_export.onnx import export_onnx
+from vtk_export.tensorrt.export import export_tensorrt
+from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.zero_head import fill_zero_head
 
 
@@ -31,9 +35,13 @@ class Mixer(Source):
         return model.eval()
 
 
-def export(out: Path, **options: Any) -> Any:
+def mixer() -> Source:
     card = Card(ModelSpec("mixer"), InputSpec(32, 32), ("a", "b", "c"))
-    return export_onnx(Mixer("timm", "mixer", None, card, described=False), OnnxConfig(out=out, **options), show=False)
+    return Mixer("timm", "mixer", None, card, described=False)
+
+
+def export(out: Path, **options: Any) -> Any:
+    return export_onnx(mixer(), OnnxConfig(out=out, **options), show=False)
 
 
 def test_a_mixer_without_weights_is_exported_with_its_zeros(tmp_path: Path) -> None:
@@ -69,6 +77,56 @@ def test_a_wrong_graph_of_a_mixer_still_fails(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(VerificationError, match="differs from that of the file that passed"):
         export(tmp_path / "out", threads=1)
     assert not list((tmp_path / "out").glob("*"))
+
+
+@pytest.mark.slow
+def test_a_mixer_without_weights_is_exported_for_tensorrt(tmp_path: Path) -> None:
+    made = export_tensorrt(mixer(), TensorrtConfig(out=tmp_path / "out"), show=False)
+    assert all(row.passed and row.compared for row in made.rows) and not (tmp_path / "out" / "filled").exists()
+    session = onnxruntime.InferenceSession(made.path, providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"pixel_values": np.ones((2, 3, 32, 32), np.float32)})
+    assert logits.shape == (2, 3) and not logits.any()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> dict[str, nn.Module]:
+    """In place of the compiler and of the process that runs its files: the models themselves, by folder."""
+    models: dict[str, nn.Module] = {}
+
+    def answers(folder: Path, batches: dict[str, torch.Tensor], *_: Any) -> Any:
+        with torch.no_grad():
+            return {f"load.py, plain, {name}": models[folder.name](part) for name, part in batches.items()}, []
+
+    def compile_package(model: nn.Module, example: Any, card: Card, precision: str, path: Path) -> None:
+        models[path.parent.name if path.parent.name == "filled" else "own"] = model
+        models[path.parent.name] = model
+        path.write_bytes(b"library")
+
+    monkeypatch.setattr(aoti, "compile_package", compile_package)
+    monkeypatch.setattr(aoti_gate, "answers", answers)
+    monkeypatch.setattr(aoti.aoti_backend.AotiBackend, "check_compiler", lambda: None)
+    return models
+
+
+def test_a_mixer_without_weights_is_compiled_with_its_zeros(
+    tmp_path: Path, compiled: dict[str, nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = aoti.export_aoti(mixer(), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
+    assert all(row.passed and row.compared for row in made.rows)
+    assert compiled["filled"].head.weight.any() and not compiled["own"].head.weight.any()
+    assert not (tmp_path / "out" / "filled").exists()
+    seen = []
+
+    def wrong(folder: Path, batches: dict[str, torch.Tensor], *_: Any) -> Any:
+        seen.append(folder.name)
+        with torch.no_grad():  # the copy is right, the file that would be kept is not
+            found = {f"load.py, plain, {name}": compiled["filled"](part) for name, part in batches.items()}
+        return found, []
+
+    monkeypatch.setattr(aoti_gate, "answers", wrong)
+    with pytest.raises(VerificationError, match="gives other logits than zeros"):
+        aoti.export_aoti(mixer(), AotiConfig(out=tmp_path / "other", device="cpu"), show=False)
+    assert len(seen) == 2 and not (tmp_path / "other").exists()
 
 
 def test_only_a_classifier_of_zeros_is_filled() -> None:

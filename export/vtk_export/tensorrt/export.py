@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
-from torch import Tensor
+from torch import Tensor, nn
 
 from vtk import console
 from vtk._path import child, environment
@@ -27,7 +27,7 @@ from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.digests import file_digest
 from vtk.runtime.opening import open_and_tell
-from vtk.runtime.source import Opening, Source
+from vtk.runtime.source import Opening
 from vtk_export.build import File, build
 from vtk_export.gate import gate
 from vtk_export.given import give_images, judging
@@ -40,6 +40,7 @@ from vtk_export.tensorrt.finding import Finding
 from vtk_export.tensorrt.lint import check, load
 from vtk_export.tensorrt_config import TensorrtConfig
 from vtk_export.verify import BATCHES, GateRow
+from vtk_export.zero_head import FILLED, gate_file
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -135,9 +136,16 @@ def export_tensorrt(
             card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         console.stage(f"loading {source.name}")
-        file = _build(source, card, config, folder, images)
         # that of the ONNX exporter; whether the graph is fused does not matter to it
-        file = gate(file, card, config.onnx_config(config.out), images, what, batches, given, show=show)
+        options = config.onnx_config(config.out)
+        file, other = gate_file(
+            source.model(), folder, card,
+            make=lambda model, where: _build(model, card, config, where, images),
+            gate=lambda file: gate(file, card, options, images, what, batches, given, show=show),
+            images=images[: batches[0]], threads=options.threads, seed=config.seed,
+        )  # fmt: skip
+        if other is not None:
+            shutil.rmtree(folder / FILLED)
         proto = load(file.path)
         console.stage(f"checking the graph for TensorRT {target.version}")
         findings = check(proto, target)
@@ -174,17 +182,17 @@ def build_engine(folder: Path) -> dict[str, Any]:
     return stamp
 
 
-def _build(source: Source, card: Card, config: TensorrtConfig, folder: Path, images: Tensor) -> File:
+def _build(model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor) -> File:
     """Write the fused form, or the model as it is with attention written out."""
     if config.fuse is not False:
         try:
-            return build(source.model(), card, config.onnx_config(folder, fuse=True), folder, images,
+            return build(model, card, config.onnx_config(folder, fuse=True), folder, images,
                          divide_scores=False)  # fmt: skip
         except UsageError as error:
             if config.fuse:
                 raise
             console.say(f"exported as it is: {str(error).partition(';')[0]}")
-    return build(source.model(), card, config.onnx_config(folder, fuse=False), folder, images)
+    return build(model, card, config.onnx_config(folder, fuse=False), folder, images)
 
 
 def _write_side_files(

@@ -188,7 +188,7 @@ def _bank(made: Draft, order: Order) -> Filled:
     if made.old is not None and made.old.versions:
         last = made.old.path / str(made.old.versions[-1])
         # what runs follows an index of this format, whichever its code
-        if made.old.config == message and has_base(last, made.at, packed.base):
+        if made.old.config == message and has_base(last, packed.base):
             if not same_code(last, "vtk"):
                 console.say(f"{order.name}: a server that runs version {made.old.versions[-1]} takes up the packs now, "
                             "and this toolkit's code when it starts again")  # fmt: skip

@@ -1,6 +1,5 @@
 """The packs of a `TaskBank` in a version folder: their base once, and a folder for each."""
 
-import filecmp
 import hashlib
 import json
 import shutil
@@ -21,7 +20,7 @@ from vtk.formats import read_json, write_json
 from vtk.runtime.source import open_source
 from vtk.serving import TaskBank
 from vtk.tasks.base import store_base
-from vtk.tasks.cards import CARD, HASHES, TENSORS
+from vtk.tasks.cards import CARD, HASHES, TENSORS, read_card
 from vtk.tasks.load import load_task
 from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
@@ -141,10 +140,10 @@ def write_packs(
     return Packed(cards, base, tuple(rows), what)
 
 
-def has_base(earlier: Path, version: Path, base: str) -> bool:
-    """Return whether the packs of an earlier export have the base ``base``, which the new version holds.
+def has_base(earlier: Path, base: str) -> bool:
+    """Return whether the packs of an earlier export have the base of this id.
 
-    A damaged index says nothing; then the file of the base does, and the export repairs the model that serves.
+    A damaged index says nothing; then a pack's card does, and the export repairs the model that serves.
     """
     try:
         index = read_json(earlier / INDEX)
@@ -152,10 +151,13 @@ def has_base(earlier: Path, version: Path, base: str) -> bool:
         index = None
     if isinstance(index, dict) and "base" in index:
         return index["base"] == base and index.get("format") == 1
-    try:
-        return filecmp.cmp(earlier / BASE, version / BASE, shallow=False)
-    except OSError:
-        return False
+    for path in sorted((earlier / PACKS).glob(f"*/{CARD}")):
+        try:
+            card = read_card(path.parent)
+        except DataError:
+            continue
+        return card.base is not None and card.base.id == base
+    return False
 
 
 def _pack(path: Path) -> Path:

@@ -20,40 +20,42 @@ from vtk.profiling.server.client import RequestFailed
 MOST = 2048
 MEMORY = 64 << 20
 ALL, SHARE = 64, 4
-"""So many answers of a window are all compared; of more a quarter is, which is some 1 % of what a request costs."""
+"""So many answers of a window are all compared, of the others a quarter: some 1 % of what a request costs."""
 
 _TOGETHER = 128
 
 
 def sample_size(bytes_each: int) -> int:
     """Return how many answers are kept of a window, at most."""
-    return max(4, min(MOST, MEMORY // max(bytes_each, 1)))
+    return min(MOST, MEMORY // max(bytes_each, 1))
 
 
 class Sample:
-    """A fair sample of numbered answers: each has the same chance, whatever the server's rhythm (reservoir sampling).
+    """The first `ALL` numbered answers, and of the others a random share, whatever the server's rhythm.
 
     Attributes:
-        kept: (number of the request, answer).
+        kept: (number of the request, answer), at most ``most``; of too many each of the share has the same chance
+            (reservoir sampling).
         seen: answers offered.
     """
 
     def __init__(self, most: int, seed: int = 0) -> None:
-        self.most, self.seen = most, 0
+        # at least four, and where answers are large half of the room is for later ones
+        self.most, self.seen, self._chosen = max(most, 4), 0, 0
+        self._all = min(ALL, self.most // 2)
         self.kept: list[tuple[int, Any]] = []
         self._random = random.Random(seed).random
-
-    def drawn(self) -> list[tuple[int, Any]]:
-        """Return the answers to compare."""
-        count = max(ALL, self.seen // SHARE)
-        return self.kept if len(self.kept) <= count else random.Random(self.seen).sample(self.kept, count)
 
     def offer(self, number: int, answer: Any) -> None:
         """Keep an answer, or not."""
         self.seen += 1
+        if self.seen > self._all:
+            if self._random() * SHARE >= 1:
+                return
+            self._chosen += 1
         if len(self.kept) < self.most:
             self.kept.append((number, answer))
-        elif (place := int(self._random() * self.seen)) < self.most:
+        elif (place := self._all + int(self._random() * self._chosen)) < self.most:
             self.kept[place] = (number, answer)
 
 

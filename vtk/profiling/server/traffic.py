@@ -117,7 +117,7 @@ class Traffic:
             run = open_loop(self.client.infer, level.rate, duration_s, seed=self.config.seed, **options)
         else:
             run = closed_loop(self.client.infer, level.concurrency or 1, duration_s, **options)
-        return self._judge(sample.drawn(), level.batch), run
+        return self._judge(sample.kept, level.batch), run
 
     def _idle(self, batch: int) -> Verdict:
         """Judge a few answers of a server that does nothing else."""

@@ -79,9 +79,7 @@ def main(side: int, classes: int, batch: int) -> None:
                 make=lambda number: client.request(info, pool, number, batch, {}),
             )  # fmt: skip
             if sample is not None:
-                found = expected.judge(
-                    sample.drawn(), lambda a: client.decode(a, "logits"), lambda n: pool.rows(n, batch)
-                )
+                found = expected.judge(sample.kept, lambda a: client.decode(a, "logits"), lambda n: pool.rows(n, batch))
                 assert found.checked > 0 == found.wrong, found
             assert not run.failed
             return (time.process_time() - begin) / len(run.latencies)

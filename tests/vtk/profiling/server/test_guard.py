@@ -145,7 +145,7 @@ def test_odd_answers_to_every_request_are_one_line(stub: Stub) -> None:
         {"parameters": {"binary_data_size": 1 << 40}},
         {"parameters": {"binary_data_size": "x"}},
         {"parameters": {"binary_data_size": -8}},
-        {"shape": 7, "data": 7},
+        {"shape": [], "data": 7},
     ],
 )
 def test_an_answer_that_is_not_its_shape_failed(stub: Stub, change: dict[str, Any]) -> None:
