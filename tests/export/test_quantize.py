@@ -34,7 +34,7 @@ def export(
         argv = ("export", "onnx", calm.path, "--out", out, "--threads", 1, "--json", "--data", calm.photos, *argv)
         assert main(list(map(str, argv))) == 0
         printed = capsys.readouterr()
-        assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.onnx"]
+        assert sorted(p.name for p in out.iterdir()) == ["README.md", "model.json", "model.onnx"]
         return onnx.load(out / "model.onnx"), json.loads(printed.out), printed.err
 
     return run
