@@ -5,7 +5,6 @@ It is ``task.json`` in a pack, ``__metadata__["vtk"]`` in a merged safetensors f
 """
 
 import dataclasses
-import json
 import math
 import re
 import types
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from vtk.errors import DataError
-from vtk.formats import parse_json
+from vtk.formats import parse_json, to_json
 from vtk.readers import reading
 
 SCHEMA = 1
@@ -177,7 +176,7 @@ class Card:
 
     def to_json(self) -> str:
         """Return compact JSON, for metadata fields."""
-        return json.dumps(self.to_dict(), ensure_ascii=False)
+        return to_json(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str, where: str | Path) -> "Card":

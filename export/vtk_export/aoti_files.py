@@ -72,7 +72,8 @@ torch alone.
 {code_block(python_code(card))}
 `classify("photo.jpg")` gives the classes of an image, the most likely first. `model(images)` takes any memory layout,
 refuses what it was not compiled for with a TypeError or ValueError that says why, and may be called from several
-threads: the calls follow each other, and each uses torch's threads.
+threads: the calls follow each other, and each uses torch's threads. Start other processes with `spawn` and load it in
+each: torch's threads do not survive a `fork`.
 
 ## C++
 

@@ -1,5 +1,6 @@
 """``load.py`` beside a ``.pt2``: right or refused, whatever it is given, with libraries that read memory blindly."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -91,6 +92,26 @@ def test_what_it_was_not_made_for_is_refused(images: Tensor, path: Path) -> None
         with pytest.raises((TypeError, ValueError), match="images are"):
             pytest.fail(f"answered: {name} {model(value)}")
     assert not any(library.pointers for library in model._models.values())  # neither a probe nor one of these ran
+
+
+def test_images_whose_memory_was_given_up_are_refused(path: Path) -> None:
+    model = aoti_load.load(path)
+    for left in (0, 8):
+        images = torch.rand(2, *model.shape)
+        images.untyped_storage().resize_(left)
+        with pytest.raises(ValueError, match="memory was given up"):
+            model(images)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_forked_while_a_thread_was_in_a_call_can_call(path: Path) -> None:
+    model = aoti_load.load(path)
+    with model._alone:  # as a thread that is not there after the fork
+        child = os.fork()
+        if not child:
+            os._exit(0 if model._alone.acquire(timeout=5) else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_variable_is_set_for_the_first_calls_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

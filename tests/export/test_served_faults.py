@@ -240,6 +240,18 @@ def test_an_attempt_that_ended_between_two_steps_is_no_obstacle_to_the_next(
     assert "no room" in said[0] and len(bank.bank.tasks) == 3
 
 
+def test_a_pack_whose_weights_are_not_those_of_its_digest_is_not_served(bank: Any, said: list[str]) -> None:
+    """A third of them is zero, as after a copy that broke off; when the copy is whole it is served."""
+    file = bank.index.path.parent / "packs" / "q" / "task.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: -len(whole) // 3] + bytes(len(whole) - len(whole[: -len(whole) // 3])))
+    bank.write(bank.both)
+    until(lambda: "r" in bank.tasks)
+    assert "q" not in bank.tasks and "task 'q'" in said[0] and "is damaged, or not copied yet" in said[0]
+    file.write_bytes(whole)
+    until(lambda: "q" in bank.tasks)
+
+
 def test_a_watch_that_has_ended_starts_again_with_the_next_request(bank: Any, said: list[str]) -> None:
     bank.watcher = threading.Thread(target=int)
     bank.watcher.start()

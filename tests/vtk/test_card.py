@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vtk.card import BaseRef, Card, InputSpec, ModelSpec, Transform
 from vtk.errors import DataError
+from vtk.tasks.load import card_metadata
 
 CARD = Card(
     model=ModelSpec("vit_tiny_patch16_224", {"depth": 2}),
@@ -84,3 +85,11 @@ def test_any_json_in_any_field_gives_a_card_or_a_data_error(name: str, value: An
 def test_what_is_no_card_is_said_to_be_none(text: str) -> None:
     with pytest.raises(DataError):
         Card.from_json(text, "x")
+
+
+def test_class_names_that_are_no_utf_8_are_written_into_every_format() -> None:
+    card = dataclasses.replace(CARD, classes=("a", "\udcff\udc80", "é"))
+    card.to_json().encode()  # as safetensors and ONNX do
+    assert Card.from_json(card.to_json(), "here") == card
+    card_metadata(card)["vtk"].encode()
+    assert "ü b" in CARD.to_json()

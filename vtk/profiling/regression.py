@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from vtk import console
+from vtk.errors import DataError
 from vtk.profiling.result import Cell, ProfileResult
 
 SMALL = 0.03
@@ -35,7 +36,9 @@ class Change:
 
     @property
     def growth(self) -> float | None:
-        """Fraction by which the latency grew, None where one of the two has none."""
+        """Fraction by which the latency grew, None where one of the two has none or was not measured to the end."""
+        if (self.old_status, self.new_status) != ("ok", "ok"):
+            return None
         old, new = self.old_ms, self.new_ms
         return new / old - 1 if _is_time(old) and _is_time(new) else None
 
@@ -112,7 +115,7 @@ def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str |
         new: the same.
 
     Raises:
-        DataError: a file is no profile.
+        DataError: a file is no profile, or has a cell twice.
     """
     before, after = (one if isinstance(one, ProfileResult) else ProfileResult.read(Path(one)) for one in (old, new))
     cells, known = _cells(after), _cells(before)
@@ -155,7 +158,11 @@ def print_comparison(found: Comparison, names: Sequence[str]) -> None:
 
 
 def _cells(result: ProfileResult) -> dict[tuple[str, int], Cell]:
-    return {(backend.name, cell.batch): cell for backend, cell in result.cells()}
+    found: dict[tuple[str, int], Cell] = {}
+    for backend, cell in result.cells():
+        if found.setdefault((backend.name, cell.batch), cell) is not cell:
+            raise DataError(f"a profile of {result.source} has {backend.name} batch {cell.batch} twice; was it edited?")
+    return found
 
 
 def _ms(value: float | None) -> str:

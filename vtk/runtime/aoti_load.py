@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import threading
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,7 @@ class Model:
         self.shape, self.dtype, self.device, self.max_batch = shape, dtype, device, max_batch
         # a library is for one call at a time; its own queue can wait for ever after a call that failed
         self._alone = threading.Lock()
+        _MODELS.add(self)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Map images (B, *shape) of any layout to logits (B, classes), without gradients.
@@ -109,12 +111,34 @@ class Model:
             raise ValueError(f"images are {tuple(images.shape)}; this model takes (1 to {self.max_batch}, {wanted})")
         if images.device != self.device:
             raise ValueError(f"images are on {images.device}; this model is on {self.device}")
+        # a shrunk storage leaves shape and strides as they were
+        reach = 1 + sum((size - 1) * step for size, step in zip(images.shape, images.stride(), strict=True))
+        if (
+            not images._is_zerotensor()
+            and images.untyped_storage().nbytes() < (images.storage_offset() + reach) * images.element_size()
+        ):
+            raise ValueError(f"images are {tuple(images.shape)}, but their memory was given up or is shorter")
         channels, height, width = self.shape
         strides = (channels * height * width, height * width, width, 1)
         # `contiguous` would keep odd strides of dimensions of length 1, a pending sign, and zeros without memory
         if images.stride() != strides or images.is_neg() or not (memory := images.data_ptr()) or memory % 64:
             images = torch.empty(images.shape, dtype=self.dtype, device=self.device).copy_(images)
         return images
+
+
+_MODELS: "weakref.WeakSet[Model]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Let a forked process call: a thread that was in a call, and would have ended it, is not there."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    for model in _MODELS:
+        model._alone = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, dict[str, str]]:

@@ -1,7 +1,6 @@
 """From a pack or a merged checkpoint to a plain timm model."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -247,4 +246,4 @@ def _full(tensor: Tensor) -> Tensor:
 
 def card_metadata(card: Card) -> dict[str, str]:
     """Return the safetensors metadata that carries a card."""
-    return {"format": "pt", "vtk": json.dumps(card.to_dict(), ensure_ascii=False)}
+    return {"format": "pt", "vtk": card.to_json()}

@@ -10,7 +10,7 @@ import torch
 
 from vtk import console
 from vtk.errors import DataError, VerificationError
-from vtk.formats import write_json
+from vtk.formats import to_json, write_json
 from vtk.runtime import digests
 from vtk.runtime.facts import Facts
 from vtk_export.config import TasksConfig
@@ -148,7 +148,7 @@ class Build:
     def _props(self, name: str) -> dict[str, str]:
         if name == GATHERED:  # no task can be called so
             tasks = [{"name": m.name, "card": m.card.to_dict()} for m in self.members]
-            return {"vtk.tasks": json.dumps({"format": 1, "tasks": tasks}, ensure_ascii=False)}
+            return {"vtk.tasks": to_json({"format": 1, "tasks": tasks})}
         facts = Facts(target=self.config.target or "")
         return {"vtk": next(m.card for m in self.members if m.name == name).to_json(), **facts.props()}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vtk.__main__ import main
+from vtk.errors import DataError
 from vtk.formats import write_json
 from vtk.profiling.config import ProfileCommand
 from vtk.profiling.regression import compare_profiles
@@ -84,6 +85,20 @@ def test_what_had_no_number_before_may_go_and_what_is_new_is_told(files, capsys:
     said = " ".join(captured.err.split())
     assert "not in the old profile: fused batch 1" in said and "torch: 2.13 and 2.14" in said
     assert "onnx: 1.18 and none" in said
+
+
+def test_a_time_of_a_cell_that_was_wrong_is_none() -> None:
+    new = result(eager=10.0)
+    cell = replace(new.backends[0].cells[0], status="mismatch", reason="wrong")
+    new = replace(new, backends=(replace(new.backends[0], cells=(cell,)),))
+    assert compare_profiles(result(eager=10.0), new).failures(50.0) == ["eager batch 1: ok → mismatch, allowed 50 %"]
+
+
+def test_a_cell_that_is_there_twice_hides_no_other() -> None:
+    slow, fast = result(eager=100.0), result(eager=10.0)
+    both = replace(slow, backends=slow.backends + fast.backends)
+    with pytest.raises(DataError, match="eager batch 1 twice"):
+        compare_profiles(fast, both)
 
 
 def test_median_is_not_compared_with_a_mean() -> None:

@@ -63,8 +63,10 @@ class Pool:
         """
         count = len(self.images)
         first: Any = number if isinstance(number, int) else number[:, None]
-        step = 2 * (first // count % max(count // 2, 1)) + 1
-        return (first + step * np.arange(batch)) % count
+        turn = first // count
+        step = 2 * (turn % max(count // 2, 1)) + 1
+        # each turn has another order: a server whose answers are those of the request before would look right in one
+        return (step * (first % count + np.arange(batch)) + turn) % count
 
     def mark(self, row: int, number: int) -> bytes:
         """Return the first values of an image with ``number`` (its lowest 32 bits) in them."""

@@ -6,7 +6,9 @@ serve, and a batch sees the tasks as they were when it began, so nothing waits a
 is said and tried again (`vtk_index`), and what is served stays.
 """
 
+import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +23,7 @@ from vtk_rows import Batches, Task, answer, log, parameters, why  # type: ignore
 from vtk.serving import TaskBank
 
 POLL_S = 1.0
+_PARTS = ("task.json", "task.safetensors", "base_tensors.json")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -106,7 +109,11 @@ class TritonPythonModel:
         if self.keys.get(name) == key:
             return
         if key not in self.bank.tasks:  # else the last attempt ended after that
-            self.bank.add(key, self.index.path.parent / entry["pack"])
+            pack = self.index.path.parent / entry["pack"]
+            # zeroed or half copied weights are read without complaint; an index by hand may have any text as digest
+            if re.fullmatch("[0-9a-f]{16}", entry["digest"]) and entry["digest"] != _digest(pack):
+                raise ValueError(f"{pack} is damaged, or not copied yet: its bytes are not those of its digest")
+            self.bank.add(key, pack)
         info = self.bank.tasks[key]
         self._change(name, key, Task(tuple(info.classes), (info.in_chans, info.height, info.width)))
 
@@ -119,3 +126,14 @@ class TritonPythonModel:
                 self.keys[name], self.tasks[name] = key, task
             if old is not None:
                 self.bank.remove(old)
+
+
+def _digest(pack: Path) -> str:
+    """Return the digest of a pack's files, as the export writes it into the index."""
+    found = hashlib.sha256()
+    for part in _PARTS:
+        found.update(json.dumps([part, (pack / part).stat().st_size]).encode())
+        with (pack / part).open("rb") as file:
+            while chunk := file.read(1 << 24):
+                found.update(chunk)
+    return found.hexdigest()[:16]

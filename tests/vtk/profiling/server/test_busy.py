@@ -88,7 +88,9 @@ def test_the_command_names_wrong_of_checked_and_ends_with_4(
     model.fault, model.service_s = FAULTS["off"][0](model), 0.001
     options = ["--concurrency", "1,4", "--duration", "0.15", "--stability", "500"]
     assert main(["profile", "--server", http_url, *options]) == 4
-    out = " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert "\\n" not in said, "a line end within a text is shown as one"
+    out = " ".join(said.split())
     assert "batch 1, 4 clients: wrong answer, not timed: under load" in out and "checked answers are wrong" in out
     assert "batch 1, 1 client:" not in out  # alone it is right, and timed
 
@@ -104,6 +106,19 @@ def test_an_open_loop_is_checked_too(model: Any, http_url: str) -> None:
     model.fault, model.service_s = FAULTS["another request's"][0](model), 0.004
     (level,) = run(http_url, concurrency=(), rate=(400.0,), duration=0.3).levels
     assert level.status == "mismatch" and "another request" in level.reason
+
+
+def test_a_server_that_is_one_answer_behind_is_wrong_without_a_reference_too(model: Any, http_url: str) -> None:
+    """To one client it would look right if images always came in one order."""
+    last: list[np.ndarray] = []
+
+    def behind(number: int, logits: np.ndarray) -> np.ndarray:
+        last.append(logits)
+        return last[-2] if len(last) > 1 else logits
+
+    model.fault, model.service_s = behind, 0.0005
+    (level,) = run(http_url, concurrency=(1,), reference=None).levels
+    assert level.status == "mismatch" and level.wrong and level.p50_ms is None
 
 
 def test_grpc_is_checked_too(model: Any, grpc_url: str) -> None:
