@@ -27,6 +27,9 @@ MIN_CROP = 0.05
 MAX_PIXELS, MAX_CHANNELS, MAX_NUMBER, MAX_LAYERS = 1 << 26, 1024, 1 << 16, 256
 """Bounds of what a card may ask for, far above any model: building one costs memory before its tensors are compared."""
 
+MAX_NAME = 256
+"""Letters of a model's name, which stands in tables."""
+
 VALUE_TYPES = ("int8", "uint16", "int16", "uint32", "int32", "float16", "float32", "float64")
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 # names come from folders: bytes that are no UTF-8 are escaped as Python does, and that is the only use of this range
@@ -235,6 +238,8 @@ def _card_fault(card: Card) -> str | None:
         return "`classes` must be one or more different names"
     if broken := next(filter(_NO_TEXT.search, card.classes), None):
         return f"`classes` has {_show(broken)}, which is no text"
+    if len(card.model.name) > MAX_NAME:
+        return f"`model.name` has {len(card.model.name):,} letters, timm's at most {MAX_NAME}"
     if odd := next((name for name in card.model.kwargs if not name.isidentifier()), None):  # it is written into code
         return f"`model.kwargs` has {_show(odd)}, which is no name of an argument"
     if own := sorted(OWN_ARGUMENTS.keys() & card.model.kwargs.keys()):

@@ -31,6 +31,7 @@ def test_a_card_survives_json() -> None:
         ({"classes": "ab"}, "expected"),
         ({"classes": [1, 2]}, "expected str"),
         ({"unknown": 1}, "unknown key `unknown`"),
+        ({"model": {"name": "x" * 9999}}, "`model.name` has 9,999 letters"),
         ({"input": {"height": 32}}, "`width` is missing"),
         ({"input": {"height": "32", "width": 32}}, "expected int, found '32'"),
         ({"input": {"height": 0, "width": 32}}, "impossible"),
