@@ -102,12 +102,16 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
     start = time.perf_counter()
-    with workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder:
+    with (
+        console.stages(show),
+        workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder,
+    ):
         card = dataclasses.replace(source.card, base=None, pack={})
         given = give_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
             card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
+        console.stage(f"loading {source.name}")
         model, fused = _form(source.model(), dtype, config.fuse)
         made = folder / "model.pt2"
         with as_data_error(config.out):
@@ -115,6 +119,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         del model
         write_json(folder / "model.json", json.loads(card.to_json()))
         write_beside(folder, card, config.dtype, device.type)
+        console.stage(f"comparing the file with torch at {len(BATCHES)} batch sizes, in a process of its own")
         rows = verify_aoti(folder, source, images, device, config.dtype, config.threads)
         if show or not all(row.passed for row in rows):
             print_rows(rows, what)
