@@ -8,6 +8,7 @@ import contextlib
 import io
 import logging
 import math
+import re
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,6 +31,7 @@ from vtk.text import printable, printable_json, several_lines
 _json_mode = False
 _stages: ContextVar[bool] = ContextVar("stages", default=False)
 _WIDEST = 1 << 16  # of a table that nothing folds
+_WORDS = re.compile(r"\S+\s*|\s+")
 
 
 class _Console(Console):
@@ -52,13 +55,12 @@ def stream(width: int | None = None) -> Console:
 def say(text: str = "", *more: str, style: str | None = None) -> None:
     """Print one line for people, and each of ``more`` on a line of its own; nothing in them is markup."""
     for line in (text, *more):
-        stream().print(Text(printable(line)), style=style)
+        _print(stream(), line, style)
 
 
 def warn(text: str) -> None:
     """Print one warning line on stderr."""
-    line = Text(printable(f"warning: {text}"))
-    Console(file=sys.stderr, highlight=False, soft_wrap=True).print(line, style="yellow")
+    _print(_Console(file=sys.stderr, highlight=False), f"warning: {text}", "yellow")
 
 
 def complain(text: str) -> None:
@@ -229,6 +231,23 @@ class _Lines:
 
 def _is_terminal() -> bool:
     return (sys.stderr if _json_mode else sys.stdout).isatty()
+
+
+def _print(out: Console, text: str, style: str | None) -> None:
+    """Print one line; a terminal gets lines that end between words, and a longer word, such as a path, in one piece."""
+    shown = printable(text)
+    for line in _lines(shown, out.width) if out.file.isatty() else (shown,):
+        out.print(Text(line), style=style, soft_wrap=True)
+
+
+def _lines(text: str, width: int) -> Iterator[str]:
+    line = ""
+    for word in _WORDS.findall(text):
+        if line.strip() and cell_len(line + word.rstrip()) > width:
+            yield line.rstrip()
+            line = ""
+        line += word
+    yield line
 
 
 def _cell(value: object) -> Text:

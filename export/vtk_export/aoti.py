@@ -131,7 +131,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
             tell_zero_head()
             compared.mkdir()
         fused = make(source.model() if filled is None else filled, compared)
-        console.stage("running it in a process of its own")
+        console.stage(f"comparing the file with torch at {len(BATCHES)} batch sizes, in a process of its own")
         plain = source.model()
         reference = plain if filled is None else fill_zero_head(plain, config.seed) or plain
         rows = verify_aoti(compared, reference, images, device, config.dtype, config.threads)

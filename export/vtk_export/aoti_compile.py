@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.card import Card
 from vtk.errors import VerificationError, VtkError
 from vtk.runtime import aoti_backend
@@ -46,11 +47,12 @@ def compile_package(
     options["cpp.dynamic_threads"] = True
     model = model.eval().requires_grad_(False)
     try:
+        console.stage("compiling it for one image")  # `silence` keeps lines back
         with silence(), torch.no_grad():
-            files = {
-                ONE: _compile(model, example[:1].contiguous(), None, options),
-                MORE: _compile(model, example, torch.export.Dim("batch", min=2, max=max_batch), options),
-            }
+            files = {ONE: _compile(model, example[:1].contiguous(), None, options)}
+        console.stage(f"compiling it for 2 to {max_batch:,} images")
+        with silence(), torch.no_grad():
+            files[MORE] = _compile(model, example, torch.export.Dim("batch", min=2, max=max_batch), options)
             package_aoti(str(path), files)
     except VtkError:
         raise

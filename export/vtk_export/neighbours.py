@@ -53,8 +53,8 @@ class Dependence:
             return "one image a call: no image has neighbours; a NaN or infinite image gives NaN"
         among = f"among others in calls of {self.batch} (black, very large, infinite and NaN ones too)"
         if self.relative <= bound:
-            return (f"an image alone and {among}: outputs equal within {self.relative:.1e} of the largest; a NaN or "
-                    "infinite image gives NaN in its own row")  # fmt: skip
+            same = f"equal within {self.relative:.1e} of the largest" if self.relative else "equal"
+            return f"an image alone and {among}: outputs {same}; a NaN or infinite image gives NaN in its own row"
         return (
             f"an image's outputs depend on its neighbours: alone and {among} they differ by up to {self.error:.2g} "
             f"({console.percent(self.relative, 1)} of the largest; {self.worst}), the class in {self.changed} of "

@@ -60,7 +60,7 @@ class ExportResult:
         path: ``DIR/model.onnx``.
         opset: of the standard domain, read from the file.
         batch: fixed batch size, None for any.
-        bytes: of all files of the export.
+        bytes: of the file, with weights that lie beside it.
         rows: the gate, per batch size; none where ``--unverified`` kept a file that nothing here runs.
         images: what it was verified with.
         seconds: of export and verification.
@@ -170,7 +170,7 @@ def export_onnx(
         if other is not None:
             shutil.rmtree(folder / FILLED)
         write_page(file, card, config, folder)
-        size = sum(entry.stat().st_size for entry in folder.iterdir())
+        size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
         _move(folder, config.out, command="vtk export onnx")
     return ExportResult(
         path=config.out / "model.onnx",

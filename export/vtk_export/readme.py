@@ -8,7 +8,7 @@ from vtk.card import Card
 from vtk.markdown import span
 from vtk.marks import begins
 from vtk.tasks.prepare_code import prepare_code
-from vtk.tasks.readme import card_sections, classify_code, code_block
+from vtk.tasks.readme import card_sections, classify_code, code_block, shares_code
 from vtk_export.preproc import RAW_TYPES
 from vtk_export.sizes import Sizes
 
@@ -59,8 +59,8 @@ def onnx_page(
     code = onnx_code(card, names=names, half=half, in_graph=in_graph, batch=batch)
     return (
         f"{ONNX}{span(card.model.name)}\n\n`model.onnx` has its weights in {kind}. {checked} "
-        f"{_facts(card, in_graph, half or 'fp32', batch, sizes)}\n"
-        "In this folder, with onnxruntime and Pillow installed:\n\n"
+        f"{_facts(card, in_graph, half or 'fp32', batch, sizes, alone=int8 == 'dynamic')}\n\n"
+        f"In this folder, with onnxruntime and Pillow installed, these lines load the model; then {_use(names[0])}:\n\n"
         f"{code}\n"
         f"{card_sections(card, in_graph=in_graph, outputs=tuple(names))}"
     )
@@ -104,21 +104,43 @@ def onnx_code(card: Card, *, names: Sequence[str], half: str, in_graph: bool = F
     return code_block(*parts)
 
 
-def _facts(card: Card, in_graph: bool, kind: str, batch: int | None, sizes: Sizes | None) -> str:
-    """Return the sentences that say what the input is, and what becomes of other inputs."""
+def _use(output: str) -> str:
+    if output == "features":
+        return '`run("photo.jpg")["features"]` gives the features of an image'
+    return '`classify("photo.jpg")` gives the classes of an image with their probabilities, the most likely first'
+
+
+def _facts(
+    card: Card,
+    in_graph: bool,
+    kind: str,
+    batch: int | None,
+    sizes: Sizes | None,
+    *,
+    alone: bool = False,
+    sides: str = "",
+) -> str:
+    """Return the sentences that say what the input is, and what becomes of other inputs.
+
+    Args:
+        alone: an image's outputs depend on the others in its call.
+        sides: in place of the card's height and width.
+    """
     spec = card.input
     count = "any number of images, one or more" if batch is None else f"exactly {batch} image{'s' * (batch > 1)}"
     if in_graph:
         shape = "(batch, height, width, 3), of any size"
         name, kind = "images", RAW_TYPES[spec.value_type].lower()
     else:
-        sides = "height, width" if sizes else f"{spec.height}, {spec.width}"
+        sides = sides or ("height, width" if sizes else f"{spec.height}, {spec.width}")
         name, shape = "pixel_values", f"(batch, {spec.in_chans}, {sides})"
     text = f"Input: `{name}`, {kind}, {shape}; {count} at once, all of one size."
+    if alone and batch != 1:
+        text += " Run one image a call: the outputs of an image depend on the others in its call."
     if sizes and not sizes.free:
         text += (
-            f" Height is a multiple of {sizes.step[0]} from {sizes.least[0]} on and width of {sizes.step[1]} from "
-            f"{sizes.least[1]} on; other sizes end the run with an error."
+            f" The height is a multiple of {sizes.step[0]}, at least {sizes.least[0]}; the width a multiple of "
+            f"{sizes.step[1]}, at least {sizes.least[1]}. Other sizes end the run with an error."
         )
     if not in_graph:
         text += (
@@ -142,9 +164,10 @@ def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> 
         f"`bash build.sh`, or `python build_engine.py`, builds `model.engine` of `model.onnx` with TensorRT {version} "
         "or newer, on the GPU that is to run it: an engine is for one GPU and one version. From Python, "
         "`build_engine.load_engine()` returns it, after a look at its stamp. `profile.json` has the range of batch "
-        f"sizes; TensorRT refuses others. `bash compare.sh` compares it with ONNX Runtime. "
-        f"{_facts(card, False, half or 'fp32', batch, None)}\n"
-        "The graph that the engine is built of, in this folder, with onnxruntime and Pillow installed:\n\n"
+        f"sizes; TensorRT refuses others. `bash compare.sh` compares it with ONNX Runtime.\n\n"
+        f"{_facts(card, False, half or 'fp32', batch, None)}\n\n"
+        "Without TensorRT, in this folder, with onnxruntime and Pillow installed, these lines load the graph that the "
+        f"engine is built of; then {_use('logits')}:\n\n"
         f"{onnx_code(card, names=('logits',), half=half, batch=batch)}\n{card_sections(card)}"
     )
 
@@ -198,13 +221,20 @@ def tasks_page(
     last = next(iter(cards))
     run = "run" if files else "run_gathered"
     code.append(
-        f"def classify(path, task={last!r}):  # each class with its logit, the most likely first\n"
-        f'    return sorted(zip(tasks[task]["classes"], {run}(path, task).tolist()), key=lambda pair: -pair[1])'
+        f"def classify(path, task={last!r}):  # each class with its probability, the most likely first\n"
+        f"    values = {run}(path, task).astype(np.float64)\n    shares = {shares_code(cards)}\n"
+        '    return sorted(zip(tasks[task]["classes"], shares.tolist()), key=lambda pair: -pair[1])'
     )
+    several = len({card.input.size for card in cards.values()}) > 1
+    facts = _facts(cards[last], False, "fp32", batch, None, sides="height, width" * several)
+    if several:
+        facts += " Height and width are those of the task, below."
     parts = [
         f"{TASKS}\n\n{' '.join(what)} `tasks.json` says which file, number and classes a task has. "
-        f"{_facts(next(iter(cards.values())), False, 'fp32', batch, None)}\n"
-        f"In this folder, with onnxruntime and Pillow installed:\n\n{code_block(*code)}"
+        f"{facts}\n\n"
+        "In this folder, with onnxruntime and Pillow installed, these lines define all that is needed; then "
+        f'`classify("photo.jpg", task)` gives the classes of an image with their probabilities, the most likely first; '
+        f"`task` is a name such as {span(repr(last))}:\n\n{code_block(*code)}"
     ]
     for name, card in cards.items():
         sections = re.sub("^## ", "### ", card_sections(card), flags=re.MULTILINE)

@@ -152,6 +152,7 @@ def export_tasks(
             gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
         )  # fmt: skip
         write_text(folder / README, page)
+        total = sum(file.stat().st_size for file in folder.iterdir())
         publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(
@@ -159,7 +160,7 @@ def export_tasks(
         files=tuple(TaskFile(n, out / f"{n}.onnx", *built.sizes[n]) for n in named if n in built.sizes),
         shared=out / built.shared if built.shared else None,
         gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
-        bytes=built.total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
+        bytes=total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
         images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
         dependence=built.dependence,
     )  # fmt: skip

@@ -103,7 +103,7 @@ def test_the_measured_dependence_of_a_dynamic_file_is_that_of_plain_onnxruntime(
                                                                                       1e4 * pixels(1)))  # fmt: skip
     assert told["batch_dependence"]["error"] == pytest.approx(far, rel=2)
     assert "--int8 static" in said and "one image a call" in said
-    assert "images are labelled one by one" in open_onnx(path).facts.notes()[0]
+    assert "run one image a call" in open_onnx(path).facts.notes()[0]
     # so eval and predict, whatever their batch size, give what the file gives for each image alone
     predict = predictor(load_backend("ort-cpu", open_onnx(path), threads=1))
     assert torch.equal(predict(torch.from_numpy(images)), torch.from_numpy(alone))

@@ -67,6 +67,7 @@ def test_gate_ran_on_different_images_at_every_batch(exported: Any) -> None:
     assert [row["batch"] for row in rows] == [1, 2, 3, 7, 16]
     assert all(row["passed"] and row["compared"] + row["excluded"] == row["batch"] for row in rows)
     assert all(0 < row["error_plain"] <= row["bound"] for row in rows)
+    assert exported.result["size_bytes"] == (exported.out / "model.onnx").stat().st_size
     assert exported.result["images"].startswith("6 images of ")
     assert exported.result["images"].endswith("23 smoothed random images (seed 0)")
 

@@ -18,7 +18,7 @@ from vtk.data.transforms import eval_transform, read_input
 from vtk.tasks.checkpoint_readme import page_beside
 from vtk_export.config import OnnxConfig
 from vtk_export.onnx import export_onnx
-from vtk_export.readme import onnx_page
+from vtk_export.readme import onnx_page, tasks_page
 
 ALONE = Path(__file__).with_name("_alone.py")
 Cases = dict[str, dict[str, Any]]
@@ -110,14 +110,7 @@ def test_pages_of_other_forms_load_without_vtk(calm: Any, images: list[str], tmp
     found = follow(cases, tmp_path)
     want = expected(calm.model(), calm.card, images)
     for name, answers in found.items():
-        if name == "tasks":  # its page gives logits
-            answers = [softmax(row) for row in answers]
         check(answers, want, calm.card.classes, 0.05 if name == "int8" else 0.01 if "16" in name else 1e-3)
-
-
-def softmax(row: list[Any]) -> list[Any]:
-    shares = np.exp(np.array([value for _, value in row]) - row[0][1])
-    return [(name, share) for (name, _), share in zip(row, shares / shares.sum(), strict=True)]
 
 
 def test_a_page_tells_several_labels_and_all_classes(packed: Any, exported: Any) -> None:
@@ -128,6 +121,25 @@ def test_a_page_tells_several_labels_and_all_classes(packed: Any, exported: Any)
     assert '4 "é"' in text and "pixel_values" in text and "(batch, 3, 32, 48)" in text
     bf16 = onnx_page(card, names=("logits",), precision="bf16", half_io=True, verified=False)
     assert "ortvalue_from_numpy_with_onnx_type" in bf16 and "not verified" in bf16
+
+
+def test_a_page_of_tasks_tells_each_size_and_kind_of_label(packed: Any) -> None:
+    spec = dataclasses.replace(packed.card.input, height=64, width=64)
+    large = dataclasses.replace(packed.card, input=spec, multi_label=True)
+    same = tasks_page({"a": packed.card, "b": packed.card}, files=True, gathered=False, options={}, batch=None)
+    assert "(batch, 3, 32, 48)" in same and "softmax" in same and "if task in" not in same
+    page = tasks_page({"a": packed.card, "b": large}, files=True, gathered=False, options={}, batch=None)
+    assert "(batch, 3, height, width)" in page and "(batch, 3, 32, 48)" not in page.partition("```")[0]
+    assert "if task in ['b'] else" in page
+
+
+def test_a_page_of_dynamic_int8_says_one_image_a_call(packed: Any) -> None:
+    pages = [
+        onnx_page(packed.card, names=("logits",), precision="fp32", half_io=False, int8=kind)
+        for kind in ("static", "dynamic")
+    ]
+    assert ["Run one image a call" in page for page in pages] == [False, True]
+    assert all('`classify("photo.jpg")` gives' in page for page in pages)
 
 
 def test_a_page_of_somebody_is_not_replaced(

@@ -21,14 +21,20 @@ def test_latency_is_left_beside_the_file_and_goes_with_the_next_export(
     argv = ["export", "onnx", str(packed.path), "--out", str(out), "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,3"]) == 0
     found = json.loads(capsys.readouterr().out)["profile"]
-    assert sorted(p.name for p in out.iterdir()) == ["latency.json", "latency.png", "model.json", "model.onnx"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "README.md",
+        "latency.json",
+        "latency.png",
+        "model.json",
+        "model.onnx",
+    ]
     result = ProfileResult.read(out / "latency.json")
     cells = [(b.name, c.batch, c.status) for b, c in result.cells() if b.name == "ort-cpu"]
     assert cells == [("ort-cpu", 1, "ok"), ("ort-cpu", 3, "ok")]
     assert found["backends"][0]["name"] == "ort-cpu" and result.threads == 1
     assert result.reference.startswith("torch fp32 on the CPU of ")  # not the file itself
     assert main(argv) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.onnx"]
+    assert sorted(p.name for p in out.iterdir()) == ["README.md", "model.json", "model.onnx"]
 
 
 @pytest.mark.parametrize("flags,said", [

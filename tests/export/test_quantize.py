@@ -34,7 +34,7 @@ def export(
         argv = ("export", "onnx", calm.path, "--out", out, "--threads", 1, "--json", "--data", calm.photos, *argv)
         assert main(list(map(str, argv))) == 0
         printed = capsys.readouterr()
-        assert sorted(p.name for p in out.iterdir()) == ["model.json", "model.onnx"]
+        assert sorted(p.name for p in out.iterdir()) == ["README.md", "model.json", "model.onnx"]
         return onnx.load(out / "model.onnx"), json.loads(printed.out), printed.err
 
     return run
@@ -119,7 +119,8 @@ def test_int8_files_run_in_eval_and_say_what_they_are(
     assert main(["eval", str(tmp_path / "out"), str(calm.photos), "--split", "all", "--workers", "0", "--json"]) == 0
     printed = capsys.readouterr()
     assert "this file is int8 (dynamic)" in printed.err
-    assert json.loads(printed.out)["precision"] == "fp32"
+    found = json.loads(printed.out)
+    assert found["precision"] == "fp32" and found["batch_size"] == 1  # each image in a call of its own
     # its rounding differs with the optimisations of the graph, which is no wrong output
     argv = ["profile", str(tmp_path / "out"), "--backends", "ort-cpu", "--batch-sizes", "1", "--duration", "0.1"]
     assert main([*argv, "--threads", "1", "--json"]) == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rich.cells import cell_len
 
 from vtk import console, html, markdown
 from vtk.__main__ import entry, main
@@ -216,3 +217,22 @@ def test_a_real_terminal_gets_nothing_of_a_name(table: Path) -> None:
     os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[mhlKA]|\r", "", said.decode())
     assert process.returncode == 0 and harmless(text) and "t\\x1b[2J.csv" in text
+
+
+def test_lines_on_a_terminal_end_between_words_and_paths_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "/data/" + "folder/" * 20 + "x.png"
+    for say in (console.say, console.warn):
+        out = Terminal()
+        monkeypatch.setattr("sys.stdout", out)
+        monkeypatch.setattr("sys.stderr", out)
+        monkeypatch.setenv("COLUMNS", "80")
+        say("猫 " * 30 + f"{path} is   read, and its neighbours too")
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+        assert [line for line in lines if len(line) > 80] == [path]
+        assert all(cell_len(line) <= 80 for line in lines if line != path)
+        assert " ".join(lines).replace("warning: ", "") == "猫 " * 30 + f"{path} is   read, and its neighbours too"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True

@@ -1,6 +1,7 @@
 """``vtk tasks``: list, compare and merge task packs."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 from vtk import console
@@ -22,7 +23,8 @@ def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
     if not argv or argv[0] in ("-h", "--help", "--help-all"):
         print("usage: vtk tasks COMMAND [OPTIONS]\n\nWork on task packs.\n")
-        print("\n".join(f"  {name:<9} {text}" for name, text in _HELP.items()))
+        for name, about in _HELP.items():
+            print(textwrap.fill(about, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12))
         return 0
     if argv[0] not in _HELP:
         raise UsageError(f"`vtk tasks {argv[0]}` is unknown; choose one of: {', '.join(_HELP)}")

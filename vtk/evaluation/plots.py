@@ -104,7 +104,7 @@ def _figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, path: Path) -> None:
     with files.replace_file(path) as tmp:
-        figure.savefig(tmp, format="png", metadata=SOFTWARE)
+        figure.savefig(tmp, format="png", metadata=SOFTWARE, bbox_inches="tight")  # the layout cuts names off
 
 
 def _short(name: str, limit: int = 18) -> str:

@@ -70,7 +70,7 @@ Overwrite = Annotated[bool, Option("replace what is there", "output", often=True
 # ---- images
 Split = Annotated[
     Literal["val", "train", "all"] | None,
-    Option("part of --data (default: what judges takes val, held out; what calibrates train)", "data", often=True),
+    Option("part of the images: val, held out, judges; train calibrates int8", "data", often=True),
 ]
 """None is the default of what both judges and calibrates; elsewhere it is ``val``."""
 Folder = Annotated[Path, Option("train/ and val/, class folders, or a table of labels", "data", often=True)]

@@ -83,7 +83,7 @@ def choose(budget_ms: float, candidates: Sequence[Candidate], *, none: str) -> C
     rate = best.images_per_second
     text = f"budget {budget_ms:g} ms: "
     if meets:
-        text += f"{best.what} meets it with most images/s: {label} {value:.2f} ms, {rate:.1f} images/s"
+        text += f"{best.what} meets it with most images/s: {label} {value:.2f} ms, {rate:,.1f} images/s"
         text += " (the largest that was measured; more may do)" if best.largest else ""
     else:
         text += f"{none} meets it; nearest is {best.what}: {label} {value:.2f} ms"

@@ -62,7 +62,9 @@ def _latency(axes: Any, result: ProfileResult) -> None:
             axes.fill_between([c.batch for c in band], low, high, color=colour, alpha=0.18, linewidth=0)
         far = [c for c in cells if c.p99_ms is not None]
         axes.plot([c.batch for c in far], [c.p99_ms for c in far], "_", color=colour, markersize=9)
-    axes.set(title="latency: median, band to p90" + (" (open: mean)" if means else ""), ylabel="ms per batch")
+    tails = any(c.p99_ms is not None for _, c in result.cells())
+    title = "latency: median, band to p90" + ", dash p99" * tails + " (open: mean)" * means
+    axes.set(title=title, ylabel="ms per batch")
     if _batch_axis(axes, result):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiling import check_compiler
+from vtk.models.devices import dtype_name
 from vtk.models.fp32 import FullPrecision
 from vtk.readers import check_plain, reading
 from vtk.runtime import aoti_load
@@ -132,8 +133,8 @@ class AotiBackend:
         meta = read_metadata(source.path)
         if dtype != aoti_load.DTYPES[meta[DTYPE]]:
             raise UsageError(
-                f"{source.path} computes in {meta[DTYPE]}, not in {dtype}; a file's precision is fixed, give "
-                f"--precision {meta[DTYPE]}"
+                f"{source.path} computes in {meta[DTYPE]}, not in {dtype_name(dtype)}; a file's "
+                f"precision is fixed, give --precision {meta[DTYPE]}"
             )
         _check_machine(source.path, meta, device)
         start = time.perf_counter()

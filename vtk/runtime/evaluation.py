@@ -153,7 +153,7 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         provider=backend.provider,
         precision=dtype_name(backend.dtype),
         device=str(backend.device),
-        batch_size=conditions.batch_size,
+        batch_size=1 if getattr(backend, "apart", False) else conditions.batch_size,
         agreement=judge.fraction if judge else None,
         reference=judge.name if judge else None,
         training=source.card.metrics.get(choice.default(source.card.multi_label)) if part.same else None,

@@ -59,7 +59,7 @@ class Facts:
             return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
         ends = ", its inputs and outputs fp32" if self.keep_io_types else ""
         alone = (
-            "; its answers depend on the images that share a call, so images are labelled one by one"
+            "; its answers depend on the images that share a call, so `vtk eval` and `vtk predict` run one image a call"
             if self.apart
             else ""
         )

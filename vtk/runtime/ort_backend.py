@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.models.devices import dtype_name
 from vtk.packages import require
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
@@ -108,8 +109,8 @@ class OrtCpuBackend:
         if dtype != backend.dtype:
             backend.close()
             raise UsageError(
-                f"{source.path} computes in {backend.dtype}, not in {dtype}; a file's precision is fixed, give "
-                f"--precision {source.facts.precision}"
+                f"{source.path} computes in {source.facts.precision}, not in {dtype_name(dtype)}; a file's "
+                f"precision is fixed, give --precision {source.facts.precision}"
             )
         backend.load_s = time.perf_counter() - start
         return backend

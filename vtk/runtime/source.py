@@ -297,6 +297,10 @@ def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
         return _open_path(path / "model.safetensors", found / "model.safetensors")
     if (found / "backbone.safetensors").is_file():  # of `vtk pretrain`
         return _open_path(path / "backbone.safetensors", found / "backbone.safetensors")
+    if (found / "adapter_config.json").is_file():
+        raise DataError(f"{path} is a PEFT adapter; `vtk tasks from-peft {path} --out PACK` makes a pack of it")
+    if files := sorted(file.name for file in found.glob("*.onnx")):
+        raise DataError(f"{path} is a folder of several models; give one of its files, such as {path / files[0]}")
     raise DataError(f"{path} is a folder without task.json, task/task.json or model.onnx; give a pack or a run folder")
 
 

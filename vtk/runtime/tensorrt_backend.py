@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
+from vtk.models.devices import dtype_name
 from vtk.runtime.engine import check_model, check_stamp, engine_beside, read_profile, read_stamp
 from vtk.runtime.source import Source
 
@@ -105,8 +106,8 @@ class TensorrtBackend:
         profile = read_profile(path, stamp)
         if dtype != _PRECISIONS[profile["precision"]]:
             raise UsageError(
-                f"{path} computes in {profile['precision']}, not in {dtype}; an engine's precision is fixed, give "
-                f"--precision {profile['precision']}"
+                f"{path} computes in {profile['precision']}, not in {dtype_name(dtype)}; an engine's "
+                f"precision is fixed, give --precision {profile['precision']}"
             )
         with torch.cuda.device(device):  # TensorRT takes the device that is current
             backend = cls(trt, path.read_bytes(), path, device, dtype, torch.cuda.Stream(device), profile["tf32"])

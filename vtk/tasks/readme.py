@@ -7,6 +7,7 @@ code blocks (`vtk.markdown`).
 import math
 import re
 import sys
+from collections.abc import Mapping
 
 from vtk.card import Card, InputSpec
 from vtk.markdown import block, quoted, span
@@ -48,6 +49,23 @@ def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...
     return "\n".join([preprocessing(card.input, in_graph=in_graph), answer(card, outputs), class_list(card.classes)])
 
 
+def shares_code(cards: Mapping[str, Card], *, name: str = "logits") -> str:
+    """Return the Python expression that makes probabilities of ``values``, a task's outputs of one image.
+
+    Args:
+        cards: by the tasks' names; ``task`` is defined where they differ.
+        name: of the output.
+    """
+    several = [task for task, card in cards.items() if card.multi_label]
+    sigmoid = "1 / (1 + np.exp(-values))"
+    softmax = "np.exp(values - values.max()) / np.exp(values - values.max()).sum()"
+    if name == "probabilities":
+        return "values"
+    if several and len(several) < len(cards):
+        return f"{sigmoid} if task in {several} else {softmax}"
+    return f"{sigmoid}  # each class is a decision of its own: given from 0.5 on" if several else softmax
+
+
 def classify_code(card: Card, run: str, *, name: str = "logits") -> str:
     """Return the definition of ``classify(path)`` for a page's code: an image's classes and their shares, best first.
 
@@ -57,16 +75,10 @@ def classify_code(card: Card, run: str, *, name: str = "logits") -> str:
             and so are ``classes``.
         name: of that output.
     """
-    if name == "probabilities":
-        share = "values"
-    elif card.multi_label:
-        share = "1 / (1 + np.exp(-values))  # each class is a decision of its own: given from 0.5 on"
-    else:
-        share = "np.exp(values - values.max()) / np.exp(values - values.max()).sum()"
     return f"""def classify(path):  # each class with its probability, the most likely first
     values = {run}
     values = values.astype(np.float64)
-    shares = {share}
+    shares = {shares_code({"": card}, name=name)}
     return sorted(zip(classes, shares.tolist()), key=lambda pair: -pair[1])"""
 
 

@@ -41,7 +41,6 @@ class Build:
     Attributes:
         sizes: by the stem of each .onnx file: bytes of its own, and of its weights in the shared file.
         shared: name of the shared file.
-        total: bytes of all files.
         dependence: by file, how far an image's logits depend on the others of its call.
     """
 
@@ -54,7 +53,6 @@ class Build:
         self.equal: dict[str, tuple[int, set[str]]] = {}
         self.sizes: dict[str, tuple[int, int]] = {}
         self.shared: str | None = None
-        self.total = 0
         self.dependence: dict[str, Dependence] = {}
 
     def convert(self) -> None:
@@ -136,7 +134,6 @@ class Build:
         if self.config.form != GATHERED:
             for member in self.members:
                 write_json(folder / f"{member.name}.json", json.loads(member.card.to_json()))
-        self.total = sum(file.stat().st_size for file in folder.iterdir())
 
     def _check_share(self, keys: Sequence[str]) -> None:
         wanted = sum(size for size, names in self.equal.values() if len(names) > 1)

@@ -64,7 +64,7 @@ class TensorrtResult:
         precision: of weights and arithmetic.
         fused: whether q, k and v have products of their own and norms and scales are folded.
         nodes: of the graph.
-        bytes: of all files.
+        bytes: of the file, with weights that lie beside it.
         rows: the gate; none where ``--unverified`` kept a file that nothing here runs.
         images: what it was verified with.
         findings: of the linter: what keeps a fused kernel away.
@@ -153,7 +153,7 @@ def export_tensorrt(
         half = "" if config.dtype == "fp32" or config.keep_io_types else config.dtype
         page = tensorrt_page(card, half=half, batch=config.static_batch, version=target.version)
         write_text(folder / README, page)
-        size = sum(entry.stat().st_size for entry in folder.iterdir())
+        size = sum(entry.stat().st_size for entry in folder.glob(f"{scripts.MODEL}*"))
         # an engine is of the file before and goes, the timing cache stays
         move(folder, config.out, command=_COMMAND, marks=KNOWN, kept=(scripts.CACHE,))
     engine = build_engine(config.out) if config.build else None

@@ -9,7 +9,7 @@ from vtk.card import Card
 from vtk.errors import DataError
 from vtk.markdown import span
 from vtk.marks import begins
-from vtk.tasks.readme import card_sections, classify_code, code_block
+from vtk.tasks.readme import card_sections, code_block, shares_code
 from vtk_export.readme import README, preparations
 
 TITLE = "# The model "
@@ -53,9 +53,10 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         f"{TITLE}{span(name)}\n\nA model for Triton Inference Server, of vit-toolkit. A request has {count}.\n\n"
         f"{given}\n"
         f"{_remarks(about, message)}"
-        'In this folder, with `pip install "tritonclient[http]" numpy pillow`:\n\n'
+        'In this folder, after `pip install "tritonclient[http]" numpy pillow`, these lines define all that is needed; '
+        f"then {_use(about, outputs)}:\n\n"
         f"{code_block(*_code(about, cards, outputs))}\n"
-        f"`client.py` beside this page does the same with files of any kind: `python client.py photo.jpg`."
+        f"`client.py` beside this page does the same with files of any kind: `{_client(about, cards)}`."
     ]
     for task, card in cards.items():
         shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features")) or ("logits",)
@@ -64,6 +65,22 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
             sections = f"## Task {span(task)}\n\n" + re.sub("^## ", "### ", sections, flags=re.MULTILINE)
         parts.append(sections)
     return "\n\n".join(parts)
+
+
+def _use(about: Mapping[str, Any], outputs: Sequence[str]) -> str:
+    """Return what the last function of the page's code gives."""
+    given = '"photo.jpg"' + (f", {next(iter(about['tasks']))!r}" if about["has_task"] else "")
+    if "logits" not in outputs and "probabilities" not in outputs:
+        return f"{span(f'run({given})')} asks the server at localhost:8000, and gives the outputs for an image"
+    return (
+        f"{span(f'classify({given})')} asks the server at localhost:8000, and gives the classes of an image with their "
+        "probabilities, the most likely first"
+    )
+
+
+def _client(about: Mapping[str, Any], cards: Mapping[str, Card]) -> str:
+    """Return the line for a shell."""
+    return "python client.py photo.jpg" + " --task TASK" * (about["has_task"] and len(cards) > 1)
 
 
 def _remarks(about: Mapping[str, Any], message: Any) -> str:
@@ -114,13 +131,12 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
     parts.append("\n".join(lines))
     answer = next((name for name in ("probabilities", "logits") if name in outputs), None)
     if answer is not None:
-        code = classify_code(cards[first], f'run(path, task, url)["{answer}"][: len(classes)]', name=answer)
-        head, _, body = code.partition("\n")
-        comment = head.partition("  # ")[2]
-        parts.append(
-            f'def classify(path, task={first!r}, url="localhost:8000"):  # {comment}\n'
-            f'    classes = tasks[task]["classes"]\n{body}'
-        )
+        parts.append(f"""\
+def classify(path, task={first!r}, url="localhost:8000"):  # each class with its probability, the most likely first
+    classes = tasks[task]["classes"]
+    values = run(path, task, url)["{answer}"][: len(classes)].astype(np.float64)
+    shares = {shares_code(cards, name=answer)}
+    return sorted(zip(classes, shares.tolist()), key=lambda pair: -pair[1])""")
     return parts
 
 

@@ -160,7 +160,7 @@ def test_wrong_requests_are_refused_by_name(write_onnx: Write, source: Source, c
         (UsageError, "`--threads` is 0", lambda: load_backend("eager", source, threads=0)),
         (UsageError, "for .* use ort-cpu", lambda: load_backend("eager", onnx_source)),
         (UsageError, "runs .onnx files, not the timm tiny", lambda: load_backend("ort-cpu", source)),
-        (UsageError, "computes in torch.float32, not in torch.bfloat16",
+        (UsageError, "computes in fp32, not in bf16",
          lambda: load_backend("ort-cpu", onnx_source, dtype="bf16")),
     ]  # fmt: skip
     for error, message, call in cases:

@@ -135,6 +135,16 @@ def test_flags_of_timm_names_are_refused_for_files(write_onnx: Write, card: Card
             open_source(path, **options)  # type: ignore[arg-type]
 
 
+def test_folders_of_several_models_and_adapters_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "pets.onnx").touch()
+    with pytest.raises(DataError, match=r"of several models; give one of its files, such as .*pets\.onnx"):
+        open_source(tmp_path / "all")
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(DataError, match="is a PEFT adapter; `vtk tasks from-peft "):
+        open_source(tmp_path)
+
+
 def test_other_files_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match="is none of: task pack"):

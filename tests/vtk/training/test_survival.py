@@ -201,7 +201,7 @@ def test_the_best_numbers_of_an_edited_state_are_looked_at(begun, tmp_path):
     info = json.loads(state.read_text())
     del info["best"]["top1"]
     state.write_text(json.dumps(info))
-    with pytest.raises(DataError, match=r"is damaged \(KeyError: 'top1'\); give --overwrite in place of --resume"):
+    with pytest.raises(DataError, match=r"is damaged \(it lacks 'top1'\); .*give --overwrite in place of --resume"):
         begun()
 
 

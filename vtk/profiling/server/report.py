@@ -33,13 +33,14 @@ def print_result(result: ServerResult) -> None:
     console.table("times in ms", COLUMNS, rows, left=(1,))
     for level in result.levels:
         if level.status != "ok":
-            console.say(*textwrap.wrap(f"batch {level.batch}, {level.load}: {level.reason}", WIDTH))
+            text = f"batch {level.batch}, {level.load}: {level.reason}"
+            console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  "))
     for text in notes(result):
         console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  "), style="dim")
     for text in result.warnings:
         console.warn(text)
     if result.budget:
-        console.say(result.budget, style="bold")
+        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  "), style="bold")
 
 
 def write_report(result: ServerResult, folder: Path) -> None:

@@ -54,6 +54,7 @@ class Traffic:
         if source is not None:
             if raw:
                 raise UsageError(f"`{info.name}` takes raw images; --reference is for models that take normalised ones")
+            _check_size(image.shape, info.name, source)
             self._expect(torch_reference(source.model(), images), "fp16" if image.datatype == "FP16" else "fp32")
         self.described = "not compared (give --reference)"
         if source is not None:
@@ -233,6 +234,18 @@ def _spec(shape: tuple[int, ...], config: ServerConfig, source: Source | None) -
     if min(chans, height, width) < 1:
         raise UsageError(f"the server takes images of any size {list(shape)}; give --img-size, or --reference PACK")
     return InputSpec(height, width, chans, mean=(0.5,) * chans, std=(0.25,) * chans)
+
+
+def _check_size(shape: tuple[int, ...], name: str, source: Source) -> None:
+    """Refuse a reference for images of other sizes than the served model's.
+
+    Raises:
+        UsageError: says both.
+    """
+    wanted = (source.card.input.in_chans, *source.card.input.size)
+    if any(side > 0 and side != own for side, own in zip(shape[1:], wanted, strict=True)):
+        server, own = ("×".join("any" if side < 0 else str(side) for side in sides) for sides in (shape[1:], wanted))
+        raise UsageError(f"`{name}` takes images of {server}, --reference {source.name} of {own}; give the served pack")
 
 
 def _to_pixels(images: Tensor, *, channels_last: bool) -> Tensor:

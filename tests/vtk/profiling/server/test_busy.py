@@ -85,7 +85,7 @@ def test_answers_that_are_wrong_when_requests_overlap_are_counted(
 def test_the_command_names_wrong_of_checked_and_ends_with_4(
     model: Any, http_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model.fault = FAULTS["off"][0](model)
+    model.fault, model.service_s = FAULTS["off"][0](model), 0.001
     options = ["--concurrency", "1,4", "--duration", "0.15", "--stability", "500"]
     assert main(["profile", "--server", http_url, *options]) == 4
     said = capsys.readouterr().out

@@ -92,6 +92,21 @@ def test_wrong_answers_get_no_number(model, http_url: str, fault, said: str) -> 
     assert run(http_url).exit_code == 4
 
 
+def test_a_reference_of_another_size_is_refused(http_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(ModelSpec("linear"), InputSpec(16, 8), tuple("abcde"))
+    monkeypatch.setattr(drive, "open_source", lambda *_, **__: Linear("checkpoint", "other", None, card))
+    with pytest.raises(UsageError, match="`pets` takes images of 3×8×8, --reference other of 3×16×8"):
+        run(http_url)
+
+
+def test_what_is_printed_is_wrapped_without_escapes(http_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [f"--server={http_url}", "--concurrency", "1", "--duration", "0.3", "--reference", "linear"]
+    main(["profile", *argv, "--budget-ms", "0.0001"])
+    printed = capsys.readouterr().out
+    assert "answers:" in printed and "\\n" not in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
 def test_without_a_reference_it_says_so_and_still_counts_rows(model, http_url: str) -> None:
     result = run(http_url, reference=None)
     assert result.levels[0].status == "ok" and result.levels[0].max_diff is None
