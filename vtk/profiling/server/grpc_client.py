@@ -31,8 +31,10 @@ class GrpcClient:
             import tritonclient.grpc as grpc  # type: ignore[import-untyped,unused-ignore]
         except (ImportError, RuntimeError) as error:  # it raises a RuntimeError where its extra is missing
             told = str(error).partition("\n")[0]
-            raise UnavailableError(f"`--protocol grpc` needs tritonclient[grpc] ({told}): "
-                                   f"{PACKAGES['tritonclient'].install}, or use --protocol http") from error  # fmt: skip
+            pip = PACKAGES["tritonclient"].install
+            raise UnavailableError(
+                f"`--protocol grpc` needs tritonclient[grpc] ({told}): {pip}, or use --protocol http"
+            ) from error
         self._grpc, self.timeout = grpc, timeout
         self.url = url.partition("://")[2] or url
         self._client = grpc.InferenceServerClient(self.url)
