@@ -62,7 +62,14 @@ PACKAGES: Mapping[str, Package] = {
     "tensorboard": Package("tensorboard", "runs with `--track tensorboard`"),
     "pynvml": Package("nvidia-ml-py", "clocks and energy in `vtk profile` on a GPU"),
 }
-"""By the name that is imported. Without a package that is not here, such as torch or timm, nothing works."""
+"""By the name that is imported."""
+
+CORE = {
+    "PIL": "pillow", "natsort": "natsort", "numpy": "numpy", "packaging": "packaging", "psutil": "psutil",
+    "huggingface_hub": "huggingface_hub", "safetensors": "safetensors", "timm": "timm", "torch": "torch",
+    "torchvision": "torchvision", "yaml": "pyyaml",
+}  # fmt: skip
+"""What nearly every job needs, by the name that is imported, and what pip calls it."""
 
 
 def find(distribution: str) -> Package | None:
@@ -90,7 +97,9 @@ def require(*names: str) -> None:
 
 
 def explain(error: ModuleNotFoundError) -> UnavailableError | None:
-    """Return the error to raise in place of a failed import; None where it is no absent package of `PACKAGES`."""
+    """Return the error to raise in place of a failed import; None where it is no absent package of ours."""
     name = error.name or ""
+    if (core := CORE.get(name)) is not None:
+        return UnavailableError(f"`{core}` is not installed; nearly everything needs it: pip install {core}")
     known = next((p for key, p in PACKAGES.items() if key == name or key.startswith(f"{name}.")), None)
     return None if known is None or not name else UnavailableError(known.missing)

@@ -301,6 +301,47 @@ def test_the_client_names_no_class_of_an_answer_that_is_no_number(
     assert capsys.readouterr().out == f"{photos[1]}: dog (88.1 %)\n"
 
 
+def run_client(
+    load: Load, folder: Path, monkeypatch: pytest.MonkeyPatch, infer: Callable[..., Any], **task: Any
+) -> None:
+    load("vtk_images")
+    client = load("client")
+    about = {
+        "input": "pixel_values",
+        "static_batch": 0,
+        "tasks": {"pets": {"input": dataclasses.asdict(InputSpec(8, 8)), "classes": ["cat", "dog"], **task}},
+    }
+    (folder / "client.json").write_text(json.dumps(about))
+    Image.new("RGB", (8, 8)).save(folder / "0.png")
+    monkeypatch.setattr(client, "__file__", str(folder / "client.py"))
+    monkeypatch.setattr(client, "infer", infer)
+    monkeypatch.setattr(sys, "argv", ["client.py", str(folder / "0.png")])
+    client.main()
+
+
+@pytest.mark.parametrize("logits,said", [
+    ([1, 3], "dog (95.3 %), cat (73.1 %)"), ([-1, 3], "dog (95.3 %)"), ([-1, -900], "none of the classes"),
+])  # fmt: skip
+def test_the_client_names_every_label_of_a_model_of_several(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    logits: list[float], said: str,
+) -> None:  # fmt: skip
+    found = {"logits": np.array([logits], np.float32)}
+    run_client(load, tmp_path, monkeypatch, lambda *_: found, multi_label=True)
+    assert capsys.readouterr().out == f"{tmp_path / '0.png'}: {said}\n"
+
+
+def test_what_a_transport_quotes_of_a_server_is_harmless(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def infer(*_: Any) -> None:
+        raise ConnectionError("bad status \x1b[2J\x9b")
+
+    with pytest.raises(SystemExit) as ended:
+        run_client(load, tmp_path, monkeypatch, infer)
+    assert str(ended.value).isprintable() and r"\x1b[2J\x9b" in str(ended.value)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_raw_values_of_which_none_is_finite_are_no_image(load: Load, value: float) -> None:
     """Some pixels without a value are mapped as in training; an image of nothing else would be a black one."""

@@ -1,5 +1,6 @@
 """Model repositories of Triton: configs parsed back, names, versions, and what a polling server may see."""
 
+import dataclasses
 import json
 import os
 import re
@@ -141,6 +142,10 @@ def test_class_names_reach_labels_and_client_and_never_the_config(tmp_path: Path
     assert len(lines) == len(NASTY) + 1 and lines[3] == b"a\\nb" and lines[-3] == b"\xff"
     assert tuple(json.loads((tmp_path / "client.json").read_text())["tasks"]["m"]["classes"]) == NASTY
     compile((tmp_path / "client.py").read_text(), "client.py", "exec")
+    several = dataclasses.replace(card, multi_label=True)
+    (tmp_path / "2").mkdir()
+    write_model_files(tmp_path / "2", message, {"m": several}, ["logits"])
+    assert json.loads((tmp_path / "2" / "client.json").read_text())["tasks"]["m"]["multi_label"] is True
 
 
 def put(repo: Path, text: str = "weights", **options: Any) -> int:

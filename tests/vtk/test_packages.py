@@ -18,7 +18,7 @@ import vtk.packages
 from vtk.__main__ import main
 from vtk.commands._checks import REQUIRED, normalise
 from vtk.errors import UnavailableError
-from vtk.packages import ORT, PACKAGES
+from vtk.packages import CORE, ORT, PACKAGES
 
 REPO = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -96,6 +96,7 @@ def test_every_package_is_either_needed_by_all_jobs_or_known_with_its_jobs() -> 
     both = declared(PROJECT["dependencies"]).keys()
     assert both - known - {"onnxruntime-gpu", "scipy"} == set(REQUIRED)
     assert not known & set(REQUIRED)
+    assert {*map(normalise, CORE.values()), "rich"} == set(REQUIRED), "rich is imported before anything can be said"
 
 
 def test_the_extra_of_version_0_1_still_resolves() -> None:
@@ -111,7 +112,7 @@ def test_a_slim_environment_asks_for_what_the_toolkit_does(path: Path) -> None:
     assert not {"onnxruntime", "onnxruntime-gpu"} <= part.keys()
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize("name", [*PACKAGES, *CORE])
 def test_an_absent_package_is_one_line_with_exit_code_5(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +124,7 @@ def test_an_absent_package_is_one_line_with_exit_code_5(
     out, err = capsys.readouterr()
     told = json.loads(out)["error"]
     assert err.count("\n") == 1 and "pip install" in told
-    assert f"`{PACKAGES[name].distribution}` is not installed" in told
+    assert f"`{PACKAGES[name].distribution if name in PACKAGES else CORE[name]}` is not installed" in told
 
 
 def test_a_fault_of_ours_is_not_called_an_absent_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ class Comparison:
         missing: cells that the old profile has a number for and the new one lacks.
         added: cells that only the new profile has.
         gone: cells without a number in the old profile that the new one lacks, which is no loss.
+        faulty: of the added ones those that are wrong, or claim a time and have none.
     """
 
     changes: tuple[Change, ...]
@@ -74,6 +75,7 @@ class Comparison:
     missing: tuple[str, ...]
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    faulty: tuple[str, ...] = ()
 
     def regressions(self, percent: float) -> list[Change]:
         """Return the cells that are slower by more than ``percent``, or had to have a number and have none."""
@@ -92,6 +94,7 @@ class Comparison:
             text = change.verdict if change.growth is None else f"{100 * change.growth:+.1f} %"
             found.append(f"{change.backend} batch {change.batch}: {text}, allowed {percent:g} %")
         found += [f"{cell}: not in the new profile" for cell in self.missing]
+        found += [f"{cell}, which the old profile lacks: wrong, or no number" for cell in self.faulty]
         if not found and not any(change.growth is not None for change in self.changes):
             found.append("no cell has a time in both profiles: nothing was compared")
         return found
@@ -103,7 +106,8 @@ class Comparison:
              "verdict": c.verdict}
             for c in self.changes
         ]  # fmt: skip
-        lists = {"differences": self.differences, "missing": self.missing, "added": self.added, "gone": self.gone}
+        lists = {"differences": self.differences, "missing": self.missing, "added": self.added, "gone": self.gone,
+                 "faulty": self.faulty}  # fmt: skip
         return {"changes": rows, **{name: list(value) for name, value in lists.items()}}
 
 
@@ -129,8 +133,12 @@ def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str |
         median = a.p50_ms is not None and b.p50_ms is not None
         times = (a.p50_ms, b.p50_ms) if median else (a.mean_ms, b.mean_ms)
         changes.append(Change(name, batch, *times, a.status, b.status))
-    added = tuple(f"{name} batch {batch}" for name, batch in cells if (name, batch) not in known)
-    return Comparison(tuple(changes), _differences(before, after), tuple(missing), added, tuple(gone))
+    new = {f"{name} batch {batch}": cell for (name, batch), cell in cells.items() if (name, batch) not in known}
+    faulty = tuple(
+        name for name, cell in new.items()
+        if cell.status == "mismatch" or (cell.status == "ok" and not _is_time(cell.typical_ms))
+    )  # fmt: skip
+    return Comparison(tuple(changes), _differences(before, after), tuple(missing), tuple(new), tuple(gone), faulty)
 
 
 def _differences(old: ProfileResult, new: ProfileResult) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         "has_task": "task" in names,
         "static_batch": 0 if config.max_batch_size else image.dims[0],
         "outputs": list(outputs),
-        "tasks": {n: {"input": c.input.to_dict(), "classes": list(c.classes)} for n, c in cards.items()},
+        "tasks": {name: _task(card) for name, card in cards.items()},
     }
     write_json(folder / "client.json", about)
     kinds = {entry.name: describe(entry, kind[entry.data_type].name, batched=config.max_batch_size > 0)
@@ -98,3 +98,8 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         (folder / "warmup").mkdir()
         (folder / "warmup" / WARMUP_TASK).write_bytes(len(task).to_bytes(4, "little") + task)
     (folder / CONFIG).write_text(write_text(config), encoding="utf-8", newline="\n")
+
+
+def _task(card: Card) -> dict[str, Any]:
+    several = {"multi_label": True} if card.multi_label else {}
+    return {"input": card.input.to_dict(), "classes": list(card.classes), **several}

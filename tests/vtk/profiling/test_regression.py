@@ -94,6 +94,13 @@ def test_a_time_of_a_cell_that_was_wrong_is_none() -> None:
     assert compare_profiles(result(eager=10.0), new).failures(50.0) == ["eager batch 1: ok → mismatch, allowed 50 %"]
 
 
+@pytest.mark.parametrize("time", [None, float("nan"), -1.0])
+def test_a_new_cell_that_is_wrong_does_not_pass(time: float | None) -> None:
+    found = compare_profiles(result(eager=10.0), result(eager=10.0, fused=time))
+    assert found.failures(50.0) == ["fused batch 1, which the old profile lacks: wrong, or no number"]
+    assert not compare_profiles(result(eager=10.0), result(eager=10.0, fused=10.0)).failures(50.0)
+
+
 def test_a_cell_that_is_there_twice_hides_no_other() -> None:
     slow, fast = result(eager=100.0), result(eager=10.0)
     both = replace(slow, backends=slow.backends + fast.backends)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from vtk.errors import UnavailableError
+from vtk.packages import PACKAGES
 from vtk.profiling.server.client import (
     MALFORMED,
     Counters,
@@ -29,8 +30,11 @@ class GrpcClient:
         try:
             import tritonclient.grpc as grpc  # type: ignore[import-untyped,unused-ignore]
         except (ImportError, RuntimeError) as error:  # it raises a RuntimeError where its extra is missing
-            text = f"`--protocol grpc` needs tritonclient[grpc] ({error}); install it, or use --protocol http"
-            raise UnavailableError(text.splitlines()[0]) from error
+            told = str(error).partition("\n")[0]
+            pip = PACKAGES["tritonclient"].install
+            raise UnavailableError(
+                f"`--protocol grpc` needs tritonclient[grpc] ({told}): {pip}, or use --protocol http"
+            ) from error
         self._grpc, self.timeout = grpc, timeout
         self.url = url.partition("://")[2] or url
         self._client = grpc.InferenceServerClient(self.url)

@@ -52,13 +52,22 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
         return {name: result.as_numpy(name) for name in about["outputs"]}
 
 
-def shares(found: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """Return the probabilities of a task's classes, (batch, classes)."""
+def shares(found: dict[str, np.ndarray], count: int, *, several: bool = False) -> np.ndarray:
+    """Return the probabilities of a task's classes, (batch, classes); ``several``: an image may have any number."""
     if "probabilities" in found:
         return found["probabilities"][:, :count]
     logits = found["logits"][:, :count].astype(np.float64)
+    if several:
+        return np.asarray(1 / (1 + np.exp(-np.clip(logits, -700, 700))))
     share: np.ndarray = np.exp(logits - logits.max(1, keepdims=True))
     return share / share.sum(1, keepdims=True)
+
+
+def labels(row: np.ndarray, classes: list[str], *, several: bool = False) -> str:
+    """Return the class of an image, or all that it has where it may have several, with their shares."""
+    best = np.argsort(-row, kind="stable")
+    chosen = [i for i in best if row[i] >= 0.5] if several else best[:1]
+    return ", ".join(f"{classes[i]} ({100 * row[i]:.1f} %)" for i in chosen) or "none of the classes"
 
 
 def text(value: str) -> str:
@@ -92,12 +101,13 @@ def main() -> None:
     try:
         found = [infer(url, args.protocol, about, batch, args.task) for batch in batches]
     except Exception as error:  # the client raises its own, those of its transport, and of HTTP OSError
-        raise SystemExit(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from error
-    table = np.concatenate([shares(each, len(task["classes"])) for each in found])
+        raise SystemExit(text(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")) from error
+    several = task.get("multi_label", False)
+    table = np.concatenate([shares(each, len(task["classes"]), several=several) for each in found])
     wrong = [str(path) for path, row in zip(args.images, table, strict=True) if not np.isfinite(row).all()]
     for path, row in zip(args.images, table, strict=True):
         if str(path) not in wrong:
-            print(text(f"{path}: {task['classes'][int(row.argmax())]} ({100 * row.max():.1f} %)"))
+            print(text(f"{path}: {labels(row, task['classes'], several=several)}"))
     if wrong:
         raise SystemExit(text(f"{', '.join(wrong)}: the model's answer is not a number, so there is no class"))
 
