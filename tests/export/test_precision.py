@@ -189,8 +189,11 @@ def test_fp16_export_is_judged_on_photographs_and_runs_in_eval(
     assert json.loads(printed.out)["precision"] == "fp16"
     assert "this file is fp16" in printed.err
     argv = ["profile", str(tmp_path), "--backends", "ort-cpu", "--batch-sizes", "1", "--duration", "0.1"]
-    assert main([*argv, "--precision", "fp16", "--threads", "1"]) == 0
-    assert "this file is fp16" in capsys.readouterr().out
+    assert main([*argv, "--threads", "1"]) == 0  # in the precision of the file
+    printed = capsys.readouterr().out
+    assert "this file is fp16" in printed and "· fp16 ·" in printed
+    assert main([*argv, "--precision", "fp32"]) == 2
+    assert "computes in fp16, not in fp32" in capsys.readouterr().err
     assert main(["eval", str(tmp_path), str(calm.photos), "--precision", "fp32", "--workers", "0"]) == 2
     assert "a file's precision is fixed, give --precision fp16" in capsys.readouterr().err
 

@@ -63,7 +63,7 @@ def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     panels = [
         ("loss", [key for key in keys if "loss" in key], 1.0),
-        ("accuracy, %", [key for key in keys if any(name in key for name in _SHARES)], 100.0),
+        ("accuracy, %", [key for key in keys if any(name in key for name in _SHARES) and not _idle(key, rows)], 100.0),
         ("learning rate", [key for key in keys if key == "lr" or key.startswith("lr_")], 1.0),
     ]
     panels = [panel for panel in panels if panel[1]]
@@ -93,6 +93,11 @@ def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         if len(columns) > 1:
             axes.legend(frameon=False, fontsize=9)
     _save(fig, path)
+
+
+def _idle(key: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a column is the top-5 of up to five classes, which is always 1."""
+    return "top5" in key and all(row.get(key) == 1 for row in rows)
 
 
 def _figure(width: float, height: float) -> Any:

@@ -38,9 +38,10 @@ class ProfileConfig(Config):
         Option("back-ends such as eager,fused,ort-cpu (default: all that are here)", often=True, unique=True),
     ] = ()
     device: Device = "auto"
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], Option("number format of weights and inputs", often=True)] = (
-        "fp32"
-    )
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16", "fp16"],
+        Option("number format of weights and inputs; auto: an exported file's own, else fp32", often=True),
+    ] = "auto"
     threads: Threads = None
     duration: Annotated[float, Option("most seconds per cell; a stable one ends earlier", often=True, above=0)] = 10.0
     stability: Stability = 3.0

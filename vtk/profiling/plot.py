@@ -69,7 +69,7 @@ def _latency(axes: Any, result: ProfileResult) -> None:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(FuncFormatter(between(axes.get_ylim())))
-        axes.legend(frameon=False, loc="upper left" if result.budget_ms is None else "lower right")
+        axes.legend(frameon=False, loc="best")
     if result.budget_ms is not None:
         axes.axhline(result.budget_ms, color="#444444", linestyle="--", linewidth=1)
         axes.annotate(

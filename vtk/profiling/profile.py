@@ -108,6 +108,8 @@ def run(
 ) -> ProfileResult:
     """Measure an open ``source`` with the back-ends that ``load`` gives; `profile` without files."""
     device = resolve_device(config.device)
+    if config.precision == "auto":
+        config = replace(config, precision=source.facts.precision)  # type: ignore[arg-type]
     if not config.backends and source.kind in ONE_WAY:
         config = replace(config, backends=(source.kind,))  # nothing else runs it, so its absence is no row but the end
     names = config.backends or default_backends(device, source.kind)

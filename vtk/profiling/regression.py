@@ -133,12 +133,12 @@ def compare_profiles(old: ProfileResult | str | Path, new: ProfileResult | str |
         median = a.p50_ms is not None and b.p50_ms is not None
         times = (a.p50_ms, b.p50_ms) if median else (a.mean_ms, b.mean_ms)
         changes.append(Change(name, batch, *times, a.status, b.status))
-    new = {f"{name} batch {batch}": cell for (name, batch), cell in cells.items() if (name, batch) not in known}
+    fresh = {f"{name} batch {batch}": cell for (name, batch), cell in cells.items() if (name, batch) not in known}
     faulty = tuple(
-        name for name, cell in new.items()
+        name for name, cell in fresh.items()
         if cell.status == "mismatch" or (cell.status == "ok" and not _is_time(cell.typical_ms))
     )  # fmt: skip
-    return Comparison(tuple(changes), _differences(before, after), tuple(missing), tuple(new), tuple(gone), faulty)
+    return Comparison(tuple(changes), _differences(before, after), tuple(missing), tuple(fresh), tuple(gone), faulty)
 
 
 def _differences(old: ProfileResult, new: ProfileResult) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ class Session:
                 return self._files.enter_context(made)
             from vtk_export.onnx import temporary_onnx
 
-            return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))
+            return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))  # type: ignore[arg-type]
         except VtkError as error:
             return error
 
