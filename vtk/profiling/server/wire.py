@@ -102,7 +102,7 @@ class Wire:
             reply, keep = self._read(method)
         except TimeoutError as error:
             self.close()
-            raise TimeoutError(f"timed out: no complete answer within {timeout:g} s") from error
+            raise TimeoutError(f"timed out: no complete answer within {timeout:.3g} s") from error
         except BaseException:
             self.close()  # its state is unknown
             raise
