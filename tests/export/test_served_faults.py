@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import shutil
 import sys
 import threading
@@ -250,6 +251,20 @@ def test_a_pack_whose_weights_are_not_those_of_its_digest_is_not_served(bank: An
     assert "q" not in bank.tasks and "task 'q'" in said[0] and "is damaged, or not copied yet" in said[0]
     file.write_bytes(whole)
     until(lambda: "q" in bank.tasks)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_an_index_or_a_pack_that_is_a_pipe_holds_up_nobody(bank: Any, said: list[str]) -> None:
+    index = bank.index.path
+    index.unlink()
+    os.mkfifo(index)
+    until(lambda: said and "no plain file" in said[0])
+    weights = index.parent / "packs" / "q" / "task.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    bank.write(bank.both)
+    until(lambda: "r" in bank.tasks)
+    assert any("task 'q'" in line and "no plain file" in line for line in said)
 
 
 def test_a_watch_that_has_ended_starts_again_with_the_next_request(bank: Any, said: list[str]) -> None:

@@ -132,6 +132,8 @@ def _digest(pack: Path) -> str:
     """Return the digest of a pack's files, as the export writes it into the index."""
     found = hashlib.sha256()
     for part in _PARTS:
+        if not (pack / part).is_file():
+            raise ValueError(f"{pack / part} is absent, or no plain file")
         found.update(json.dumps([part, (pack / part).stat().st_size]).encode())
         with (pack / part).open("rb") as file:
             while chunk := file.read(1 << 24):

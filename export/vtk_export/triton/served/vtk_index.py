@@ -18,6 +18,9 @@ from vtk_rows import log  # type: ignore[import-not-found]
 LONGEST_S = 60.0
 """Most seconds between two attempts."""
 
+LARGEST = 64 << 20
+"""Most bytes of an index."""
+
 _METRICS = {
     "vtk_tasks": "Tasks that are served.",
     "vtk_tasks_wrong": "What could not be done of the index at the last attempt: 0 where all is served as it says.",
@@ -62,6 +65,10 @@ class Index:
         Raises:
             OSError, ValueError: it cannot be read, or is no index.
         """
+        if not self.path.is_file():  # a pipe would let whoever reads it wait for ever
+            raise ValueError("it is absent, or no plain file")
+        if self.path.stat().st_size > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
         found = json.loads(self.path.read_text(encoding="utf-8"))
         tasks = found.get("tasks") if isinstance(found, dict) else None
         if not isinstance(tasks, dict) or not tasks or not all(isinstance(entry, dict) for entry in tasks.values()):
