@@ -51,8 +51,10 @@ def count_memory(
     if backend.name.startswith("ort-"):
         from vtk.profiling.onnx_memory import memory_of_onnx
 
-        found = None if file is None else memory_of_onnx(file, {n: tuple(v.shape) for n, v in inputs.items()})
-        return Counted() if found is None else Counted(found[0], found[1] + images)
+        if file is None:
+            return Counted()
+        weights, live = memory_of_onnx(file, {n: tuple(v.shape) for n, v in inputs.items()})
+        return Counted(weights, None if live is None else live + images)
     live = live_peak(call)
     return Counted(_weights(backend, file), None if live is None else live + images)
 

@@ -17,7 +17,7 @@ _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 """Operators whose output is the memory of their first input."""
 
 
-def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int] | None:
+def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int | None]:
     """Return bytes of weights, and of the most values that are alive at once, inputs left out.
 
     Args:
@@ -25,11 +25,12 @@ def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[i
         shapes: of the inputs, batch included.
 
     Returns:
-        None where the shape or type of a value cannot be inferred, or an operator has a graph inside.
+        The latter None where the shape or type of a value cannot be inferred, or an operator has a graph inside.
     """
     proto = onnx.load(path, load_external_data=False)
     graph = proto.graph
     weights = {t.name: math.prod(t.dims) * _bytes_of(t.data_type) for t in graph.initializer}
+    total = sum(weights.values())
     # written beside the graph for one batch or none, they would be believed
     del graph.value_info[:]
     light = without_data(proto, shapes)
@@ -38,7 +39,7 @@ def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[i
     try:
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     except (onnx.shape_inference.InferenceError, ValueError):
-        return None
+        return total, None
     sizes: dict[str, int] = {}
     for value in (*inferred.value_info, *inferred.output):
         kind = value.type.tensor_type
@@ -48,19 +49,19 @@ def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[i
     uses: Counter[str] = Counter()
     for node in graph.node:
         if any(a.HasField("g") for a in node.attribute):
-            return None
+            return total, None
         for name in filter(None, node.output):
             if node.op_type == "Constant" or (node.input and all(one in fixed for one in filter(None, node.input))):
                 fixed.add(name)  # folded into a weight when the file is loaded
             elif node.op_type in _VIEWS and node.input[0] in given:
                 given.add(name)  # the caller's memory
             elif name not in sizes:
-                return None
+                return total, None
             else:
                 owner[name] = owner.get(node.input[0], name) if node.op_type in _VIEWS else name
         uses.update(owner[name] for name in node.input if name in owner)
     uses.update(owner[value.name] for value in graph.output if value.name in owner)  # alive to the end
-    return sum(weights.values()), _peak(graph, sizes, owner, uses)
+    return total, _peak(graph, sizes, owner, uses)
 
 
 def _peak(graph: onnx.GraphProto, sizes: dict[str, int], owner: dict[str, str], uses: Counter[str]) -> int:

@@ -70,7 +70,8 @@ def test_an_operator_of_another_domain_leaves_it_unknown(tmp_path: Path) -> None
     proto = onnx.load(model_file(tmp_path / "m.onnx"))
     proto.graph.node[2].domain, proto.graph.node[2].op_type = "com.example", "Gelu9"
     onnx.save(proto, tmp_path / "m.onnx")
-    assert memory_of_onnx(tmp_path / "m.onnx", {"pixel_values": (2, 1, 8, 8)}) is None
+    # the weights are known all the same
+    assert memory_of_onnx(tmp_path / "m.onnx", {"pixel_values": (2, 1, 8, 8)}) == (64 * 64 * 4 + 2 * 8, None)
 
 
 # in a process of its own: nothing of the count may reach standard output or standard error
