@@ -234,7 +234,7 @@ def test_the_written_client_names_what_is_on_a_photograph(
          "--url", running.fixed.url[protocol]],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert f'photo.png: cars "{best}"\né' in told.stdout
+    assert f'photo.png: cars "{best}"\\né' in told.stdout  # one line for one image
 
 
 def test_four_tasks_take_little_more_memory_than_one(running: Running, tools: Any, tmp_path_factory: Any) -> None:
