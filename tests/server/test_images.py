@@ -283,7 +283,7 @@ def test_the_client_sends_the_file(running: Running, protocol: str) -> None:
          "--url", running.fixed.url[protocol]],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert f'0.jpg: cars "{best}"\né' in told.stdout and "2.png: cars" in told.stdout
+    assert f'0.jpg: cars "{best}"\\né' in told.stdout and "2.png: cars" in told.stdout
     assert not list(client.parent.glob("__pycache__"))
 
 
