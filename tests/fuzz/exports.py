@@ -85,7 +85,7 @@ def _read_repository(folder: Path, file: Path) -> None:
 
     at = folder / "digits" / "1"
     known_files(at)
-    assert has_base(at, at, "x") in (True, False)
+    assert has_base(at, "x") in (True, False)
     found = find_existing(folder, "digits")
     assert found is not None and found.versions == (1,)
 

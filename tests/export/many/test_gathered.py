@@ -109,7 +109,7 @@ def test_the_gathered_file_refers_to_the_same_ffn_as_the_tasks_files(both: Any, 
 def test_static_batch_gathered_alone(packs: dict[str, Path], lab: Any, tools: Any, tmp_path: Path) -> None:
     argv = (packs["pets"], packs["cars"], "--form", "gathered", "--static-batch", 2, "--opset", 20)
     done = tools.run_export(*argv, "--out", tmp_path / "out")
-    assert sorted(p.name for p in done.out.iterdir()) == ["gathered.onnx", "tasks.json"]
+    assert sorted(p.name for p in done.out.iterdir()) == ["README.md", "gathered.onnx", "tasks.json"]
     assert done.index["shared"] is None
     assert done.index["tasks"]["cars"]["file"] is None
     assert onnx.load(done.out / "gathered.onnx").opset_import[0].version == 20
