@@ -1,4 +1,4 @@
-"""How far an image's outputs depend on the other images of its call, and what an image of NaN does to them.
+"""Measures how far an image's outputs depend on the other images of its call, and what an image of NaN does to them.
 
 A server puts images of several clients into one call. Each image is run alone, and then among neighbours of several
 kinds, also such as only a faulty client sends.

@@ -1,4 +1,4 @@
-"""Where an ONNX model says that its tensors lie outside of it: files beside it, and how much of each it needs."""
+"""Reads where an ONNX model's tensors lie outside of it: files beside it, and how much of each it needs."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath

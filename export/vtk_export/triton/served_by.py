@@ -1,4 +1,4 @@
-"""What a model is served by: the server's image and the packages for its Python, from what the model is made of."""
+"""Names the server's image and the packages for its Python that a model needs, from what the model is made of."""
 
 import re
 from collections.abc import Iterable
