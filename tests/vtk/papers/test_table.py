@@ -160,7 +160,9 @@ def test_a_profile_measures_it(case, tmp_path):
     config = ProfileConfig(batch_sizes=(2,), backends=("eager",), device="cpu", threads=1, duration=0.05)
     (backend,) = vtk.profile(file, config, show_progress=False).backends
     (cell,) = backend.cells
-    assert (backend.status, cell.status, cell.max_diff) == ("measured", "ok", 0.0)
+    assert (backend.status, cell.status) == ("measured", "ok")
+    # calls take turns with images of other places than in the reference's batch: convolutions round by the place
+    assert cell.max_diff <= 1e-6
     assert cell.runs >= 10 and cell.images_per_second > 0
 
 
