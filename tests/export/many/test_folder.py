@@ -29,7 +29,7 @@ def test_an_export_over_an_old_one_leaves_nothing_stale(packs: dict[str, Path], 
     out = tmp_path / "out"
     tools.run_export(packs["pets"], packs["cars"], "--form", "both", "--out", out)
     done = tools.run_export(f"renamed={packs['pets']}", packs["cb"], packs["wide"], "--out", out)
-    names = {"renamed.onnx", "renamed.json", "cb.onnx", "cb.json", "wide.onnx", "wide.json", "tasks.json"}
+    names = {"renamed.onnx", "renamed.json", "cb.onnx", "cb.json", "wide.onnx", "wide.json", "tasks.json", "README.md"}
     assert {p.name for p in out.iterdir()} == names | {done.index["shared"]["file"]}
     again = _content(out)
     tools.run_export(f"renamed={packs['pets']}", packs["cb"], packs["wide"], "--out", out)
