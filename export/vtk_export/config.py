@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
@@ -57,8 +57,31 @@ def check_profile(sizes: Sequence[int], static_batch: int | None) -> None:
                          f"{static_batch}")  # fmt: skip
 
 
+class ForRunTime:
+    """What follows from ``--target`` in a config whose files are written for a run time."""
+
+    if TYPE_CHECKING:  # fields of the config
+        target: str | None
+        opset: int
+
+    @property
+    def runtime(self) -> Target | None:
+        """What ``target`` names."""
+        return None if self.target is None else parse_target(self.target)
+
+    @property
+    def for_tensorrt(self) -> bool:
+        """Whether the graphs have the form that TensorRT's parser takes."""
+        return self.runtime is not None and self.runtime.kind == "trt"
+
+    @property
+    def file_opset(self) -> int:
+        """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
+        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
+
+
 @dataclass(frozen=True, kw_only=True)
-class OnnxConfig(Config):
+class OnnxConfig(ForRunTime, Config):
     """What ONNX file is made of a model, where, and how it is judged.
 
     Raises:
@@ -134,24 +157,9 @@ class OnnxConfig(Config):
             )
 
     @property
-    def runtime(self) -> Target | None:
-        """What ``target`` names."""
-        return None if self.target is None else parse_target(self.target)
-
-    @property
-    def for_tensorrt(self) -> bool:
-        """Whether the graph has the form that TensorRT's parser takes."""
-        return self.runtime is not None and self.runtime.kind == "trt"
-
-    @property
     def ir(self) -> int:
         """IR version to write."""
         return self.ir_version or written_ir(self.runtime)
-
-    @property
-    def file_opset(self) -> int:
-        """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
-        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
 
 
 def written_ir(target: Target | None) -> int:
@@ -165,7 +173,7 @@ class OnnxCommand(OnnxConfig, SourceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TasksConfig(Config):
+class TasksConfig(ForRunTime, Config):
     """What files are made of several packs of one base, where, and how they are verified.
 
     Raises:
@@ -198,21 +206,6 @@ class TasksConfig(Config):
         if self.fuse and self.form != "files":
             raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights that each image gathers "
                              "cannot be folded; leave it out")  # fmt: skip
-
-    @property
-    def runtime(self) -> Target | None:
-        """What ``target`` names."""
-        return None if self.target is None else parse_target(self.target)
-
-    @property
-    def for_tensorrt(self) -> bool:
-        """Whether the graphs have the form that TensorRT's parser takes."""
-        return self.runtime is not None and self.runtime.kind == "trt"
-
-    @property
-    def file_opset(self) -> int:
-        """Opset to write."""
-        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
 
     @property
     def ir(self) -> int:

@@ -16,6 +16,7 @@ import torch
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from tests.export._fake_server import Response, Tensor
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.images import load_image
@@ -26,23 +27,6 @@ RECORDED = json.loads((MADE / "logits.json").read_text())
 LOGITS = {name: np.array(RECORDED["logits"][f"runs/{name}"], np.float32) for name in ("digits", "parity")}
 LABELS = {"digits": (b"one", b"two", b"zero"), "parity": (b"even", b"odd")}
 TOLERANCE = 1e-5
-
-
-class Tensor:
-    def __init__(self, name: str, value: np.ndarray) -> None:
-        self._name, self._value = name, value
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> np.ndarray:
-        return self._value
-
-
-class Response:
-    def __init__(self, output_tensors: list[Tensor], error: Any = None) -> None:
-        self.found = {t.name(): t.as_numpy() for t in output_tensors}
-        self.error = error
 
 
 def pixels(card: Path) -> np.ndarray:
