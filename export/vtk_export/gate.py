@@ -1,4 +1,4 @@
-"""What a written file has to pass: structure, values, and of reduced precision the images of ``--data``."""
+"""Holds a written file against torch: structure, values, and of reduced precision the images of ``--data``."""
 
 import dataclasses
 from collections.abc import Sequence

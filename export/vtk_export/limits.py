@@ -1,4 +1,4 @@
-"""What a file may differ from torch in fp32, per precision."""
+"""Bounds of how far a file may be from torch in fp32, per precision."""
 
 from dataclasses import dataclass
 

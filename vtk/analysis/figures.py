@@ -1,4 +1,4 @@
-"""How the diagnostics' plots look: one size, one set of colours, depth along the x axis with its blocks shaded."""
+"""Style of the diagnostics' plots: one size, one set of colours, depth along the x axis with its blocks shaded."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What each back-end's model is made of: weights and code into a version's folder, verified, and its config."""
+"""Makes each back-end's model: weights and code into a version's folder, verified, and its config."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""How a model reaches a repository that a server may be reading: complete, under one rename.
+"""Moves a model into a repository that a server may be reading: complete, under one rename.
 
 A polling server takes every folder of the repository for a model, and one that it failed to load it may never look at
 again. So a model's folder is made beside the repository, with links to its earlier versions, and exchanged as a whole.

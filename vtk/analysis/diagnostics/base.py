@@ -1,4 +1,4 @@
-"""What a diagnostic is: it measures a model, draws what it found and reads it in plain words."""
+"""Base of all diagnostics: each measures a model, draws what it found and reads it in plain words."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
