@@ -1,4 +1,4 @@
-"""Counts how often a file of reduced precision has torch's most likely class on real images, and how often the right one."""
+"""Counts how often a file of reduced precision has torch's most likely class on real images, and the right one."""
 
 import dataclasses
 import math

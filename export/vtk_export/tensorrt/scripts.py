@@ -1,4 +1,4 @@
-"""Writes what lies beside ``model.onnx``: the line for ``trtexec``, the one for polygraphy, and the shapes of a profile.
+"""Writes what lies beside ``model.onnx``: lines for ``trtexec`` and polygraphy, and the shapes of a profile.
 
 Flags are those of trtexec 10 and 11 ("Command-Line Programs" and the pages on migration in NVIDIA's documentation): 11
 has no precision flags and types strongly by itself, 10 with ``--stronglyTyped``. Names come from the parsed file.

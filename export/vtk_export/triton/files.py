@@ -1,4 +1,4 @@
-"""Writes what a version folder and its model folder hold beside weights: the server's code, the client, labels, warm-up."""
+"""Writes what lies beside the weights of a model: the server's code, the client, labels, warm-up."""
 
 import shutil
 from collections.abc import Mapping, Sequence
