@@ -88,14 +88,25 @@ def failing_at(number: int, error: OSError, folder: Path) -> Iterator[list[str]]
 
 @contextlib.contextmanager
 def files_below(size: int) -> Iterator[None]:
-    """Let no process here write a file of more bytes: Python's, torch's and safetensors' own writers all meet it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Let no process here write a file of more bytes: Python's, torch's and safetensors' own writers all meet it.
+
+    Python itself writes compiled modules without looking at what fitted, and a cut one breaks every later import: none
+    is written here.
+    """
+    before, compiled = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    variable = os.environ.get("PYTHONDONTWRITEBYTECODE")
     assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN  # as Python starts; else the process would die
+    sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = compiled
+        if variable is None:
+            del os.environ["PYTHONDONTWRITEBYTECODE"]
+        else:
+            os.environ["PYTHONDONTWRITEBYTECODE"] = variable
 
 
 def _count(number: int, folder: Path, act: Callable[[], None]) -> None:

@@ -1,7 +1,9 @@
 """Writers that die, or whose disk fails, at each of their file operations: old or new, never half."""
 
 import errno
+import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +139,19 @@ def test_a_folder_that_is_read_only_is_refused_first(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
     with pytest.raises(DataError, match=r"cannot write .*out: the folder or its disk is read-only; choose another"):
         files.prepare_output(tmp_path / "out")
+
+
+def test_a_simulated_full_disk_cuts_no_compiled_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python writes compiled modules without looking at what fitted; a cut one would break every later import."""
+    monkeypatch.setattr("sys.pycache_prefix", None)
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "long_module_here.py").write_text("\n".join(f"name_{i} = {i}.5" for i in range(500)))
+    (tmp_path / "short_module_here.py").write_text("name = 1")
+    with files_below(1000):
+        importlib.import_module("long_module_here")
+        child = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import long_module_here"]
+        subprocess.run(child, check=True)
+    assert not list(tmp_path.rglob("*.pyc"))
+    importlib.import_module("short_module_here")
+    assert len(list(tmp_path.rglob("*.pyc"))) == 1
