@@ -1,4 +1,4 @@
-"""CUDA graphs, streams and events without CUDA: a graph is a tape of operations, and all that is done is noted in order.
+"""CUDA graphs, streams and events without CUDA: a graph is a tape of operations, and what is done is noted in order.
 
 A replay runs the tape's operations again, on the very memory that they had when they were captured: weights that were
 exchanged since are not seen, as on a card. What asks for a value during a capture fails, and, as in torch, a capture
@@ -172,8 +172,8 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch) -> SimulatedCuda:
         "Stream": lambda *_: Stream(cuda), "Event": lambda *_: Event(cuda), "CUDAGraph": lambda: Graph(cuda),
         "current_stream": lambda *_: cuda.current, "stream": cuda.stream, "graph": cuda.graph,
         "set_stream": lambda stream: setattr(cuda, "current", stream), "device": lambda _: contextlib.nullcontext(),
-        "is_current_stream_capturing": lambda: cuda.capturing == threading.get_ident(), "memory_snapshot": cuda.snapshot,
-        "empty_cache": cuda.empty_cache, "current_device": lambda: 0,
+        "is_current_stream_capturing": lambda: cuda.capturing == threading.get_ident(),
+        "memory_snapshot": cuda.snapshot, "empty_cache": cuda.empty_cache, "current_device": lambda: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     return cuda

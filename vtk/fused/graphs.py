@@ -74,7 +74,7 @@ class GraphCache(Recorder):
         self._patience = Patience()
         self._warned = False
         self._addresses: Addresses | None = None
-        self._ring = PinnedRing()
+        self.ring = PinnedRing()
         self._lock = threading.RLock()
         self._done: torch.cuda.Event | None = None  # the last replay's end
         self._last: Any = None  # its stream
@@ -178,7 +178,7 @@ class GraphCache(Recorder):
         if images.is_cuda or not static_in.is_cuda:
             static_in.copy_(images)
         else:
-            self._ring.send([images], static_in)
+            self.ring.send([images], static_in)
 
     @contextlib.contextmanager
     def _turn(self, device: torch.device) -> Iterator[None]:

@@ -47,6 +47,12 @@ class BucketGraphs(GraphCache):
     def __len__(self) -> int:
         return len(self._captured)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool and of the static inputs."""
+        rows = 0 if self._rows is None else self._rows.nbytes
+        return self.pool_bytes() + rows + sum(entry.values.nbytes for entry in self._captured.values())
+
     def fits(self, bucket: Bucket) -> bool:
         """Return whether calls of this bucket run as a graph, here and now."""
         return bucket.rows <= MAX_ROWS and not torch.cuda.is_current_stream_capturing()

@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_fused_is_named(source: Source) -> None:
 
 def test_default_backends() -> None:
     assert default_backends(torch.device("cpu")) == ("eager", "compile", "fused", "ort-cpu")
-    assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "fused+graph", "ort-cuda")
+    assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "ort-cuda")
 
 
 @pytest.mark.slow
