@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ Function = Callable[[Tensor], Tensor]
 Made = TypeVar("Made")
 
 
-@dataclass
+@dataclass(eq=False)
 class Captured:
     """A graph with what its replays read and write.
 
@@ -68,6 +69,7 @@ class GraphCache(Recorder):
         super().__init__()
         self.max_graphs = max_graphs
         self.notice: Notice | None = None  # given a line about each graph, and its bytes
+        self.made: WeakSet[Captured] = WeakSet()  # also graphs that others hold
         self.generation = 0  # another number whenever graphs are out of date
         self._graphs: OrderedDict[Key, Captured] = OrderedDict()
         self._kept: set[tuple[int, ...]] = set()
@@ -90,7 +92,7 @@ class GraphCache(Recorder):
     def nbytes(self) -> int:
         """Bytes of the pool and of all static inputs."""
         with self._lock:
-            return self.pool_bytes() + sum(entry.static_in.nbytes for entry in self._graphs.values())
+            return self.pool_bytes() + sum(entry.static_in.nbytes for entry in self.made)
 
     def takes(self, images: Tensor, *, on_demand: bool, device: torch.device | None = None) -> bool:
         """Return whether this input runs as a graph: a plain CUDA tensor of a fitting size, not traced, no gradient.
@@ -254,6 +256,7 @@ class GraphCache(Recorder):
             before = self.pool_bytes()
             graph, static_out = self._record(function, static_in)
         entry = Captured(graph, static_in, static_out, static_in.nbytes + self.pool_bytes() - before)
+        self.made.add(entry)
         if self.notice is not None:
             self.notice(f"CUDA graph of {' × '.join(map(str, images.shape))}", entry.nbytes)
         return entry

@@ -47,10 +47,10 @@ class PinnedRing:
             parts: (n, ...) on the host; cast to the type of ``out`` on the way. They may be changed afterwards.
             out: (Σ n, ...), contiguous, on a CUDA device.
         """
-        slot = self._slot(out.nbytes)
-        staged = slot.memory[: out.nbytes].view(out.dtype).view(out.shape)
         start = 0
         with torch.inference_mode(False), torch.no_grad():  # the buffer is written in every mode
+            slot = self._slot(out.nbytes)
+            staged = slot.memory[: out.nbytes].view(out.dtype).view(out.shape)
             for part in parts:
                 staged[start : start + len(part)].copy_(part)
                 start += len(part)
@@ -72,5 +72,4 @@ class PinnedRing:
 
 
 def _pinned(nbytes: int) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
