@@ -4,7 +4,6 @@ A stage asks `Store.has` before every cell and appends its row at once, so a sta
 stopped. A row counts only for the same device, versions and code: after a change a cell is measured anew.
 """
 
-import csv
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import _rows
+from _rows import read
 
 CODE = ("device", "torch", "triton", "git")
 """Columns that must agree besides a row's own key."""
@@ -73,14 +73,6 @@ class Store:
                 os.fsync(file.fileno())
         if self.path.stat().st_size == 0:
             self.path.unlink()
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class Deadline:
