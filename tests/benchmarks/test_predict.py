@@ -42,7 +42,7 @@ def test_what_is_left_out_has_no_part_in_the_fit():
     subject = ("S18x2", 224)
     wrong = _fit.Measured(
         {cell: us * (10 if cell[:2] == subject else 1) for cell, us in MEASURED.latencies.items()},
-        {cell: {n: us * (3 if cell[:2] == subject else 1) for n, us in g.items()} for cell, g in MEASURED.groups.items()},
+        {c: {n: us * (3 if c[:2] == subject else 1) for n, us in g.items()} for c, g in MEASURED.groups.items()},
         MEASURED.ceilings,
     )  # fmt: skip
     assert _fit.fit(wrong.without(subject)) == _fit.fit(MEASURED.without(subject)) != _fit.fit(wrong)
