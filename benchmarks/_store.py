@@ -24,13 +24,16 @@ class Store:
         path: of the file, made with the first row.
         key: columns that say what a row measures.
         rows: all rows, as text, in the file's order.
+        git: the commit that measures now.
     """
 
     def __init__(self, path: Path, key: Sequence[str], context: Callable[[], Mapping[str, str]]) -> None:
         self.path, self.key, self._context = path, tuple(key), context
         self._drop_torn_row()
         self.rows = read(path)
-        self._code = self._key_of(context(), CODE)
+        here = context()
+        self.git = here.get("git", "")
+        self._code = self._key_of(here, CODE)
 
     def has(self, **cell: object) -> bool:
         """Return whether this code measured ``cell`` on this device; a row that failed does not count."""

@@ -20,7 +20,6 @@ import _fit
 import _rows
 from _cost import CEILING, NAMES, SIZES, Constants, Form, kernels_of, pass_us
 
-FILE = "gpu_predictions.csv"
 COLUMNS = ("model", "px", "batch", "provider", "form", "ms", "git")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 256)
 SUBJECTS = (*((name, 224) for name in SIZES), ("B/16", 384))
@@ -43,13 +42,6 @@ def rows(constants: Constants, git: str) -> list[dict[str, str]]:
         for provider, forms in PROVIDERS.items() if provider == _bounds.FUSED or model in _bounds.FOLDED_MODELS
         for label, form in forms.items()
     ]  # fmt: skip
-
-
-def predicted(path: Path, form: str = "after") -> dict[tuple[str, str, str, str], float]:
-    """Return the ms of each model, px, batch and provider that a file predicts; none if there is no file."""
-    return {
-        (r["model"], r["px"], r["batch"], r["provider"]): float(r["ms"]) for r in _rows.read(path) if r["form"] == form
-    }
 
 
 def differences(path: Path, made: Sequence[dict[str, str]]) -> list[str]:
@@ -93,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"predict.py: {args.results} holds no rows of commit {_fit.COMMIT} to fit to", file=sys.stderr)
         return 1
     constants = _fit.fit(measured)
-    path = args.results / FILE
+    path = args.results / _bounds.PREDICTIONS
     if args.check:
         found = differences(path, rows(constants, ""))
         print("\n".join(found[:20]) or f"{path.name} is what the model predicts")

@@ -3,6 +3,7 @@
 import csv
 from dataclasses import astuple, replace
 
+import _bounds
 import _cost
 import _fit
 import predict
@@ -146,11 +147,10 @@ def test_every_form_does_the_same_products_and_the_later_ones_fewer_kernels(fitt
 def test_committed_predictions_are_those_of_the_model(tmp_path, capsys):
     assert predict.main(["--check"]) == 0
     assert "is what the model predicts" in capsys.readouterr().out
-    text = (predict._rows.RESULTS / predict.FILE).read_text()
+    text = (predict._rows.RESULTS / _bounds.PREDICTIONS).read_text()
     made = list(csv.DictReader(text.splitlines()))
-    assert predict.differences(predict._rows.RESULTS / predict.FILE, made) == []
+    assert predict.differences(predict._rows.RESULTS / _bounds.PREDICTIONS, made) == []
     made[3] = made[3] | {"ms": str(1.1 * float(made[3]["ms"]))}
     made[5] = made[5] | {"batch": "3"}
-    assert len(predict.differences(predict._rows.RESULTS / predict.FILE, made)) == 3
-    assert predict.predicted(tmp_path / "none.csv") == {}
+    assert len(predict.differences(predict._rows.RESULTS / _bounds.PREDICTIONS, made)) == 3
     assert predict.main(["--results", str(tmp_path)]) == 1 and "no rows of commit fd6ca4a" in capsys.readouterr().err
