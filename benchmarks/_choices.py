@@ -3,7 +3,6 @@
 Only times inside a CUDA graph decide: launched one by one, small shapes take the host's time and not the kernels'.
 """
 
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,15 +49,7 @@ def write(path: Path, found: Iterable[Entry]) -> None:
     """Write the package's own table with ``found`` in place of what it says about the same shapes."""
     own = choices.read(Path(choices.__file__).with_name("choices.json"))
     table = {tuple(entry[field] for field in choices.FIELDS): entry for entry in (*own, *found)}
-    lines = ",\n".join(f"    {json.dumps(table[key])}" for key in sorted(table))
-    text = '{\n  "schema": 1,\n  "measured": [\n' + lines + "\n  ]\n}\n"
-    made = path.with_name(f".{path.name}.new")
-    try:
-        made.write_text(text, encoding="utf-8")
-        choices.read(made)  # it must be one that the package takes
-    finally:
-        made.unlink(missing_ok=True)
-    _rows.replace(path, text)
+    _rows.replace(path, choices.text(table.values()))
 
 
 def drop(path: Path, red: Collection[str]) -> None:
