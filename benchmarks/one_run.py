@@ -28,6 +28,9 @@ from _plan import STEPS, Outcome, Step
 GRACE = 4.0
 """Seconds before its end that a stage is told to stop."""
 
+PATIENCE = 2.0
+"""Seconds from a polite end to a hard one."""
+
 RESTARTS = 6
 CHOICES = "choices.json"
 PROGRESS = "progress.json"
@@ -100,17 +103,19 @@ def supervise(command: Sequence[str], env: dict[str, str], note: Path, seconds: 
     """
     # file descriptors stay open: one of them is the lock of the folder, which holds as long as anybody writes there
     process = subprocess.Popen(command, env=env, start_new_session=True, close_fds=False)
-    end = time.monotonic() + seconds
+    end, started = time.monotonic() + seconds, time.time()
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(0.1)
             began = _attempts.limit_of(note)
-            if time.monotonic() > end or (began is not None and time.time() > sum(began)):
+            # a note from before is what the last process died of
+            hangs = began is not None and began[0] >= started and time.time() > sum(began)
+            if hangs or time.monotonic() > end:
                 return 124
     finally:
         if process.poll() is None:
-            for sign, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+            for sign, patience in ((signal.SIGTERM, PATIENCE), (signal.SIGKILL, 5.0)):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, sign)
                 with contextlib.suppress(subprocess.TimeoutExpired):
