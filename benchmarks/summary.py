@@ -20,7 +20,6 @@ from _plan import Outcome
 FILE = "summary.txt"
 LINES, COLUMNS = 60, 80
 NOT = "not measured"
-TUNED = "max-autotune"
 CELLS = (
     ("S18x2", 224, 1), ("S/16", 224, 1), ("B/16", 224, 1), ("B18x2", 224, 1), ("S36x1", 224, 1), ("B36x1", 224, 1),
     ("B/16", 384, 1), ("S18x2", 224, 8), ("B/16", 224, 8), ("S18x2", 224, 64), ("B/16", 224, 64), ("B18x2", 224, 64),
@@ -54,7 +53,7 @@ def lines(out: Path, outcomes: Sequence[Outcome] = (), smoke: bool = False) -> l
         *(f"{o.step.name:<10} {o.says:<17} {o.seconds:>4.0f} s" for o in outcomes),
         _checked(of("correct")), _chosen(of("kernels"), out / "choices.json"), "",
         f"{'ms':<23}{'measured':>12} {'predicted':>15} {'floor':>7}  bound",
-        *_latencies(e2e), "", f"times as fast as torch.compile, {TUNED} (b1 >= 1.2, else 1), and timm+graph (1)",
+        *_latencies(e2e), "", "times as fast as torch.compile, max-autotune (b1 >= 1.2, else 1), and timm+graph",
         *_speedups(e2e), "", *_training(of("train")), *_bank(of("bank")),
     ]  # fmt: skip
     failed = [*_failed(of)]
@@ -126,10 +125,10 @@ def _latencies(cells: Cells) -> Iterator[str]:
 
 def _speedups(cells: Cells) -> Iterator[str]:
     """Yield lines of how many times quicker the quicker form is than others, per batch."""
-    for other, short in ((COMPILED, TUNED), ("timm+graph", "timm")):
+    for other, short in ((COMPILED, "compile"), ("timm+graph", "timm")):
         for model in _bounds.TUNED:
             parts = [_speedup(cells, model, batch, other) for batch in BATCHES]
-            yield f"{model:<6}{short:<13}" + "".join(f"{part:<15}" for part in parts)
+            yield f"{model:<6}{short:<9}" + "".join(f"{part:<16}" for part in parts)
 
 
 def _speedup(cells: Cells, model: str, batch: str, other: str) -> str:
