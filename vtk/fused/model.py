@@ -65,16 +65,13 @@ class FusedViT(nn.Module):
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         images = self._cast(images)
-        own = plan is None
         if plan is None:
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
-            # measured choices are of a card: a fake tensor is on none, and torch.compile cannot follow a table's lookup
-            measured = kernels and type(images) is Tensor and not torch.compiler.is_compiling()
-            plan = Plan(kernels, device_name(images) if measured else None)
+            plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
         x, h = self.embed(images, stages[0].norm, plan)
-        if own and plan.kernels:
-            plan = Plan(plan.kernels, plan.device_name, self._folds(x, plan))
+        if plan.ln_folded is None:
+            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan))
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
