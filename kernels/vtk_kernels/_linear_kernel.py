@@ -190,7 +190,7 @@ def launch(
                 HALVES=halves,
                 num_warps=warps,
                 num_stages=stages,
-                maxnreg=registers("_linear_kernel", warps) if tma else None,
+                maxnreg=registers("_linear_kernel", warps, x) if tma else None,
                 **chained(x, programs),
             )
     return y, q, stats

@@ -51,8 +51,8 @@ def test_products_on_hopper_use_its_matrix_units(essential: tuple[int, str, dict
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "capabilities"),
-    [((), ("sm_80", "sm_90")), (("--capabilities", "100"), ("sm_100",))],
-    ids=["sm_80 and sm_90", "sm_100"],
+    [((), ("sm_80", "sm_90")), (("--capabilities", "100"), ("sm_100",)), (("--capabilities", "89"), ("sm_89",))],
+    ids=["sm_80 and sm_90", "sm_100", "sm_89"],
 )
 def test_the_whole_table_compiles_without_a_fault(
     flags: tuple[str, ...], capabilities: tuple[str, ...], tmp_path: Path
