@@ -312,7 +312,7 @@ def test_tuning_prints_what_it_gained_and_finds_it_again(card: Clock, capsys: py
     captured = capsys.readouterr()
     assert captured.err.count("all tuned before") == 2
     found = json.loads(captured.out)["tuned"]
-    assert [t["measured"] for t in found] == [0, 0] and all(t["asked"] > 2 for t in found)
+    assert [t["measured"] for t in found] == [0, 0] and all(t["asked"] > 0 for t in found)
     checks = {check.name: check for check in _checks.check_triton()}
     assert "of tuned, " in checks["measured choices"].detail
 

@@ -29,30 +29,38 @@ def images(n: int, seed: int = 0) -> Tensor:
     return torch.randn(n, 3, 56, 56, generator=generator).bfloat16().cuda()
 
 
-def test_replays_are_bitwise_what_the_kernels_give_however_often(fused: FusedViT) -> None:
+def near(found: Tensor, wanted: Tensor) -> bool:
+    """Whether rounding explains the difference: in a capture cuBLAS may take another algorithm."""
+    difference = (found.double() - wanted.double()).norm() / wanted.double().norm()
+    return found.dtype == wanted.dtype and bool(difference <= 2 * torch.finfo(found.dtype).eps)
+
+
+def test_replays_are_bitwise_the_same_and_what_the_kernels_give(fused: FusedViT) -> None:
     wanted = {(n, seed): fused.compute(images(n, seed)) for n in (1, 3, 33) for seed in (0, 1)}
+    first = {(n, seed): fused(images(n, seed)) for n, seed in wanted}
+    assert all(near(first[key], wanted[key]) for key in wanted)
     for _ in range(20):
-        for (n, seed), value in wanted.items():
+        for (n, seed), value in first.items():
             assert torch.equal(fused(images(n, seed)), value)
     assert len(fused._graph_cache) == 3
 
 
 def test_the_least_recently_used_of_eight_goes_and_its_memory_is_taken_again(fused: FusedViT) -> None:
     for n in (*range(1, 9), 1, 9):
-        assert torch.equal(fused(images(n)), fused.compute(images(n)))
+        assert near(fused(images(n)), fused.compute(images(n)))
     kept = {n for n in range(1, 10) if fused._graph_cache.has(images(n).shape)}
     assert kept == {1, 3, 4, 5, 6, 7, 8, 9}
     held = fused.graph_bytes
     assert held > 0
     for n in (40, 41, 42):
-        assert torch.equal(fused(images(n)), fused.compute(images(n)))
+        assert near(fused(images(n)), fused.compute(images(n)))
     assert fused.graph_bytes < 20 * held
     fused.drop_graphs()
-    assert fused.graph_bytes == 0 and torch.equal(fused(images(2)), fused.compute(images(2)))
+    assert fused.graph_bytes == 0 and near(fused(images(2)), fused.compute(images(2)))
 
 
 def test_threads_on_streams_of_their_own_get_their_own_answers(fused: FusedViT) -> None:
-    wanted = {n: fused.compute(images(n, n)) for n in (1, 2, 3, 5)}
+    wanted = {n: fused(images(n, n)) for n in (1, 2, 3, 5)}
     given = {n: images(n, n) for n in wanted}
     torch.cuda.synchronize()
     wrong: list[int] = []
@@ -76,9 +84,7 @@ def test_threads_on_streams_of_their_own_get_their_own_answers(fused: FusedViT) 
 def test_two_models_replay_side_by_side(vit: Callable[..., nn.Module]) -> None:
     """A graph writes to the workspaces of its capture's stream: two models must not have one in common."""
     models = [fuse(vit(dim=256, heads=4, grid=14, depth=4).float().cuda(), torch.bfloat16) for _ in range(2)]
-    wanted = [model.compute(images(8)) for model in models]
-    for model in models:
-        model(images(8))
+    wanted = [model(images(8)) for model in models]
     streams, x = [torch.cuda.Stream() for _ in models], images(8)
     torch.cuda.synchronize()
     for _ in range(100):
@@ -94,7 +100,7 @@ def test_images_of_the_host_through_the_ring(fused: FusedViT) -> None:
     host = [images(5, seed).cpu().float() for seed in range(8)]
     found = [fused(x) for x in host]  # none is waited for
     for x, y in zip(host, found, strict=True):
-        assert y.is_cuda and torch.equal(y, fused.compute(x.cuda().bfloat16()))
+        assert y.is_cuda and near(y, fused.compute(x.cuda().bfloat16()))
     assert fused(host[0]).dtype == torch.bfloat16
 
 
@@ -115,10 +121,10 @@ def test_a_graph_of_ones_own(fused: FusedViT) -> None:
         other.input.copy_(images(3, seed + 9))
         fused(images(3, 5)), fused(images(4, 5))
         kept, view = graph(), graph(copy=False)
-        wanted = fused.compute(images(3, seed))
-        assert torch.equal(kept, wanted) and torch.equal(view, wanted)
-        assert torch.equal(other(), fused.compute(images(3, seed + 9))) and torch.equal(kept, wanted)
-        assert torch.equal(graph(images(3, 7).cpu()), fused.compute(images(3, 7)))
+        before = kept.clone()
+        assert torch.equal(view, kept) and near(kept, fused.compute(images(3, seed)))
+        assert near(other(), fused.compute(images(3, seed + 9))) and torch.equal(kept, before)
+        assert near(graph(images(3, 7).cpu()), fused.compute(images(3, 7)))
     fused.half()
     with pytest.raises(UsageError, match="out of date"):
         graph()
@@ -138,7 +144,7 @@ def test_other_weights_of_every_kind(fused: FusedViT) -> None:
         change()
         torch.cuda.empty_cache()
         for _ in range(2):
-            assert torch.equal(fused(x), fused.compute(x))
+            assert near(fused(x), fused.compute(x))
         assert before.isfinite().all()
 
 
@@ -152,14 +158,14 @@ def test_what_cannot_be_captured_leaves_nothing_behind(vit: Callable[..., nn.Mod
     stream = torch.cuda.current_stream()
     with pytest.warns(RuntimeWarning, match="runs without a CUDA graph"):
         found = fused(images(3))
-    assert torch.cuda.current_stream() == stream and torch.equal(found, fused.compute(images(3)))
+    assert torch.cuda.current_stream() == stream and near(found, fused.compute(images(3)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(fused(images(3)), found)
     with pytest.raises(UnavailableError, match="cannot be captured"):
         fused.graph(3)
     other = fuse(vit(dim=128, grid=14).float().cuda(), torch.bfloat16)
-    assert torch.equal(other(images(3)), other.compute(images(3))) and len(other._graph_cache) == 1
+    assert near(other(images(3)), other.compute(images(3))) and len(other._graph_cache) == 1
     del found
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -176,10 +182,10 @@ def test_too_little_memory_for_a_graph(fused: FusedViT, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(fused, "compute", full)
     with pytest.warns(RuntimeWarning, match="OutOfMemoryError"):
-        assert torch.equal(fused(images(3)), compute(images(3)))
+        assert near(fused(images(3)), compute(images(3)))
     monkeypatch.undo()
     for _ in range(70):
-        assert torch.equal(fused(images(3)), compute(images(3)))
+        assert near(fused(images(3)), compute(images(3)))
     assert len(fused._graph_cache) == 1
 
 
@@ -190,7 +196,7 @@ def test_tuning_on_this_card(fused: FusedViT, vtk_home: Path) -> None:
         entries: list[Any] = choices.read(Path(first.path))
         assert {entry["device"] for entry in entries} == {torch.cuda.get_device_name()}
         assert all(found.cached or found.cut for found in tune_model(fused, [1, 8], seconds=30))
-        assert torch.equal(fused(images(8)), fused.compute(images(8)))
+        assert near(fused(images(8)), fused.compute(images(8)))
     finally:
         tuned._loaded.clear()
         choices.use(None)
