@@ -51,7 +51,7 @@ ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
     "linear_gelu": ("triton", "aten"),
     "ln_folded": ("separate", "folded"),
-    "packed_attention": ("sdpa", "triton"),
+    "packed_attention": ("sdpa", "triton", "short"),
     "splitk_linear": ("aten", "triton"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
