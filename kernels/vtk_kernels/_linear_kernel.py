@@ -11,7 +11,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from vtk_kernels._device import chained, follow, is_hopper, multiprocessors
+from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper, multiprocessors
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._epilogue import finish
 from vtk_kernels._matmul import (
@@ -41,6 +41,7 @@ def _linear_kernel(
     b_ptr,  # (F,), or None
     x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
     residual_ptr,  # (T, F), or None; with TMA its tensor map
+    ahead_ptr,  # (F, K): w, to be fetched before the wait; or None
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
     stride_st,  # of x_stats
@@ -61,6 +62,10 @@ def _linear_kernel(
     HALVES: tl.constexpr,  # finish a tile in two halves of its columns: half the memory for the stores
     PDL: tl.constexpr,
 ):
+    if ahead_ptr is not None:
+        fetch(ahead_ptr, F * K, tl.program_id(0), programs)
+        if b_ptr is not None:
+            fetch(b_ptr, F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
     for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA):
@@ -159,6 +164,7 @@ def launch(
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
         programs = min(tiles, 2 * multiprocessors(x)) if tma else tiles
+        options = chained(x, programs)
         with on_device(x):
             _linear_kernel[(programs,)](
                 tensor_map(flat, block_t, width) if tma else y,
@@ -169,6 +175,7 @@ def launch(
                 None if b is None else b.contiguous(),
                 known,
                 tensor_map(past, block_t, width) if tma and past is not None else past,
+                ahead(options, rows, weight),
                 a.stride(0),
                 weight.stride(0),
                 0 if known is None else known.stride(0),
@@ -189,6 +196,6 @@ def launch(
                 HALVES=halves,
                 num_warps=warps,
                 num_stages=stages,
-                **chained(x, programs),
+                **options,
             )
     return y, q, stats
