@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper, multiprocessors
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._epilogue import finish
+from vtk_kernels._epilogue import finish, start_of
 from vtk_kernels._matmul import (
     GROUP,
     has_tensor_map,
@@ -60,6 +60,7 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,  # finish a tile in two halves of its columns: half the memory for the stores
+    START: tl.constexpr,  # a program owns one tile, whose sums start from residual and bias
     PDL: tl.constexpr,
 ):
     if ahead_ptr is not None:
@@ -68,14 +69,21 @@ def _linear_kernel(
             fetch(b_ptr, F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
         row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
         scale = None
+        start = None
+        shift_ptr = b_ptr
+        added_ptr = residual_ptr
+        if START:
+            start = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, T, F, TMA, BLOCK_T, BLOCK_F)
+            shift_ptr = None
+            added_ptr = None
         if TMA:
-            u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K)
+            u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
             if x_stats_ptr is not None:
                 scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False)
         else:
@@ -95,21 +103,22 @@ def _linear_kernel(
                 BLOCK_T,
                 BLOCK_F,
                 BLOCK_K,
+                start,
             )
         if HALVES:
             left, right = tl.split(tl.permute(tl.reshape(u, (BLOCK_T, 2, BLOCK_F // 2)), (0, 2, 1)))
             half: tl.constexpr = BLOCK_F // 2
             finish(
-                y_ptr, q_ptr, y_stats_ptr, left, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, left, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, half,
             )  # fmt: skip
             finish(
-                y_ptr, q_ptr, y_stats_ptr, right, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, right, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out + half, T, F, GELU, TMA, BLOCK_T, half,
             )  # fmt: skip
         else:
             finish(
-                y_ptr, q_ptr, y_stats_ptr, u, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, u, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, BLOCK_F,
             )  # fmt: skip
 
@@ -194,6 +203,7 @@ def launch(
                 BLOCK_K=block_k,
                 GROUP=GROUP,
                 HALVES=halves,
+                START=past is not None and not halves and programs == tiles,
                 num_warps=warps,
                 num_stages=stages,
                 **options,

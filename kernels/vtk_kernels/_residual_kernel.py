@@ -1,9 +1,9 @@
-"""Kernel of `linear_residual` for few rows: sums that start from residual and bias, and K in slices that finish themselves.
+"""Kernel of `linear_residual` whose K is cut into slices, for few rows: the last program of a tile finishes it.
 
-One program owns one slice of K of one tile. Its sums start from residual + bias in fp32 (those of a later slice from 0),
-so that no pass and no epilogue adds them. With several slices a program leaves its sums in memory and counts itself at
-the tile; the last to come adds all of them in ascending order, its own read back like the others, so that the bits do
-not depend on who came last. It stores y and its rows' statistics and sets the counter to 0 for the next launch.
+One program owns one slice of one tile. The first slice's sums start from residual + bias, those of the others from 0. A
+program leaves its sums in memory and counts itself at the tile; the last to come adds all of them in ascending order,
+its own read back like the others', so that the bits do not depend on who came last. It stores y and its rows' statistics
+and sets the counter to 0 for the next launch.
 
 Counters are 0 before and after a launch. Launches that follow each other share them, chained ones too: each has waited
 for the one before when it counts. Launches that may run at once must not. A launch that is cut short takes its CUDA
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper
 from vtk_kernels._dispatch import on_device
+from vtk_kernels._epilogue import start_of
 from vtk_kernels._matmul import (
     GROUP,
+    aligned,
     has_tensor_map,
     mapped_product,
     product,
-    residual_tile_config,
     slice_length,
     tensor_map,
     tile_of,
@@ -39,22 +40,13 @@ def slice_of(pid, programs, SPLITS: tl.constexpr):
     return pid // SPLITS, pid % SPLITS
 
 
-@triton.jit
-@no_type_check
-def _store_tile(y_ptr, stats_ptr, total, row, out, mask, T, F, tile_f, BLOCK_F: tl.constexpr):
-    """Store a tile of y, and mean and M2 of its rows."""
-    y = total.to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + (row * F)[:, None] + out[None, :], y, mask=mask)
-    store_piece(stats_ptr, y.to(tl.float32), row, T, tile_f, tl.cdiv(F, BLOCK_F), tl.minimum(F - tile_f * BLOCK_F, BLOCK_F))
-
-
 @triton.jit(do_not_specialize=["T"])  # it differs from batch to batch
 @no_type_check
 def _residual_kernel(
     y_ptr,  # out (T, F)
     stats_ptr,  # out (T, ceil(F / 64), 2), fp32: row statistics of y
-    partials_ptr,  # (tiles, SPLITS, BLOCK_T, BLOCK_F), fp32, for the programs of a tile; None where SPLITS is 1
-    counters_ptr,  # (tiles,), int32, all 0; None where SPLITS is 1
+    partials_ptr,  # (tiles, SPLITS, BLOCK_T, BLOCK_F), fp32: between the programs of a tile
+    counters_ptr,  # (tiles,), int32, all 0
     x_ptr,  # (T, K); with TMA its tensor map
     w_ptr,  # (F, K); likewise
     b_ptr,  # (F,), or None
@@ -84,18 +76,18 @@ def _residual_kernel(
     follow(PDL)
     tile, split = slice_of(pid, tl.num_programs(0), SPLITS)
     tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
-    row = (tile_t * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
-    out = tile_f * BLOCK_F + tl.arange(0, BLOCK_F)
+    tile_row = tile_t * BLOCK_T
+    tile_out = tile_f * BLOCK_F
+    there = tl.where(split == 0, T, 0)  # rows that this slice's sums begin with
+    total = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, there, F, False, BLOCK_T, BLOCK_F)
+    row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
+    out = tile_out + tl.arange(0, BLOCK_F)
     mask = (row < T)[:, None] & (out < F)[None, :]
-    at = residual_ptr + (row * stride_rt)[:, None] + out[None, :]
-    total = tl.load(at, mask=mask & (split == 0), other=0.0).to(tl.float32)
-    if b_ptr is not None:
-        total += tl.load(b_ptr + out, mask=(out < F) & (split == 0), other=0.0).to(tl.float32)[None, :]
     first = split * length
     if TMA:
         last = tl.minimum(first + length, K)
         total = mapped_product(
-            x_ptr, w_ptr, tile_t * BLOCK_T, tile_f * BLOCK_F, first, last, BLOCK_T, BLOCK_F, BLOCK_K, total
+            x_ptr, w_ptr, tile_row, tile_out, first, last, BLOCK_T, BLOCK_F, BLOCK_K, total
         )
     else:
         step = first + tl.arange(0, BLOCK_K)
@@ -113,21 +105,20 @@ def _residual_kernel(
             BLOCK_K,
             total,
         )
-    if SPLITS == 1:
-        _store_tile(y_ptr, stats_ptr, total, row, out, mask, T, F, tile_f, BLOCK_F)
-    else:
-        part = BLOCK_T * BLOCK_F
-        parts = partials_ptr + tile.to(tl.int64) * (SPLITS * part)
-        parts += tl.arange(0, BLOCK_T)[:, None] * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
-        tl.store(parts + split * part, total, mask=mask)
-        tl.debug_barrier()  # what every thread stored goes before the one thread's count
-        before = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel", scope="gpu")
-        if before == SPLITS - 1:
-            tl.store(counters_ptr + tile, 0)
-            total = tl.load(parts, mask=mask, other=0.0, cache_modifier=".cg")
-            for i in tl.static_range(1, SPLITS):
-                total += tl.load(parts + i * part, mask=mask, other=0.0, cache_modifier=".cg")
-            _store_tile(y_ptr, stats_ptr, total, row, out, mask, T, F, tile_f, BLOCK_F)
+    part = BLOCK_T * BLOCK_F
+    parts = partials_ptr + tile.to(tl.int64) * (SPLITS * part)
+    parts += tl.arange(0, BLOCK_T)[:, None] * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
+    tl.store(parts + split * part, total, mask=mask)
+    tl.debug_barrier()  # what every thread stored goes before the one thread's count
+    before = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel", scope="gpu")
+    if before == SPLITS - 1:
+        tl.store(counters_ptr + tile, 0)
+        total = tl.load(parts, mask=mask, other=0.0, cache_modifier=".cg")
+        for i in tl.static_range(1, SPLITS):
+            total += tl.load(parts + i * part, mask=mask, other=0.0, cache_modifier=".cg")
+        y = total.to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + (row * F)[:, None] + out[None, :], y, mask=mask)
+        store_piece(stats_ptr, y.to(tl.float32), row, T, tile_f, tl.cdiv(F, BLOCK_F), tl.minimum(F - tile_out, BLOCK_F))
 
 
 def counters_needed(rows: int, channels: int) -> int:
@@ -135,39 +126,31 @@ def counters_needed(rows: int, channels: int) -> int:
     return triton.cdiv(rows, 32) * pieces_of(channels)
 
 
-def tiles_for(mapped: bool, rows: int, features: int, splits: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
+def _tiles(mapped: bool, rows: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
     """Return (BLOCK_T, BLOCK_F, BLOCK_K, num_warps, num_stages).
 
-    Slices take tiles of 64 rows, which Hopper's matrix units want; whole products those of `residual_tile_config`. Three
-    stages, although a fourth would fit: the programs of the next kernel of a chain need their shared memory beside it.
+    Tiles of 64 rows, which Hopper's matrix units want. Three stages, although a fourth would fit: the programs of the
+    next kernel of a chain need their shared memory beside it.
     """
-    tile = residual_tile_config(mapped, rows, features, *operands)
-    if splits == 1 or operands[0].element_size() > 2:
-        return tile
-    block_k = tile[2] if not mapped and tile[2] < 64 else 128 if mapped else 64  # 32 for what is not aligned
-    return (16 if rows <= 16 else 32 if rows <= 32 else 64), PIECE, block_k, 4, 3
+    if operands[0].element_size() > 2:
+        return 32, PIECE, 32, 4, 2
+    if not mapped and not aligned(*operands):
+        return 64, PIECE, 32, 4, 2
+    return 16 if rows <= 16 else 32 if rows <= 32 else 64, PIECE, 128 if mapped else 64, 4, 3
 
 
 def launch(
-    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor, splits: int, counters: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """Start the kernel; arguments and results as of `linear_residual`.
-
-    Returns:
-        None where a single slice would want tiles of more than one piece: nothing was started.
-    """
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor, splits: int, counters: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Start the kernel; arguments and results as of `linear_residual`."""
     a, weight, past = as_rows(x), as_rows(w), as_rows(residual)
     (rows, size), features = a.shape, weight.shape[0]
     tma = is_hopper(x) and has_tensor_map(a, weight)
-    block_t, block_f, block_k, warps, stages = tiles_for(tma, rows, features, splits, a, weight)
-    if block_f != PIECE:
-        return None
+    block_t, block_f, block_k, warps, stages = _tiles(tma, rows, a, weight)
     y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
     stats = torch.empty((*y.shape[:-1], pieces_of(features), 2), dtype=torch.float32, device=x.device)
     tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
-    partials = None
-    if splits > 1:
-        partials = torch.empty((tiles, splits, block_t, block_f), dtype=torch.float32, device=x.device)
+    partials = torch.empty((tiles, splits, block_t, block_f), dtype=torch.float32, device=x.device)
     if y.numel():
         options = chained(x, tiles * splits)
         with on_device(x):
@@ -175,7 +158,7 @@ def launch(
                 y,
                 stats,
                 partials,
-                counters if splits > 1 else None,
+                counters,
                 tensor_map(a, block_t, block_k) if tma else a,
                 tensor_map(weight, block_f, block_k) if tma else weight,
                 None if b is None else b.contiguous(),

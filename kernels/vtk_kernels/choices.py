@@ -23,6 +23,7 @@ from torch import Tensor
 DEFAULT = {
     "grouped_linear": "triton",
     "linear_gelu": "triton",
+    "linear_residual": "whole",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
     "splitk_linear": "aten",
@@ -32,9 +33,10 @@ DEFAULT = {
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
     "linear_gelu": ("triton", "aten"),
+    "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton"),
-    "splitk_linear": ("aten", "triton"),
+    "splitk_linear": ("aten", "triton", "finish"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk_kernels import _linear_kernel, _residual_kernel
-from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
 from vtk_kernels._matmul import check_linear
 from vtk_kernels._residual_kernel import counters_needed
@@ -34,10 +33,9 @@ def linear_residual_ref(
 def _linear_residual_launch(
     a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    if splits > 1 or a.numel() // a.shape[-1] <= FEW_ROWS:
-        done = _residual_kernel.launch(a, w, b, x, splits, counters)
-        if done is not None:
-            return done
+    if splits > 1:
+        assert counters is not None
+        return _residual_kernel.launch(a, w, b, x, splits, counters)
     y, _, stats = _linear_kernel.launch(a, w, b, residual=x)
     assert stats is not None
     return y, stats

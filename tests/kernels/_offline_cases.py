@@ -14,7 +14,8 @@ from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
 from vtk_kernels.linear_residual import _linear_residual_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
-from vtk_kernels.patchify import _patchify_launch
+from vtk_kernels.patchify import launch as _patchify_launch
+from vtk_kernels.patchify_counters import _patchify_counters_launch
 from vtk_kernels.row_stats import pieces_of
 from vtk_kernels.splitk_linear import _splitk_linear_launch
 
