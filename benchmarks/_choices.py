@@ -3,7 +3,6 @@
 Only times inside a CUDA graph decide: launched one by one, small shapes take the host's time and not the kernels'.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,9 +41,7 @@ def write(path: Path, found: Iterable[Entry]) -> None:
     """Write the package's own table with ``found`` in place of what it says about the same shapes."""
     own = choices.read(Path(choices.__file__).with_name("choices.json"))
     table = {tuple(entry[field] for field in choices.FIELDS): entry for entry in (*own, *found)}
-    lines = ",\n".join(f"    {json.dumps(table[key])}" for key in sorted(table))
-    path.write_text('{\n  "schema": 1,\n  "measured": [\n' + lines + "\n  ]\n}\n", encoding="utf-8")
-    choices.read(path)  # it must be one that the package takes
+    path.write_text(choices.text(table.values()), encoding="utf-8")
 
 
 def _minor(version: str) -> str:

@@ -1,7 +1,6 @@
 """The inference model that `vtk.fused.fuse` makes: folded, merged blocks, as kernels, as torch or as CUDA graphs."""
 
 import copy
-import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -72,17 +71,15 @@ class FusedViT(nn.Module):
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         images = self._cast(images)
-        own = plan is None
         if plan is None:
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
-            # measured choices are of a card: a fake tensor is on none, and torch.compile cannot follow a table's lookup
-            measured = kernels and type(images) is Tensor and not torch.compiler.is_compiling()
-            plan = Plan(kernels, device_name(images) if measured else None)
+            plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
+        own = plan.ln_folded is None
         needed = self._counters_needed(images, plan) if own else 0
         x, h, counters = self.embed(images, stages[0].norm, plan, needed)
-        if own and plan.kernels:
-            plan = dataclasses.replace(plan, ln_folded=self._folds(x, plan), counters=counters)
+        if own:
+            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan), counters)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -208,13 +205,12 @@ class FusedViT(nn.Module):
         table = self.embed.table
         if table is None or plan.device_name is None or images.ndim != 4:
             return 0
-        rows = len(images) * table.shape[1]
-        finish = 0 < rows <= FEW_ROWS and any(
-            default_splits(rows, *shape) > 1 and choose(op, rows, *shape, table.dtype, plan.device_name) == "finish"
-            for shape in self._ends
-            for op in ("linear_residual", "splitk_linear")
-        )
-        return counters_needed(rows, table.shape[2]) if finish else 0
+        rows, name = images.shape[0] * table.shape[1], plan.device_name
+        for channels, length in self._ends if rows <= FEW_ROWS else ():
+            for op in ("linear_residual", "splitk_linear"):
+                if choose(op, rows, channels, length, table.dtype, name) == "finish":
+                    return counters_needed(rows, channels)
+        return 0
 
     def _pairs(self, stage: Stage, h: Reading, queries: int | None, plan: Plan) -> Iterable[Pair]:
         """Return a stage's activations and their matrices."""

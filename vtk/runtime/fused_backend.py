@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UnavailableError
 from vtk.fused import FusedViT, fuse
+from vtk.fused.stages import check_choices
 from vtk.runtime.torch_backend import EagerBackend
 
 
@@ -26,6 +27,7 @@ class FusedBackend(EagerBackend):
         return f"{'triton' if kernels else 'torch'} {self._where()}"
 
     def _build(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> FusedViT:
+        check_choices()
         # folded before it is moved and rounded: once, from the weights as they are stored
         return fuse(model, dtype, keep_source=False)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.fused.stages import check_choices
 from vtk.models.base import Base
 from vtk.serving.calls import Place, run
 from vtk.serving.entry import Entry, make_entry
@@ -46,7 +47,8 @@ class TaskBank:
         graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it.
 
     Raises:
-        UsageError: a type without arithmetic, a budget below 1, or graphs where there are none.
+        UsageError: a type without arithmetic, a budget below 1, graphs where there are none, or a VTK_CHOICES that
+            names no choice table.
         UnavailableError: there is no such device.
     """
 
@@ -80,6 +82,7 @@ class TaskBank:
                 f"`graphs` needs a fused bank with kernels in fp16 or bf16 on CUDA; this one is {self.dtype} on "
                 f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
             )
+        check_choices()
         self.fused = fused
         self._folds = (half or not cuda) if fused is None else fused
         self._graphs = BucketGraphs() if graphs else None

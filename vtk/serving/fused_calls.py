@@ -91,7 +91,7 @@ class FusedCall:
         """
         rows = self.rows(images, device, dtype)
         bucket = Bucket.exact(self.parts)
-        plan = Plan(self.kernels, device_name(rows[0]) if self.kernels and type(rows[0]) is Tensor else None)
+        plan = Plan(self.kernels, device_name(rows[0]) if self.kernels else None)
         if graphs is not None and graphs.fits(bucket.up()):
             layout = self.layout(bucket.up(), device)
 
