@@ -25,6 +25,7 @@ from vtk_kernels._matmul import (
     tile_config,
     tile_of,
 )
+from vtk_kernels._resident import RESIDENT, registers
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
@@ -166,13 +167,13 @@ def launch(
         block_t, block_f, block_k, warps, stages = residual_tile_config(tma, rows, features, a, weight)
         halves = block_f > PIECE
     else:
-        config = mapped_tile_config(rows, features) if tma else tile_config(rows, features, a, weight)
+        config = mapped_tile_config(rows, features, save_grad) if tma else tile_config(rows, features, a, weight)
         block_t, block_f, block_k, warps, stages = config
         halves = save_grad or block_t * block_f >= 128 * 128
     width = block_f // 2 if halves else block_f
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
-        programs = min(tiles, 2 * multiprocessors(x)) if tma else tiles
+        programs = min(tiles, RESIDENT["_linear_kernel"].hopper * multiprocessors(x)) if tma else tiles
         options = chained(x, programs)
         with on_device(x):
             _linear_kernel[(programs,)](
@@ -206,6 +207,7 @@ def launch(
                 START=past is not None and not halves and programs == tiles,
                 num_warps=warps,
                 num_stages=stages,
+                maxnreg=registers("_linear_kernel", warps) if tma else None,
                 **options,
             )
     return y, q, stats

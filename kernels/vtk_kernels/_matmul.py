@@ -33,10 +33,12 @@ def tile_config(rows: int, features: int, *operands: Tensor) -> tuple[int, int, 
     return 64, 64, 64, 4, 4
 
 
-def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, int]:
+def mapped_tile_config(rows: int, features: int, wide: bool = False) -> tuple[int, int, int, int, int]:
     """Return what `tile_config` does for operands with tensor maps, where no register holds an address.
 
-    Measured on an H200: small tiles while a multiprocessor gets at most two of them, or else tiles of 128 × 128.
+    Measured on an H200: small tiles while a multiprocessor gets at most two of them, or else tiles of 128 × 128. Where
+    these are ``wide``, having a tile of more beside the operands' and the output's, they take shorter steps through K,
+    so that there is still room for two programs a multiprocessor; that has not been measured yet.
     """
     if rows <= 32:
         return 16 if rows <= 16 else 32, 64, 128, 4, 4
@@ -47,15 +49,14 @@ def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, in
         return 64, 64, 64, 4, 4
     if triton.cdiv(rows, 64) * triton.cdiv(features, 128) <= 2 * _ENOUGH_TILES:
         return 64, 128, 64, 4, 4
-    return 128, 128, 64, 8, 3
+    return (128, 128, 32, 8, 5) if wide else (128, 128, 64, 8, 3)
 
 
 def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
     """Return the tiles of a product with residual and row statistics, whose columns are whole pieces of 64.
 
     Tiles of 32 rows where those of 64 would leave half of the multiprocessors without one: sums whose rows are then
-    surveyed cannot be cut along K. The largest tiles take shorter steps through K, so that beside the residual there is
-    still room for two programs a multiprocessor. Neither has been measured yet.
+    surveyed cannot be cut along K. Not measured yet.
     """
     if operands[0].element_size() > 2:
         return 32, 64, 32, 4, 2
@@ -64,8 +65,7 @@ def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tens
             return 32, 64, 128 if mapped else 64, 4, 4
     if not mapped:
         return tile_config(rows, features, *operands)
-    block_t, block_f, block_k, warps, stages = mapped_tile_config(rows, features)
-    return (128, 128, 32, 8, 5) if block_t == 128 else (block_t, block_f, block_k, warps, stages)
+    return mapped_tile_config(rows, features, wide=True)
 
 
 _ALIGN = 128

@@ -61,7 +61,7 @@ ALLOWED = {
     "linear_gelu": ("triton", "aten"),
     "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
-    "packed_attention": ("sdpa", "triton"),
+    "packed_attention": ("sdpa", "triton", "short"),
     "splitk_linear": ("aten", "triton", "finish"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.

@@ -1,13 +1,14 @@
-"""Launches that `_offline` compiles: what ViT-S, B and L with one and two branches give the launchers, in bf16."""
+"""Launches that `_offline` compiles: of ViT-S, B and L with one and two branches in bf16, and of measured shapes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, choices
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.linear import _linear_launch
@@ -28,12 +29,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a launcher; the default test compiles the essential ones, the slow one all."""
+    """A call of a launcher; default tests compile the essential ones, `make test-peers` also the measured, slow all."""
 
     label: str
     launcher: Callable[..., object]
     arguments: tuple[Any, ...]
     essential: bool
+    measured: bool = False
 
 
 def cases() -> Iterator[Case]:
@@ -48,6 +50,37 @@ def cases() -> Iterator[Case]:
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+    for dtype in (torch.bfloat16, torch.float16):
+        for label, launcher, *arguments in measured(dtype):
+            yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
+
+
+def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield (label, launcher, arguments…) of every shape in choices.json, whatever was chosen, and of its relatives.
+
+    The relatives are launched at the same shapes: the other forms of fc1, fc1's gradient, fc2 with the residual.
+    """
+    entries = choices.read(Path(choices.__file__).with_name("choices.json"))
+    for op, rows, n, k in sorted({(e["op"], e["rows"], e["n"], e["k"]) for e in entries}):
+        at = f"{rows}×{n}×{k}"
+        x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
+        if op == "packed_attention":
+            yield f"packed_attention {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
+        elif op == "linear_gelu":
+            q = empty(rows, n, dtype=torch.uint8)
+            yield f"linear_gelu {at}", _linear_gelu_launch, x, w, b
+            yield f"linear_gelu stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
+            yield f"linear_gelu q {at}", _linear_gelu_launch, x, w, b, True
+            yield f"linear_gelu_backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op == "splitk_linear":
+            yield f"splitk_linear {at}", _splitk_linear_launch, x, w, default_splits(rows, n, k)
+            yield f"linear_residual {at}", _linear_residual_launch, x, w, b, empty(rows, n, dtype=dtype)
+        elif op == "ln_folded":
+            h, b1, w1 = (empty(*shape, dtype=dtype) for shape in ((rows, n), (k,), (k, n)))
+            yield f"linear_residual folded {at}", _linear_residual_launch, x, w, b, h
+            yield f"linear_gelu folded {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+        else:
+            raise NotImplementedError(f"choices.json has {op}: say how it is launched")
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -263,10 +263,8 @@ def test_a_bad_file_in_the_environment_is_one_line_at_every_choice(
         with pytest.raises(ChoiceTableError) as caught:
             ask()
         line = str(caught.value)
-        assert line.startswith(f"VTK_CHOICES: {path} ") and line.endswith(
-            "give the path of a choice table, or unset it"
-        )
-        assert "\n" not in line
+        assert line.startswith(f"VTK_CHOICES: {path} ") and "\n" not in line
+        assert line.endswith("; give the path of a choice table, or unset it")
     assert ask(device=None) == "triton"  # no card, no table
 
 
