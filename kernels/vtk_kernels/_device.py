@@ -1,8 +1,8 @@
 """What launchers ask of the device they launch on, and how a kernel overlaps with the one before it.
 
-At few rows a kernel of a ViT takes 2 to 8 µs whatever it computes, and the weights of a deep model do not stay in the L2
-cache from one pass to the next. So the kernels of a pass are a chain: each is set up while the one before it runs, and
-fetches what no kernel writes, weights and biases, into the L2 cache before it waits for that one's results.
+At few rows a kernel of a ViT takes 2 to 8 µs whatever it computes, and the weights of a deep model do not stay in the
+L2 cache from one pass to the next. So the kernels of a pass are a chain: each is set up while the one before it runs,
+and fetches what no kernel writes, weights and biases, into the L2 cache before it waits for that one's results.
 """
 
 import functools
@@ -36,8 +36,8 @@ def multiprocessors(x: Tensor) -> int:
 
 
 FEW_ROWS = 8 * 261
-"""Rows up to which a product belongs to a chain: eight images of 224 pixels in the longest of the usual models, a
-ViT-L/14 with four registers. With more the arithmetic hides what a chain saves, and the weights are the smaller part."""
+"""Rows up to which a product belongs to a chain: eight images of 224 pixels in the longest of the usual models, with
+patches of 14 pixels and four registers. With more, arithmetic hides what a chain saves, and weights are few bytes."""
 
 _LINE = tl.constexpr(128)
 """Bytes of a line of the L2 cache."""
@@ -64,7 +64,7 @@ def chained(x: Tensor, programs: int) -> dict[str, Any]:
 def follow(PDL: tl.constexpr):
     """Wait until the kernel before has written its results, then let the next one be set up.
 
-    Every kernel that is launched with ``launch_pdl`` calls this before it reads or writes memory; only `fetch` is earlier.
+    Every kernel that is launched with ``launch_pdl`` calls this before it reads or writes memory; `fetch` alone is earlier.
     """
     if PDL:
         gdc_wait()
@@ -74,7 +74,7 @@ def follow(PDL: tl.constexpr):
 def ahead(options: dict[str, Any], rows: int, w: Tensor) -> Tensor | None:
     """Return the weight that a product's programs `fetch` before they `follow`, None if they should not.
 
-    Nothing a kernel writes may be read before it is waited for. A fetch into the L2 cache reads nothing: it is where all
+    Nothing a kernel writes may be read before it is waited for. A fetch into the L2 cache reads nothing: there all
     multiprocessors and the copy engine find what was written last, so that even new weights are never seen old.
 
     Args:

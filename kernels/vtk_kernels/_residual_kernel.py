@@ -1,13 +1,13 @@
 """Kernel of `linear_residual` whose K is cut into slices, for few rows: the last program of a tile finishes it.
 
-One program owns one slice of one tile. The first slice's sums start from residual + bias, those of the others from 0. A
-program leaves its sums in memory and counts itself at the tile; the last to come adds all of them in ascending order,
-its own read back like the others', so that the bits do not depend on who came last. It stores y and its rows' statistics
-and sets the counter to 0 for the next launch.
+One program owns one slice of one tile. The first slice's sums start from residual + bias, those of the others from 0.
+A program leaves its sums in memory and counts itself at the tile; the last to come adds all of them in ascending order,
+its own read back like the others', so that the bits do not depend on who came last. It stores y and the statistics of
+its rows and sets the counter to 0 for the next launch.
 
 Counters are 0 before and after a launch. Launches that follow each other share them, chained ones too: each has waited
-for the one before when it counts. Launches that may run at once must not. A launch that is cut short takes its CUDA
-context with it, and its counters; within a context none is left in between.
+for the one before when it counts. Launches that may run at once must not. What cuts a launch short, such as an illegal
+address, ends its CUDA context and the counters with it; and a pass zeroes its own anew (`patchify_counters`).
 """
 
 from typing import no_type_check
@@ -86,9 +86,7 @@ def _residual_kernel(
     first = split * length
     if TMA:
         last = tl.minimum(first + length, K)
-        total = mapped_product(
-            x_ptr, w_ptr, tile_row, tile_out, first, last, BLOCK_T, BLOCK_F, BLOCK_K, total
-        )
+        total = mapped_product(x_ptr, w_ptr, tile_row, tile_out, first, last, BLOCK_T, BLOCK_F, BLOCK_K, total)
     else:
         step = first + tl.arange(0, BLOCK_K)
         total = product(

@@ -32,8 +32,8 @@ from vtk_kernels._choice_tables import FIELDS, ChoiceTableError, Entry, Layers, 
 from vtk_kernels._nearest import OTHER, REACH, Candidate, candidate, nearest, pieces, quantities
 
 __all__ = [
-    "ALLOWED", "DEFAULT", "FAMILIES", "FEW_ROWS", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry", "Table",
-    "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
+    "ALLOWED", "DEFAULT", "FAMILIES", "FEW_ROWS", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
+    "Table", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
 ]  # fmt: skip
 
 DEFAULT = {

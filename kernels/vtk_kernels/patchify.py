@@ -111,9 +111,7 @@ def _patchify_kernel(
                 tl.store(counters_ptr + start + step, none, mask=(start + step < counters) & (image == 0))
 
 
-def launch(
-    images: Tensor, patch: Sequence[int], prefix: int, width: int, counters: Tensor | None = None
-) -> Tensor:
+def launch(images: Tensor, patch: Sequence[int], prefix: int, width: int, counters: Tensor | None = None) -> Tensor:
     """Start the kernel; arguments and result as of `patchify`, and ``counters`` (n,), int32, become 0."""
     batch, chans, height, wide = images.shape
     ph, pw = patch

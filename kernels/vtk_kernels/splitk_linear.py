@@ -35,6 +35,7 @@ __all__ = ["default_splits", "splitk_linear", "splitk_linear_ref"]
 
 LAUNCHES["splitk_linear"] = 1
 
+
 def splitk_linear_ref(x: Tensor, w: Tensor, splits: int) -> Tensor:
     """Compute `splitk_linear` by torch. Same arguments and result."""
     wide = accumulator(x.dtype)

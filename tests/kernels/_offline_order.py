@@ -21,7 +21,7 @@ _MEMORY = ("load", "store", "count")
 
 
 def touches(ptx: str) -> list[tuple[str, str]]:
-    """Return (kind, instruction) of everything in a kernel that touches global memory, waits or multiplies, in order."""
+    """Return (kind, instruction) of all in a kernel that touches global memory, waits or multiplies, in order."""
     return [(str(m.lastgroup), m.group(0)) for m in _TOUCH.finditer(ptx)]
 
 

@@ -1,4 +1,4 @@
-"""`linear_residual` in slices whose last program finishes its tile: the formula, whoever comes last, and its counters."""
+"""`linear_residual` in slices whose last program finishes its tile: the formula, whoever comes last; counters."""
 
 from collections.abc import Iterator
 

@@ -48,7 +48,7 @@ def test_products_on_hopper_use_its_matrix_units(essential: tuple[int, str, dict
         assert counts[f"_{kernel}_kernel"] > 0, kernel
 
 
-def test_a_chain_fetches_before_it_waits_and_counts_between_barriers(essential: tuple[int, str, dict[str, Any]]) -> None:
+def test_a_chain_fetches_before_it_waits_and_counts_safely(essential: tuple[int, str, dict[str, Any]]) -> None:
     rows = {label.removesuffix(" sm_90"): row for label, row in essential[2]["rows"].items()}
     assert not [row["order"] for row in rows.values() if row["order"]]
     fetching = {label.rsplit(" ×")[0] for label, row in rows.items() if row["fetches"]}

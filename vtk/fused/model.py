@@ -194,9 +194,7 @@ def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None
     return x, (x if norm is None else normalize(x, norm, plan.kernels))
 
 
-def _close_raw(
-    stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec, plan: Plan
-) -> tuple[Tensor, RawTokens]:
+def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec, plan: Plan) -> tuple[Tensor, RawTokens]:
     """Return x + the stage's output, and the same with its rows' statistics for a stage that reads raw tokens."""
     if stage.end:
         m = accumulate(None, stage.bias, pairs)
