@@ -6,7 +6,7 @@ from vtk_kernels._dispatch import LAUNCHES
 
 OPERATIONS = (
     "add_norm", "context_broadcast", "grouped_linear", "linear", "linear_gelu", "linear_gelu_backward",
-    "linear_residual", "norm", "packed_attention", "patchify", "splitk_linear",
+    "linear_residual", "norm", "packed_attention", "patchify", "patchify_counters", "splitk_linear",
 )  # fmt: skip
 """Names of modules, and of the function in each."""
 
