@@ -138,11 +138,14 @@ class Loop:
             optimizer, schedule = state.optimizer, state.schedule
             parts = (optimizer, schedule, state.ema)
             learner.load(*(part[learner.name] if self.joint and part else part for part in parts))
-        self._load_static()
         self.precision.scaler.load_state_dict(state.scaler)
         self.epoch, self.step = state.epoch, state.epoch * self.count + state.step
-        if not state.step:
-            return
+        if state.step:
+            self._load_midway(state)
+        if self.static is not None:
+            self.static.load()
+
+    def _load_midway(self, state: FitState) -> None:
         try:
             own = state.parts[self.ranks.rank]
             self.midway = Midway.of_state(own["midway"], self.ranks.device)
@@ -152,7 +155,6 @@ class Loop:
             copy_into(self._own_buffers(), own["buffers"])
             for learner, (lr, in_row) in zip(self.learners, own["learners"], strict=True):
                 learner.lr, learner.in_row = lr, in_row
-            self._load_static()
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise DataError(
                 f"`--resume`: the state within epoch {state.epoch + 1} is damaged ({type(error).__name__}: {error}); "
@@ -414,10 +416,6 @@ class Loop:
             raise DivergedError(
                 self._advice(self.learners[0], f"in {PATIENCE} steps in a row, in epoch {self.epoch + 1}")
             )
-
-    def _load_static(self) -> None:
-        if self.static is not None:
-            self.static.load()
 
     def _prepare(self, batch: Batch) -> Batch:
         return self.objective.prepare(batch.to(self.ranks.device))
