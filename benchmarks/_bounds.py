@@ -5,8 +5,21 @@ from dataclasses import dataclass
 
 Row = Mapping[str, str]
 
-CARD = "H100"
+CARD = "H200"
 """The card that the bounds of `e2e` were written for; on another one they say how far it is from that."""
+
+LATENCIES = {
+    ("S18x2", 224, 1): "<= 0.45 ms", ("S/16", 224, 1): "<= 0.32 ms", ("B/16", 224, 1): "<= 0.42 ms",
+    ("B18x2", 224, 1): "<= 0.80 ms", ("S18x2", 224, 256): ">= 16000 images/s", ("B18x2", 224, 256): ">= 5000 images/s",
+    ("B/16", 224, 256): ">= 15000 images/s",
+}  # fmt: skip
+"""Model, px and batch to what either form of the fused model in a graph must hold, in bf16."""
+
+PREDICTIONS = "gpu_predictions.csv"
+"""What `predict` wrote down before a run."""
+
+TUNED = ("S18x2", "S/16", "B/16")
+"""Models that are also compiled by torch with max-autotune."""
 
 FUSED = "fused+graph"
 """The fused model with norms as kernels of their own, 7 kernels a block, in a CUDA graph."""
@@ -25,8 +38,13 @@ TWINS = (("S18x2", "S36x1"), ("B18x2", "B36x1"))
 """Parallel models and their sequential twins: the parallel one must not be slower at any batch."""
 
 COMPILED = "compile max-autotune (blocks)+graph"
-SPEEDUPS = {"1": 1.5, "64": 1.1}
+SPEEDUPS = {"1": 1.2, "8": 1.0, "64": 1.0, "256": 1.0}
 """Batch to how many times quicker than `COMPILED` the fused model in a graph must be, in either form."""
+
+
+def predicted(rows: Iterable[Row], form: str = "after") -> dict[tuple[str, str, str, str], float]:
+    """Return the ms of each model, px, batch and provider that rows of `PREDICTIONS` say of a form."""
+    return {(r["model"], r["px"], r["batch"], r["provider"]): float(r["ms"]) for r in rows if r["form"] == form}
 
 
 def folded(model: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import datetime
 import functools
+import io
 import os
 import platform
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 REPO = Path(__file__).resolve().parents[1]
 RESULTS = REPO / "benchmarks" / "results"
@@ -79,10 +80,10 @@ def _compiler_and_driver(device: str) -> dict[str, str]:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row; a file with other columns is refused rather than mixed.
+    """Append one row; a file with other columns is refused rather than mixed. What a full disk cut is taken back.
 
     Raises:
-        SystemExit: the columns differ.
+        SystemExit: the columns differ, or the row cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = list(row)
@@ -91,12 +92,49 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
             found = next(csv.reader(file), columns)
         if found != columns:
             sys.exit(f"{path} has columns {', '.join(found)}; this benchmark writes {', '.join(columns)}: move it away")
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if not path.exists():
+        writer.writeheader()
+    writer.writerow(row)
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            _write(file, text.getvalue().encode())
+        except OSError as error:
+            file.truncate(before)
+            sys.exit(f"cannot write {path}: {error.strerror or error}; what was measured before is whole")
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    """Write everything: to a disk that fills up, a call may write a part."""
+    while data:
+        data = data[file.write(data) :]
+    os.fsync(file.fileno())
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all: what reads it sees the old one or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old one is there still.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with tmp.open("wb", buffering=0) as file:
+            _write(file, text.encode())
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def require_green(tests: Sequence[str]) -> None:

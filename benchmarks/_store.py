@@ -4,7 +4,6 @@ A stage asks `Store.has` before every cell and appends its row at once, so a sta
 stopped. A row counts only for the same device, versions and code: after a change a cell is measured anew.
 """
 
-import csv
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import _rows
+from _rows import read
 
 CODE = ("device", "torch", "triton", "git")
 """Columns that must agree besides a row's own key."""
@@ -24,13 +24,16 @@ class Store:
         path: of the file, made with the first row.
         key: columns that say what a row measures.
         rows: all rows, as text, in the file's order.
+        git: the commit that measures now.
     """
 
     def __init__(self, path: Path, key: Sequence[str], context: Callable[[], Mapping[str, str]]) -> None:
         self.path, self.key, self._context = path, tuple(key), context
         self._drop_torn_row()
         self.rows = read(path)
-        self._code = self._key_of(context(), CODE)
+        here = context()
+        self.git = here.get("git", "")
+        self._code = self._key_of(here, CODE)
 
     def has(self, **cell: object) -> bool:
         """Return whether this code measured ``cell`` on this device; a row that failed does not count."""
@@ -73,14 +76,6 @@ class Store:
                 os.fsync(file.fileno())
         if self.path.stat().st_size == 0:
             self.path.unlink()
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 class Deadline:

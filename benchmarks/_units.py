@@ -1,15 +1,16 @@
 """Units of the stage ``correct`` in processes of their own, side by side, and the tests that need a GPU."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import _rows
-from _store import Deadline, Store
+from _store import Deadline
 
 Key = tuple[str, str, str]
 Failure = Callable[[Key, str], dict[str, object]]
@@ -65,31 +66,43 @@ def run_units(
         time.sleep(0.05)
 
 
-@dataclass(frozen=True)
-class GpuTests:
-    """``pytest -m gpu`` on the kernels and the fused models, as one row, if enough time is left."""
+TESTS = "pytest "
+"""Beginning of the name of a unit that is a file of tests."""
 
-    store: Store
-    deadline: Deadline
-    failure: Failure
-    folders: tuple[str, ...] = ("tests/kernels", "tests/vtk/fused")
+ALONE = tuple(f"{TESTS}tests/{folder}/" for folder in ("benchmarks", "vtk/profiling"))
+"""Beginnings of those that look at times: nothing may run beside them."""
 
-    def run(self) -> None:
-        """Run them; a time-out is no failure, it is missing."""
-        key: Key = ("pytest -m gpu", " ".join(self.folders), "")
-        if self.store.has(unit=key[0], case=key[1], dtype=key[2]) or not self.deadline.allows(20, key[0]):
-            return
-        paths = [str(_rows.REPO / f) for f in self.folders if (_rows.REPO / f).is_dir()]
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", *paths]
-        try:
-            done = subprocess.run(
-                command, cwd=_rows.REPO, capture_output=True, text=True, timeout=self.deadline.left, check=False
-            )
-        except subprocess.TimeoutExpired:
-            self.deadline.missing.append(key[0])
-            return
-        note = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
-        passed = done.returncode in (0, 5)  # 5: no test is marked gpu
-        if not passed:
-            print(done.stdout[-3000:], flush=True)
-        self.store.add(self.failure(key, note) | {"passed": passed})
+
+def gpu_tests(tests: Path = _rows.REPO / "tests") -> list[str]:
+    """Return a unit for each file of tests that needs a GPU, wherever it is."""
+    files = (path for path in sorted(tests.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8"))
+    return [f"{TESTS}{path.relative_to(tests.parent).as_posix()}" for path in files]
+
+
+def test_key(unit: str) -> Key:
+    """Return the key of the one row of a file of tests."""
+    return unit, "-m gpu", ""
+
+
+def run_tests(unit: str, failure: Failure) -> dict[str, object]:
+    """Run a file of tests in this process and return its row."""
+    import pytest
+
+    outcomes: Counts[str] = Counts()
+
+    class Counter:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or report.outcome != "passed":
+                outcomes[report.outcome] += 1
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:
+                outcomes["failed to import"] += 1
+
+    # our own modules' names are not those of the tests' imports
+    sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).parent]
+    os.chdir(_rows.REPO)
+    args = ["-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider", unit.removeprefix(TESTS)]
+    code = pytest.main(args, plugins=[Counter()])
+    note = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "no test"
+    return failure(test_key(unit), note) | {"passed": code in (0, 5)}  # 5: no test is marked gpu

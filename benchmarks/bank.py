@@ -18,6 +18,7 @@ from pathlib import Path
 import _rows
 import _stage
 import torch
+from _attempts import Attempts
 from _store import Deadline, Store, finish
 from torch import Tensor, nn
 
@@ -109,7 +110,7 @@ def sides(tasks: list, count: int, each: int, device: torch.device) -> tuple[dic
         for task, logits in call().items():  # type: ignore[attr-defined]
             error = float((logits.float() - wanted[task].float()).abs().max() / wanted[task].float().abs().max())
             if not error <= TOLERANCE:
-                raise SystemExit(f"bank.py: {name} differs from timm by {error:.2g} for task {task}; nothing was timed")
+                raise ValueError(f"{name} differs from timm by {error:.2g} for task {task}; nothing was timed")
     separate = sum(t.numel() * t.element_size() for m in models.values() for t in m.state_dict().values())
     held = {name: bank.memory().device_bytes for name, bank in banks.items()}
     return calls, held | {PAGED: whole, PLAIN: separate, GRAPHED: separate}
@@ -144,16 +145,26 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     name = "smoke_bank.csv" if args.smoke else "gpu_bank.csv"
     store = Store(args.out / name, KEY, partial(_rows.kernel_context, device.type))
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = make_tasks(Path(folder), args.smoke)
-        for case in ((3, 1, None),) if args.smoke else CASES:
-            key = {"model": "tiny" if args.smoke else "B/16", "px": 32 if args.smoke else 224, "tasks": case[0],
-                   "images": case[1]}  # fmt: skip
-            providers = (BANK, BANK_FUSED, PAGED, PLAIN, GRAPHED, *(() if args.smoke else (BANK_GRAPHED,)))
-            if all(store.has(**key, provider=p) for p in providers):
-                continue
-            if deadline.allows(15 + 1.6 * case[0], f"{case[0]} tasks × {case[1]}"):
+    attempts = Attempts(args.out, "bank", store.git)
+    tasks: list[object] = []
+    for case in ((3, 1, None),) if args.smoke else CASES:
+        key = {"model": "tiny" if args.smoke else "B/16", "px": 32 if args.smoke else 224, "tasks": case[0],
+               "images": case[1]}  # fmt: skip
+        providers = (BANK, BANK_FUSED, PAGED, PLAIN, GRAPHED, *(() if args.smoke else (BANK_GRAPHED,)))
+        what, cost = f"{case[0]} tasks × {case[1]}", 15 + 1.6 * case[0]
+        failed.append(attempts.given_up.get(what))
+        if all(store.has(**key, provider=p) for p in providers) or what in attempts.given_up:
+            continue
+        if not deadline.allows(1 if args.smoke else cost, what):
+            continue
+        try:
+            with attempts.row(what, 30 + 2 * cost):
+                if not tasks:
+                    with tempfile.TemporaryDirectory() as folder:
+                        tasks = make_tasks(Path(folder), args.smoke)
                 failed.append(measure(store, tasks, case, device, args.smoke, 7 if args.smoke else 50))
+        except Exception as error:  # the other cases are still worth their time
+            failed.append(f"{what}: {type(error).__name__}: {error}; nothing of it was timed")
     return finish("bank", deadline, [f for f in failed if f])
 
 

@@ -17,6 +17,7 @@ import _bounds
 import _rows
 import _stage
 import torch
+from _attempts import Attempts
 from _groups import COLUMNS, GAPS, by_group
 from _store import Deadline, Store, finish
 from _subject import FOLDED_GRAPH, FUSED_GRAPH, Subject
@@ -102,17 +103,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = Deadline(args.seconds)
     file = "smoke_breakdown.csv" if args.smoke else "gpu_breakdown.csv"
     store = Store(args.out / file, KEY, lambda: _rows.kernel_context("cuda"))
-    px, failed = 32 if args.smoke else 224, []
+    attempts = Attempts(args.out, "breakdown", store.git)
+    px, failed = 32 if args.smoke else 224, [*attempts.given_up.values()]
     for name, batch, provider in FORMS:
         if args.smoke and (name, batch) != CELLS[0]:
             continue
         model = _bounds.folded(name) if provider == FOLDED_GRAPH else name
         cell = f"{model} {batch}"
-        if store.has(model=model, px=px, batch=batch, kernel=GAPS) or not deadline.allows(5, cell):
+        if store.has(model=model, px=px, batch=batch, kernel=GAPS) or cell in attempts.given_up:
+            continue
+        if not deadline.allows(5, cell):
             continue
         gc.collect()  # the model before
         try:
-            with torch.no_grad():
+            with attempts.row(cell, 60), torch.no_grad():
                 subject = Subject(name, px, torch.device("cuda"), args.smoke)
                 images = subject.images(batch)
                 times = kernel_times(subject.provider(provider, images), images)

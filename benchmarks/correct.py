@@ -19,18 +19,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import _choices
 import _rows
 import _stage
 import torch
 from _models import CHECKED
 from _runner import DTYPES, Bench, Case, Inputs, as_tuple, relative_error
 from _store import Deadline, Store, finish
-from _units import GpuTests, run_units
+from _units import ALONE, TESTS, gpu_tests, run_tests, run_units, test_key
 from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
 BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu",
            "packed_attention", "grouped_linear", "patchify", "splitk_linear")  # fmt: skip
+"""In this order, then any others."""
+
 TYPES = ("bf16", "fp16")
 FORMS = {"": False, "folded: ": True}
 """Beginning of a model's cases to its form: norms as kernels of their own, or folded into the products."""
@@ -39,9 +42,17 @@ Row = dict[str, object]
 
 
 def benches() -> dict[str, Bench]:
-    """Return the operations, by name."""
-    found = [importlib.import_module(f"bench_{name}") for name in BENCHES]
-    return {b.op: b for m in found for b in (m.BENCH, *([m.BACKWARD] if hasattr(m, "BACKWARD") else []))}
+    """Return the operations, by name: all that the files ``bench_*.py`` declare."""
+    here = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
+    modules = [importlib.import_module(f"bench_{name}") for name in dict.fromkeys((*BENCHES, *here))]
+    return {b.op: b for m in modules for b in vars(m).values() if isinstance(b, Bench)}
+
+
+def red_ops(out: Path, device: torch.device) -> set[str]:
+    """Return the operations of which a comparison by this code failed."""
+    store = Store(out / "gpu_correct.csv", KEY, lambda: _rows.kernel_context(device.type))
+    failed = {row["unit"] for row in store.current() if row["passed"] != "True"}
+    return {unit.removeprefix("op ") for unit in failed if unit.startswith("op ")}
 
 
 def units(smoke: bool) -> dict[str, list[tuple[str, str, str]]]:
@@ -212,14 +223,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if args.unit and args.unit.startswith(TESTS):
+        args.rows.write_text(json.dumps([run_tests(args.unit, failure)]), encoding="utf-8")
+        return 0
     if args.unit:
         args.rows.write_text(json.dumps(run_unit(args.unit, device, args.smoke)), encoding="utf-8")
         return 0
     deadline = Deadline(args.seconds)
     name = "smoke_correct.csv" if args.smoke else "gpu_correct.csv"
     store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
+    wanted = units(args.smoke)
+    if not args.smoke:
+        wanted = {unit: [test_key(unit)] for unit in gpu_tests()} | wanted
     owed = {
-        unit: keys for unit, keys in units(args.smoke).items()
+        unit: keys for unit, keys in wanted.items()
         if not all(store.has(**dict(zip(KEY, k, strict=True))) for k in keys)
         and (args.only is None or any(part in unit for part in args.only))
     }  # fmt: skip
@@ -230,11 +247,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                     store.add(row)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            run_units(owed, args.workers, deadline, Path(folder), store.add, failure)
-        if args.only is None:
-            GpuTests(store, deadline, failure).run()
+            # tests that look at times have the card for themselves
+            alone = {unit: keys for unit, keys in owed.items() if unit.startswith(ALONE)}
+            beside = {unit: keys for unit, keys in owed.items() if unit not in alone}
+            for place, those, workers in (("alone", alone, 1), ("beside", beside, args.workers)):
+                (made := Path(folder) / place).mkdir()
+                run_units(those, workers, deadline, made, store.add, failure)
+    failed: list[str] = []
+    if (args.out / "choices.json").exists() and (red := red_ops(args.out, device)):
+        _choices.keep(failed, lambda: _choices.drop(args.out / "choices.json", red))
     rows = store.current()
-    failed = [
+    failed += [
         f"{r['unit']}, {r['case']}, {r['dtype']}: {r['note'] or r['error']}" for r in rows if r["passed"] != "True"
     ]
     print(f"correct: {len(rows)} rows, {len(failed)} failed", flush=True)

@@ -12,6 +12,7 @@ form of each shape goes into ``choices.json``.
 """
 
 import gc
+import itertools
 import math
 import random
 import statistics
@@ -21,11 +22,14 @@ from dataclasses import dataclass
 
 import _bounds
 import _ceilings
+import _choices
 import _form_choices
 import _rows
 import _stage
 import torch
+from _attempts import Attempts
 from _models import END_TO_END
+from _plan import ROW_S
 from _runner import relative_error
 from _store import Deadline, Store, finish
 from _subject import (
@@ -46,15 +50,7 @@ from torch import Tensor
 
 KEY = ("model", "px", "batch", "provider")
 PROVIDERS = (PLAIN, GRAPH, FUSED, FUSED_GRAPH)
-BOUNDS = {
-    (*cell, form): bound
-    for form in (FUSED_GRAPH, FOLDED_GRAPH)
-    for cell, bound in {
-        ("S18x2", 224, 1): "<= 0.55 ms", ("B18x2", 224, 1): "<= 0.80 ms", ("B/16", 224, 1): "<= 0.45 ms",
-        ("S18x2", 224, 256): ">= 16000 images/s", ("B18x2", 224, 256): ">= 4700 images/s",
-        ("B/16", 224, 256): ">= 13500 images/s",
-    }.items()
-}  # fmt: skip
+BOUNDS = {(*cell, form): bound for form in (FUSED_GRAPH, FOLDED_GRAPH) for cell, bound in _bounds.LATENCIES.items()}
 """For the card `_bounds.CARD`, of either form; `_bounds` adds those between models and between providers."""
 
 
@@ -68,31 +64,44 @@ class Cell:
     providers: tuple[str, ...] = PROVIDERS
     cost: float = 4.0
 
+    @property
+    def limit(self) -> float:
+        """Seconds after which a row of it is taken to hang."""
+        return 30 + 3 * self.cost
+
     def keys(self) -> list[dict[str, object]]:
         """Return the key of each of its rows."""
         return [{"model": self.model, "px": self.px, "batch": self.batch, "provider": p} for p in self.providers]
 
 
 def cells(smoke: bool, cuda: bool) -> list[Cell]:
-    """Return the plan, what matters most first: a stage that is cut has measured a prefix of it."""
+    """Return the plan, what matters most first: a stage that is cut has measured a prefix of it.
+
+    Batch 1 of every model; what torch makes of the same with all its tuning; the throughput of large batches; what lies
+    between; and last what no bound is about.
+    """
     if smoke:
         return [Cell("S18x2", 32, b, (*PROVIDERS, FOLDED_GRAPH) if cuda else (PLAIN, FUSED)) for b in (1, 2)]
 
     def cell(name: str, px: int, batch: int) -> Cell:
         return Cell(name, px, batch, (*PROVIDERS, FOLDED_GRAPH) if name in _bounds.FOLDED_MODELS else PROVIDERS)
 
-    first, rest = (1, 8, 64, 256), tuple(b for b in BATCHES if b not in (1, 8, 64, 256))
-
     def regional(name: str) -> list[Cell]:
         return [Cell(name, 224, batch, (COMPILED, COMPILED_GRAPH), cost=25) for batch in (1, 8, 64)]
 
+    def tuned(batch: int) -> list[Cell]:
+        return [Cell(name, 224, batch, (MAX_GRAPH,), cost=ROW_S["max-autotune"]) for name in _bounds.TUNED]
+
+    subjects = (*((name, 224) for name in END_TO_END), ("B/16", 384))
+    large, rest = (64, 256), tuple(b for b in BATCHES if b not in (1, 8, 64, 256))
     return [
-        *(cell(name, 224, batch) for name in END_TO_END for batch in first),
-        *(Cell("S18x2", 224, batch, (MAX_GRAPH,), cost=60) for batch in (1, 64)),
-        *regional("S18x2"),
-        *(cell("B/16", 384, batch) for batch in first),
-        *regional("S36x1"), *regional("B/16"),
-        *(cell(name, px, batch) for name, px in (*((n, 224) for n in END_TO_END), ("B/16", 384)) for batch in rest),
+        *(cell(name, px, 1) for name, px in subjects),
+        *tuned(1),
+        *(cell(name, px, batch) for name, px in subjects for batch in large),
+        *(cell(name, px, 8) for name, px in subjects),
+        *(c for batch in (64, 8, 256) for c in tuned(batch)),
+        *regional("S18x2"), *regional("S36x1"), *regional("B/16"),
+        *(cell(name, px, batch) for name, px in subjects for batch in rest),
     ]  # fmt: skip
 
 
@@ -131,20 +140,24 @@ def measure(subject: Subject, batch: int, provider: str, exact: Tensor, duration
     }  # fmt: skip
 
 
-def run_cell(subject: Subject, cell: Cell, store: Store, deadline: Deadline, duration: float) -> list[str]:
+def run_cell(
+    subject: Subject, cell: Cell, store: Store, deadline: Deadline, duration: float, attempts: Attempts
+) -> list[str]:
     """Measure the providers of a cell that are still owed, in the cell's own random order; return what went wrong."""
     errors = []
     ceilings, cache = measured(store.path.parent)
     floor = work(subject.model, cell.batch).floor_us(ceilings or ASSUMED, cache)
     keys = cell.keys()
     random.Random(f"{cell.model} {cell.px} {cell.batch}").shuffle(keys)
-    exact = subject.exact(cell.batch)
+    exact = None
     for key in keys:
         name, provider = " ".join(map(str, key.values())), str(key["provider"])
-        if store.has(**key) or not deadline.allows(cell.cost, name):
+        if store.has(**key) or name in attempts.given_up or not deadline.allows(cell.cost, name):
             continue
         try:
-            row = measure(subject, cell.batch, provider, exact, duration_of(provider, cell.batch, duration))
+            with attempts.row(name, cell.limit):
+                exact = subject.exact(cell.batch) if exact is None else exact
+                row = measure(subject, cell.batch, provider, exact, duration_of(provider, cell.batch, duration))
         except Exception as error:  # out of memory, a compiler's: the other cells are still worth their time
             errors.append(f"{name}: {type(error).__name__}: {error}")
             continue
@@ -160,33 +173,46 @@ def run_cell(subject: Subject, cell: Cell, store: Store, deadline: Deadline, dur
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _stage.parser(__doc__, "a tiny model, also on a CPU")
+    parser.add_argument("--batch-1", action="store_true", help="only the first part of the plan, batch 1")
     parser.add_argument("--duration", type=float, default=0.3, help="seconds of timed runs per provider and cell")
     args = parser.parse_args(argv)
     deadline = Deadline(args.seconds)
     device = _stage.device(args.smoke)
     name = "smoke_e2e.csv" if args.smoke else "gpu_e2e.csv"
     store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
+    attempts = Attempts(args.out, "e2e", store.git)
     ceilings_file = args.out / "gpu_ceilings.csv"
     if device.type == "cuda" and measured(ceilings_file)[0] is None:
         for row in _ceilings.measure(device).rows():
             _rows.append(ceilings_file, {**row, **_rows.kernel_context("cuda")})
     failed: list[str] = []
     subject: tuple[tuple[str, int], Subject] | None = None
-    for cell in cells(args.smoke, device.type == "cuda"):
-        owed = [key for key in cell.keys() if not store.has(**key)]
+    plan = cells(args.smoke, device.type == "cuda")
+    for cell in (
+        itertools.takewhile(lambda c: c.batch == 1 and c.providers != (MAX_GRAPH,), plan) if args.batch_1 else plan
+    ):
+        names = {" ".join(map(str, key.values())): key for key in cell.keys()}
+        owed = [name for name, key in names.items() if name not in attempts.given_up and not store.has(**key)]
+        failed += [why for name, why in attempts.given_up.items() if name in names]
         if not owed:
             continue
         if deadline.left < cell.cost:  # a model is not built for nothing
-            deadline.missing += [" ".join(map(str, key.values())) for key in owed]
+            deadline.missing += owed
             continue
-        if subject is None or subject[0] != (cell.model, cell.px):
-            subject = None
-            gc.collect()
-            subject = (cell.model, cell.px), Subject(cell.model, cell.px, device, args.smoke)
-        with torch.no_grad():
-            failed += run_cell(subject[1], cell, store, deadline, 0.01 if args.smoke else args.duration)
+        try:
+            if subject is None or subject[0] != (cell.model, cell.px):
+                subject = None
+                gc.collect()
+                with attempts.row(f"{cell.model} {cell.px}", 90):
+                    subject = (cell.model, cell.px), Subject(cell.model, cell.px, device, args.smoke)
+            with torch.no_grad():
+                failed += run_cell(subject[1], cell, store, deadline, 0.01 if args.smoke else args.duration, attempts)
+        except Exception as error:  # no memory for the model: others are smaller
+            failed += [f"{name}: {type(error).__name__}: {error}" for name in owed]
     if not args.smoke:
-        _form_choices.write(args.out / "choices.json", _form_choices.entries(store.current()))
+        _choices.keep(
+            failed, lambda: _form_choices.write(args.out / "choices.json", _form_choices.entries(store.current()))
+        )
     for verdict in _bounds.verdicts(store.current()):
         print(f"bound: {verdict}", flush=True)
     failed += [" ".join(row[k] for k in KEY) for row in store.current() if row["passed"] != "True"]

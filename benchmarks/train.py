@@ -20,6 +20,7 @@ import _stage
 import timm
 import torch
 import torch.nn.functional as F
+from _attempts import Attempts
 from _store import Deadline, Store, finish
 from torch import Tensor, nn
 
@@ -177,16 +178,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     store = Store(args.out / name, KEY, lambda: _rows.kernel_context(device.type))
     px, batch = (32, 4) if args.smoke else (384, args.batch_size)
     case = Case("B/16", "vit_base_patch16_224", px, batch, device, args.smoke)
-    failed: list[str] = []
+    attempts = Attempts(args.out, "train", store.git)
+    failed = list(attempts.given_up.values())
     reference: dict[str, Tensor] = {}
     for config in args.configs:
-        if store.has(**case.key(config)) or not deadline.allows(0.1 if args.smoke else COST, config):
+        if store.has(**case.key(config)) or config in attempts.given_up:
+            continue
+        if not deadline.allows(0.1 if args.smoke else COST, config):
             continue
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         try:
-            row = measure(case, config, 2 if args.smoke else args.steps, reference)
+            with attempts.row(config, 90):
+                row = measure(case, config, 2 if args.smoke else args.steps, reference)
         except Exception as error:  # out of memory, a compiler's: the other configurations are still worth their time
             failed.append(f"{config}: {type(error).__name__}: {error}")
             print(f"{config:<18} FAILED {failed[-1]}", flush=True)

@@ -17,7 +17,12 @@ _USUAL = 132
 
 def is_hopper(x: Tensor) -> bool:
     """Return whether ``x`` is on a card of compute capability 9.0 or later."""
-    return x.is_cuda and _capability(x.device.index) >= _HOPPER
+    return capability(x) >= _HOPPER
+
+
+def capability(x: Tensor) -> int:
+    """Return the major compute capability of the card that holds ``x``: 8, 9, 10 …; 0 on the CPU."""
+    return _capability(x.device.index) if x.is_cuda else 0
 
 
 def multiprocessors(x: Tensor) -> int:

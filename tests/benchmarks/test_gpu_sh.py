@@ -46,7 +46,7 @@ def test_without_arguments_it_says_how_to_use_it():
 @pytest.mark.parametrize(("args", "message"), [
     (
         ("serve", "--out", "x"),
-        "`serve` is no stage and no option; stages are correct, kernels, e2e, breakdown, train, bank",
+        "`serve` is no stage and no option; stages are correct, kernels, e2e, breakdown, train, bank, or all",
     ),
     (("e2e",), "`--out DIR` is missing"),
     (("e2e", "--out"), "`--out` needs a value"),

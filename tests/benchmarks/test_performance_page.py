@@ -48,7 +48,7 @@ def test_numbers_of_the_page_are_those_of_the_files(tmp_path):
     assert "| 1 | 5.25 | – | 0.5 (0.61) | not yet measured | 0.043 (measured) | 2000 | 23256 |" in page
     assert "| 8 | – | wrong output | – | not yet measured | 0.043 (measured) | – | 186047 |" in page
     assert "| 1 | 0.9 | 0.043 (measured) | 1111 | 23256 |" in page  # S36x1 is measured in one form only
-    assert "set for an H100; these are of Card A" in page and "**Card A**" in page
+    assert "set for an H200; these are of Card A" in page and "**Card A**" in page
     assert "| S18x2, 224 px, batch 1, fused+graph | <= 0.55 ms | 0.5 | 0.043 ms | met |" in page
     assert "| S18x2, 224 px, batch 256, fused+graph | >= 16000 images/s | 12800 | 0.043 ms | **missed** |" in page
     assert "| S18x2 against S36x1, 224 px, batch 1, fused+graph | >= 1.00 × | 1.80 | 0.043 ms | met |" in page

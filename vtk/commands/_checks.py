@@ -220,6 +220,13 @@ def check_triton() -> Iterator[Check]:
     status = triton_status()
     detail = status.reason if status.version is None else f"{status.version}; {status.reason}"
     yield Check("devices", "triton", "ok" if status.usable else "note", detail)
+    from vtk_kernels.choices import ChoiceTableError, layers
+
+    try:
+        tables = ", ".join(f"{len(table.entries)} of {table.name}" for table in layers())
+        yield Check("devices", "measured choices", "ok", tables)
+    except ChoiceTableError as error:
+        yield Check("devices", "measured choices", "problem", str(error))
 
 
 def is_onnxruntime(name: str) -> bool:

@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "FusedViT": "vtk.fused.model",
         "GraphCache": "vtk.fused.graphs",
+        "ModelGraph": "vtk.fused.model_graph",
         "count_launches": "vtk.fused.counting",
         "fuse": "vtk.fused.build",
         "launches": "vtk.fused.counting",

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from vtk.fused.build import fuse
 from vtk.fused.model import FusedViT
+from vtk.fused.stages import Plan
 from vtk_kernels import LAUNCHES
 
 _FREE = ("empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "lift_fresh", "_unsafe_view")
@@ -29,7 +30,7 @@ def count(
         model: a timm Vision Transformer on the CPU; it is not changed.
         dtype: fp16 or bf16, in which the kernels are used.
         batch: images.
-        ln_folded: of `fuse`: by None the form of 7 kernels a block, since no card is measured here.
+        ln_folded: of `fuse`: by None the form of 7 kernels a block, since no card's measured choices are asked.
     """
     fused: FusedViT = fuse(model, dtype, keep_source=False, ln_folded=ln_folded)
     with FakeTensorMode(), torch.no_grad():
@@ -40,7 +41,7 @@ def count(
         height, width = fused.image_size
         images = torch.empty(batch, fused.in_chans, height, width, dtype=dtype, device="cuda")
         with Counting() as counting:
-            fused(images)
+            fused.compute(images, Plan(kernels=True, ln_folded=None))
     return counting
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
-from vtk.fused.graphs import GraphCache
+from vtk.fused.graphed import Graphed
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.prepacked import forget, observed
+from vtk.fused.prepacked import observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
 from vtk.fused.stages import Plan, Stage, context_mean
 from vtk_kernels._dispatch import HALF
@@ -24,21 +24,23 @@ from vtk_kernels.context_broadcast import context_broadcast
 from vtk_kernels.splitk_linear import default_splits, splitk_linear
 
 
-class FusedViT(nn.Module):
+class FusedViT(Graphed):
     """An inference model of folded, merged blocks.
 
-    On CUDA in fp16 and bf16 it runs the Triton operations, and one CUDA graph per batch size where graphs are on.
-    Elsewhere it is plain torch. It holds no gradient and has no training mode.
+    On CUDA it is replayed as one CUDA graph per batch size, in fp16 and bf16 of the Triton operations. Elsewhere it is
+    plain torch. It holds no gradient and has no training mode.
 
     The operations have two forms. With norms of their own a block is 7 kernels: qkv, attention, output projection, add
     and norm, fc1 with GELU, fc2, add and norm. Folded it is 5: the norms' statistics come from the products that write
     the residual stream, their scale is applied by those that read it, and no kernel only normalises.
 
     Attributes:
-        graphs: whether batches of up to 256 images are captured and replayed (CUDA only).
+        graphs: whether batches of up to 256 images are captured at their first call and replayed (CUDA only; the
+            default). Eight shapes are kept, the least recently used one goes. Traced, transformed, with gradients,
+            inside of another capture, with hooks of its parts, or where a capture fails, it runs kernel by kernel.
         ln_folded: which form runs on CUDA in fp16 and bf16: folded, not, or by None the one that
             `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
-            those that can are folded. Graphs that were captured keep the form they had.
+            those that can are folded. Each form has graphs of its own.
         cache_bytes: the last-level cache the CPU's plan counts with.
     """
 
@@ -46,18 +48,9 @@ class FusedViT(nn.Module):
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.pruned = pruned
-        self.graphs = False
-        self.ln_folded: bool | None = None
         self.cache_bytes = last_level_cache()
-        self._graph_cache = GraphCache()
         self._source: OrderedDict[str, Tensor] | None = None
         self.eval()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, chans, height, width), any floating type, to logits (B, classes) in the model's type."""
-        if self._graph_cache.takes(images, on_demand=self.graphs):
-            return self._graph_cache.run(self.compute, self._cast(images))
-        return self.compute(images)
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
         """Run without a graph; ``plan`` by default is that of the device, the type and `ln_folded`."""
@@ -65,16 +58,13 @@ class FusedViT(nn.Module):
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         images = self._cast(images)
-        own = plan is None
         if plan is None:
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
-            # measured choices are of a card: a fake tensor is on none, and torch.compile cannot follow a table's lookup
-            measured = kernels and type(images) is Tensor and not torch.compiler.is_compiling()
-            plan = Plan(kernels, device_name(images) if measured else None)
+            plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
         x, h = self.embed(images, stages[0].norm, plan)
-        if own and plan.kernels:
-            plan = Plan(plan.kernels, plan.device_name, self._folds(x, plan))
+        if plan.ln_folded is None:
+            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan))
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -86,29 +76,6 @@ class FusedViT(nn.Module):
             else:
                 x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
         return self.head(h, plan.kernels)
-
-    def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
-        """Record a CUDA graph for each of these batch sizes, also above 256, unless there is one already.
-
-        Args:
-            batch_sizes: images per call.
-            size: height and width in pixels, by default the model's own.
-
-        Raises:
-            UsageError: the model is not on a CUDA device.
-        """
-        if self.device.type != "cuda":
-            raise UsageError(f"CUDA graphs need a model on a CUDA device; this one is on {self.device}")
-        height, width = size or self.image_size
-        for batch in batch_sizes:
-            shape = torch.Size((batch, self.in_chans, height, width))
-            if not self._graph_cache.has(shape):
-                self._graph_cache.keep(shape)
-                self._graph_cache.run(self.compute, torch.zeros(shape, dtype=self.dtype, device=self.device))
-
-    def drop_graphs(self) -> None:
-        """Forget every captured graph and give its memory back."""
-        self._graph_cache.clear()
 
     def source_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict of the model this one was made of: timm's keys, the very same tensors.
@@ -123,16 +90,6 @@ class FusedViT(nn.Module):
         return dict(self._source)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of weights, activations and logits."""
-        return self._bias().dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._bias().device
-
-    @property
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels that the position table is for."""
         size: Any = self.embed.stem.img_size
@@ -142,6 +99,11 @@ class FusedViT(nn.Module):
     def in_chans(self) -> int:
         """Channels of an image."""
         return next(m.in_channels for m in self.embed.stem.modules() if isinstance(m, nn.Conv2d))
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
+        self._source = None
+        return super().load_state_dict(*args, **kwargs)
 
     def train(self, mode: bool = True) -> "FusedViT":
         """Stay in eval mode; asking for train mode is a mistake.
@@ -154,18 +116,7 @@ class FusedViT(nn.Module):
         super().train(False)
         return self
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
-        self._graph_cache.clear()
-        self._source = None
-        return super().load_state_dict(*args, **kwargs)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
-        self._graph_cache.clear()  # graphs read the weights at their old addresses
-        forget(self)
-        return super()._apply(fn, recurse)
-
-    def _bias(self) -> Tensor:
+    def _weight(self) -> Tensor:
         bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
         return bias
 

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.errors import UsageError
 from vtk.fused.few_queries import few_queries
 from vtk.fused.frozen import frozen
 from vtk.fused.norms import NormSpec
 from vtk.fused.prepacked import wide_linear
 from vtk.fused.qk_norm import QkNorm
 from vtk.fused.reading import Pair, RawTokens, Reading, first
-from vtk_kernels.choices import choose
+from vtk_kernels.choices import ChoiceTableError, choose, layers
 from vtk_kernels.linear_gelu import linear_gelu
 from vtk_kernels.packed_attention import packed_attention
 
@@ -34,12 +35,24 @@ class Plan:
         kernels: with the Triton operations, else with torch.
         device_name: on which card's measured choices.
         ln_folded: of a pass with kernels: stages that can, read raw tokens (five kernels a block); else a kernel
-            normalises them (seven).
+            normalises them (seven). None for what the model says.
     """
 
     kernels: bool
     device_name: str | None = None
-    ln_folded: bool = False
+    ln_folded: bool | None = False
+
+
+def check_choices() -> None:
+    """Refuse a choice table of the environment that cannot be used, before any work.
+
+    Raises:
+        UsageError: the one that VTK_CHOICES names cannot.
+    """
+    try:
+        layers()
+    except ChoiceTableError as error:
+        raise UsageError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ Softmax = Annotated[bool, Option("the output is `probabilities` instead of `logi
 RunBackend = Annotated[
     str | None,
     Option(
-        "eager, compile, fused, fused+graph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
+        "eager, compile, fused, fused+nograph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
         nonempty=True,
     ),
 ]  # fmt: skip

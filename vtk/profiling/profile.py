@@ -176,7 +176,7 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     if kind in ONE_WAY:
         return (kind,)
     cuda = device.type == "cuda"
-    names = ("eager", "compile", "fused", *(("fused+graph", "ort-cuda") if cuda else ("ort-cpu",)))
+    names = ("eager", "compile", "fused", "ort-cuda" if cuda else "ort-cpu")
     return tuple(name for name in names if fits(name, kind))
 
 

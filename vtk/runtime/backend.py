@@ -19,12 +19,14 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "compile": ("vtk.runtime.torch_backend", "CompileBackend"),
     "fused": ("vtk.runtime.fused_backend", "FusedBackend"),
     "fused+graph": ("vtk.runtime.fused_backend", "GraphBackend"),
+    "fused+nograph": ("vtk.runtime.fused_backend", "NoGraphBackend"),
     "ort-cpu": ("vtk.runtime.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.ort_backend", "OrtCudaBackend"),
     "ort-trt": ("vtk.runtime.ort_trt_backend", "OrtTrtBackend"),
     "aoti": ("vtk.runtime.aoti_backend", "AotiBackend"),
     "bank": ("vtk.runtime.bank_backend", "BankBackend"),
     "bank+graph": ("vtk.runtime.bank_backend", "BankGraphBackend"),
+    "bank+nograph": ("vtk.runtime.bank_backend", "BankNoGraphBackend"),
     "tensorrt": ("vtk.runtime.tensorrt_backend", "TensorrtBackend"),
 }
 """Name to (module, class) of the back-ends of this version."""

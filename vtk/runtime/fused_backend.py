@@ -1,37 +1,65 @@
-"""The folded and merged model (`vtk.fused`), as it comes (``fused``) or replayed as CUDA graphs (``fused+graph``)."""
+"""The folded and merged model (`vtk.fused`): on CUDA as CUDA graphs, or kernel by kernel (``fused+nograph``)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.errors import UnavailableError
 from vtk.fused import FusedViT, fuse
+from vtk.fused.stages import check_choices
 from vtk.runtime.torch_backend import EagerBackend
 
 
 class FusedBackend(EagerBackend):
-    """`vtk.fused.fuse` of a Vision Transformer: fewer, wider kernels; Triton operations on CUDA in fp16 and bf16."""
+    """`vtk.fused.fuse` of a Vision Transformer: fewer, wider kernels; Triton operations on CUDA in fp16 and bf16.
+
+    On CUDA the first run of a batch size captures a graph, which the others replay. Images on the host are copied by
+    way of pinned memory.
+    """
 
     name = "fused"
     options: tuple[str, ...] = ()
+    graphs = True
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(self._build(model, device, dtype), device, dtype)
+        self.graphed = self.graphs and device.type == "cuda"
+        if self.graphed:
+            self.reset = self._drop  # of no use where nothing is captured
+            self._model()._graph_cache.notice = note_graph
 
     @property
     def provider(self) -> str:
-        """``torch cpu``, or ``triton cuda (NAME)`` where kernels run."""
+        """``torch cpu``, or ``triton cuda (NAME), graph`` where kernels run and are captured."""
         kernels = self.device.type == "cuda" and self.dtype != torch.float32
-        return f"{'triton' if kernels else 'torch'} {self._where()}"
+        return f"{'triton' if kernels else 'torch'} {self._where()}{', graph' if self.graphed else ''}"
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
+        images = inputs["pixel_values"]
+        if not self.graphed or not images.is_floating_point():
+            return super().run(inputs)
+        with torch.inference_mode():
+            return {"logits": self._forward(images.to(self.device) if images.is_cuda else images)}
 
     def _build(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> FusedViT:
+        check_choices()
         # folded before it is moved and rounded: once, from the weights as they are stored
-        return fuse(model, dtype, keep_source=False)
+        return fuse(model, dtype, keep_source=False, graphs=self.graphs)
+
+    def _model(self) -> Any:
+        return self.model
+
+    def _drop(self) -> None:
+        """Drop the captured graphs and their memory before the next batch size."""
+        self._model().drop_graphs()
 
 
 class GraphBackend(FusedBackend):
-    """The same, one CUDA graph per batch size; the first run of a size captures it."""
+    """The same, and batches of more than 256 images too; where a batch cannot be captured, it fails."""
 
     name = "fused+graph"
 
@@ -46,20 +74,20 @@ class GraphBackend(FusedBackend):
             raise UnavailableError(f"`fused+graph` replays CUDA graphs; on {device} use fused")
         super().__init__(model, device, dtype)
 
-    @property
-    def provider(self) -> str:
-        """As of `FusedBackend`, with the graph named."""
-        return f"{super().provider}, graph"
-
-    def reset(self) -> None:
-        """Drop the captured graphs and their memory before the next batch size."""
-        self._model().drop_graphs()
-
     def _forward(self, images: Tensor) -> Tensor:
         model = self._model()
         model.capture([len(images)], (images.shape[2], images.shape[3]))
         logits: Tensor = model(images)
         return logits
 
-    def _model(self) -> Any:
-        return self.model
+
+class NoGraphBackend(FusedBackend):
+    """The same without graphs: every kernel is launched on its own."""
+
+    name = "fused+nograph"
+    graphs = False
+
+
+def note_graph(what: str, nbytes: int) -> None:
+    """Say in a command that a graph was captured, and what it takes."""
+    console.note(f"{what}: {console.size(nbytes)} on the device")
