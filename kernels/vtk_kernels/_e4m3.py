@@ -7,8 +7,8 @@ e4m3 (Micikevicius et al., FP8 Formats for Deep Learning, 2022; ONNX's FLOAT8E4M
 code, ties to the even one. Both quotients are rounded as IEEE 754 says and every product is one, so that a card, the
 interpreter and torch on a CPU give the same bytes.
 
-A row with NaN or infinity has the scale NaN and codes that mean nothing: what is made of it is NaN, and of no other row.
-A row of zeros has the least scale, and codes 0.
+A row with NaN or infinity has the scale NaN and codes that mean nothing: what is made of it is NaN, and of no other
+row. A row of zeros has the least scale, and codes 0.
 """
 
 from typing import no_type_check

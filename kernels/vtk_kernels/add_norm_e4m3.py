@@ -3,7 +3,7 @@
     y = x + r,    v = LayerNorm(y) before y is rounded to the type of x,    s = max|v| / 448,    code = e4m3(v / s)
 
 `add_norm` for an fp8 product: the normalised rows never exist in another type. One program holds one row of C channels
-in registers. Elements moved per row: reads 2 C, writes C, C bytes and one scale. See `vtk_kernels._e4m3` for the format.
+in registers. Elements moved per row: reads 2 C, writes C, C bytes and one scale. The format: `vtk_kernels._e4m3`.
 """
 
 from typing import no_type_check
