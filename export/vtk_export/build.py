@@ -14,11 +14,12 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import Facts
+from vtk.runtime.given import Given
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
+from vtk.runtime.photographs import Photographs
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, explicit_attention
-from vtk_export.given import Given
-from vtk_export.judge import Judgement, Photographs
+from vtk_export.judge import Judgement
 from vtk_export.neighbours import Dependence
 from vtk_export.nonfinite import mark_rows
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier

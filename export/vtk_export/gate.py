@@ -11,11 +11,12 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
+from vtk.runtime.given import Given, judging
+from vtk.runtime.photographs import Photographs
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
-from vtk_export.given import Given, judging
 from vtk_export.images import gate_images
-from vtk_export.judge import Photographs, check_judgement, judge
+from vtk_export.judge import check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
 from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.nonfinite import mark_rows

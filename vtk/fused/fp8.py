@@ -64,7 +64,7 @@ class Fp8ViT(FusedViT):
         norm = self.head.norm if reader is None else reader.stage.norm
         queries = 1 if prune and i == self.pruned else None
         x = x[:, :queries]
-        y = stage(h, queries)
+        y: Tensor = stage(h, queries)
         if stage.stage.end:
             x = context_broadcast(x, y, stage.stage.end_scale)
         elif norm is None or norm.kind != "layer":
@@ -72,8 +72,8 @@ class Fp8ViT(FusedViT):
         elif reader is None:
             return add_norm(x, y, norm.eps)[:2]
         elif not reader.stage.front:
-            x, *tokens = add_norm_e4m3(x, y, norm.eps)
-            return x, ScaledTokens(*tokens)
+            x, codes, scale = add_norm_e4m3(x, y, norm.eps)
+            return x, ScaledTokens(codes, scale)
         else:
             x = x + y
         tokens = x if norm is None else normalize(x, norm, kernels=True)
@@ -130,6 +130,6 @@ def check_fp8_device(device: torch.device) -> None:
     if found < LEAST_CAPABILITY:
         have, least = (".".join(map(str, numbers)) for numbers in (found, LEAST_CAPABILITY))
         raise UnavailableError(
-            f"fp8 needs a card of compute capability {least} or newer; {torch.cuda.get_device_name(device)} has {have}; "
-            "use bf16"
+            f"fp8 needs a card of compute capability {least} or newer; {torch.cuda.get_device_name(device)} has "
+            f"{have}; use bf16"
         )

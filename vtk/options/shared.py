@@ -135,7 +135,11 @@ RunBackend = Annotated[
     ),
 ]  # fmt: skip
 RunPrecision = Annotated[
-    Literal["fp32", "bf16", "fp16"] | None, Option("number format (default: the training run's)", "running")
+    Literal["fp32", "bf16", "fp16", "fp8"] | None,
+    Option("number format (default: the training run's); fp8 is calibrated and judged on --data", "running"),
+]
+Fp8Images = Annotated[
+    Path | None, Option("--precision fp8: folder whose training images calibrate and held-out ones judge it", "data")
 ]
 RunDevice = Annotated[
     str | None,

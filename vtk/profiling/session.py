@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UsageError, VerificationError, VtkError
+from vtk.models.devices import FP8
 from vtk.profiling.compare import gives_probabilities, torch_reference
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
 from vtk.runtime.backend import Backend, least_images
 from vtk.runtime.engine import model_beside, read_stamp
+from vtk.runtime.given import fp8_images
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 
@@ -94,6 +96,8 @@ class Session:
                 continue  # a row says so
             if name == "eager" and self.source.kind not in FILES:
                 continue  # torch is here
+            if self.config.precision == FP8:
+                continue  # calibrated once is enough
             with self.loaded(name):
                 pass
 
@@ -166,6 +170,7 @@ class Session:
             options["tasks"] = self.config.tasks
         if name.startswith("ort-") and source.facts.preprocessing:
             options["raw"] = True
+        options |= fp8_images(source, self.config.precision, self.config.data)
         backend = self.load(name, source, device=device, dtype=self.config.precision, threads=self.threads, **options)
         try:
             if "raw" in options and not {"logits", "probabilities"} & set(getattr(backend, "outputs", ("logits",))):

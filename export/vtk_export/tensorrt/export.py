@@ -26,11 +26,11 @@ from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.digests import file_digest
+from vtk.runtime.given import give_images, judging
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening
 from vtk_export.build import File, build
 from vtk_export.gate import gate
-from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import DATA, MARKS, move, workspace
 from vtk_export.readme import README, tensorrt_page
