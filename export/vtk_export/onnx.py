@@ -203,7 +203,8 @@ def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, image
 def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
     """Write the README.md beside a file."""
     page = onnx_page(
-        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, in_graph=config.with_preproc,
+        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
+        in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
         sizes=file.sizes, verified=file.facts.verified,
     )  # fmt: skip

@@ -72,13 +72,14 @@ def _classes(logits: Tensor) -> Tensor:
     return torch.where(logits.isfinite().all(1), logits.argmax(1).float(), torch.nan)
 
 
-def check_agreement(same: int, count: int, what: str) -> None:
+def check_agreement(same: int, count: int, what: str, instead: str = "--precision bf16") -> None:
     """Say how often fp8 gives fp32's most likely class, and refuse it where that is too rarely.
 
     Args:
         same: images with the same most likely class.
         count: images.
         what: they are, in words.
+        instead: what to do where it is refused.
 
     Raises:
         VerificationError: less than 99 %.
@@ -89,7 +90,7 @@ def check_agreement(same: int, count: int, what: str) -> None:
         f"(95 % interval {low} to {high})"
     )
     if same / count < LEAST_AGREEMENT:
-        raise VerificationError(f"fp8: {found}, needed is {console.percent(LEAST_AGREEMENT, 0)}; use --precision bf16")
+        raise VerificationError(f"fp8: {found}, needed is {console.percent(LEAST_AGREEMENT, 0)}; use {instead}")
     console.say(f"fp8: {found}")
 
 

@@ -66,9 +66,7 @@ def test_eval_says_what_it_was_calibrated_and_judged_on(pack: Packed, folder: Pa
     assert found["agreement"] is not None and found["same_conditions"] is False
 
 
-def test_predict_gives_labels_and_the_images_that_calibrate_are_named(
-    pack: Packed, folder: Path, run: Command
-) -> None:
+def test_predict_gives_labels_and_the_images_that_calibrate_are_named(pack: Packed, folder: Path, run: Command) -> None:
     way = ("--precision", "fp8", "--data", folder)
     code, found, said = run("predict", pack.path, folder / "val" / "a", *way)
     assert code == 0 and found["count"] == 3 and "fp8: calibrated on 10 training images" in said
@@ -106,7 +104,7 @@ def test_a_model_whose_answers_change_is_refused_with_the_figure(
         model, given = source.model(), give_images(source.card, folder)
         assert given is not None
         paths = given.judging.paths
-        images = [batch for batch, _ in fp8.Photographs(given.judging, 99).batches(source.card.input, 99)][0]
+        images = next(batch for batch, _ in fp8.Photographs(given.judging, 99).batches(source.card.input, 99))
         same = int((model(images).argmax(1) == 2).sum())
     figure = f"in {same} of {len(paths)} held-out images of"
     for argv in (
@@ -133,9 +131,7 @@ def test_a_row_without_numbers_agrees_with_nothing(pack: Packed, folder: Path, m
 
 
 @pytest.mark.parametrize(("same", "count"), [(99, 100), (98, 100), (198, 200), (0, 5), (5, 5), (253, 256), (254, 256)])
-def test_the_bound_is_99_percent_whatever_the_number(
-    same: int, count: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_bound_is_99_percent_whatever_the_number(same: int, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     low, high = interval(same, count)
     expected = binomtest(same, count).proportion_ci(method="wilson")
     assert abs(low - expected.low) < 1e-4 and abs(high - expected.high) < 1e-4
