@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         try:
-            with attempts.row(config, 90):
+            with attempts.row(config, 120):
                 row = measure(case, config, 2 if args.smoke else args.steps, reference)
         except Exception as error:  # out of memory, a compiler's: the other configurations are still worth their time
             failed.append(f"{config}: {type(error).__name__}: {error}")
