@@ -68,6 +68,34 @@ def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tens
     return mapped_tile_config(rows, features, wide=True)
 
 
+_ALIGN = 128
+"""Slices start at multiples of this many columns, which every BLOCK_K divides."""
+
+PROGRAMS = 132
+"""Multiprocessors of an H100: a program each, or two where a single slice would fill them."""
+
+
+def default_splits(rows: int, features: int, size: int) -> int:
+    """Return into how many equal slices a product of 64 × 64 tiles is cut to fill a large card.
+
+    Args:
+        rows: T.
+        features: F.
+        size: K.
+    """
+    tiles = max(-(-rows // 64) * -(-features // 64), 1)
+    wanted = PROGRAMS // tiles
+    if wanted < 2:
+        wanted = 2 * PROGRAMS // tiles
+    steps = -(-size // _ALIGN)
+    return max((s for s in range(1, min(8, wanted) + 1) if steps % s == 0), default=1)
+
+
+def slice_length(size: int, splits: int) -> int:
+    """Return the columns of a slice of K, of which the last ones may be shorter or empty."""
+    return -(-size // (splits * _ALIGN)) * _ALIGN
+
+
 def has_tensor_map(*operands: Tensor) -> bool:
     """Return whether the copy engine can move matrices: half precision, rows that start at multiples of 16 bytes."""
     return all(
@@ -141,10 +169,11 @@ def product(
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    start_from=None,  # (BLOCK_T, BLOCK_F) in fp32 that the product is added to, or None for 0
 ):
     """Return x · wᵀ of a tile: (BLOCK_T, BLOCK_F) in fp32; rows and columns outside the masks are 0."""
     step = tl.arange(0, BLOCK_K)
-    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32) if start_from is None else start_from
     for start in range(0, K, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptr, mask=x_mask, other=0.0)
@@ -171,9 +200,10 @@ def mapped_product(
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    start_from=None,  # as of `product`
 ):
     """Return x · wᵀ of a tile over some columns, as `product` does; what lies outside a matrix is read as 0."""
-    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32) if start_from is None else start_from
     for start in range(first, last, BLOCK_K):
         total = tl.dot(x_map.load([tile_row, start]), w_map.load([tile_out, start]).T, total)
     return total

@@ -37,6 +37,7 @@ RESIDENT = {
     "_packed_attention_kernel": Resident(2, 2),
     "_patchify_kernel": Resident(8, 8),
     "_short_attention_kernel": Resident(2, 2),
+    "_residual_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
 }
 """Name of a kernel to the number; every kernel has one. A launch of fewer programs needs no more than it has."""

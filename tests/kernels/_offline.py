@@ -43,6 +43,7 @@ if __name__ == "__main__":  # the cases beside this file are a module of a packa
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.kernels._offline_cases import Case, cases
 from tests.kernels._offline_occupancy import CARDS
+from tests.kernels._offline_order import order_faults
 from tests.kernels._offline_rules import TENSOR_CORES, compare
 
 BASELINE = Path(__file__).with_name("offline_baseline.json")
@@ -172,6 +173,8 @@ def measure(call: Call, capability: int) -> dict[str, Any]:
         "kernel": call.kernel.__name__, "blocks": {k: v for k, v in call.arguments.items() if k.startswith("BLOCK")},
         "registers": registers, "stack": stack, "local": local, "shared": compiled.metadata.shared,
         "warps": call.options["num_warps"], "stages": call.options["num_stages"],
+        "fetches": "prefetch.L2" in compiled.asm["ptx"],
+        "order": list(order_faults(compiled.asm["ptx"], call.arguments, call.options["launch_pdl"])),
         "tensor_cores": None if rows < 64 or instruction is None else compiled.asm["ptx"].count(instruction),
     }  # fmt: skip
 

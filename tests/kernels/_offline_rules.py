@@ -34,6 +34,7 @@ def faults(row: Row, capability: int, before: Row | None) -> Iterator[str]:
             )
     if row["tensor_cores"] == 0:
         yield f"no {TENSOR_CORES[capability]} in a product of {row['blocks']}"
+    yield from row.get("order", ())
     if before is not None and row["registers"] > GROWTH * before["registers"]:
         yield f"registers {before['registers']} → {row['registers']}"
 

@@ -48,6 +48,17 @@ def test_products_on_hopper_use_its_matrix_units(essential: tuple[int, str, dict
         assert counts[f"_{kernel}_kernel"] > 0, kernel
 
 
+def test_a_chain_fetches_before_it_waits_and_counts_safely(essential: tuple[int, str, dict[str, Any]]) -> None:
+    rows = {label.removesuffix(" sm_90"): row for label, row in essential[2]["rows"].items()}
+    assert not [row["order"] for row in rows.values() if row["order"]]
+    fetching = {label.rsplit(" ×")[0] for label, row in rows.items() if row["fetches"]}
+    assert fetching >= {
+        "add_norm partials S", "linear stats b8", "linear_gelu b1", "linear_gelu stats b8", "linear_residual fc2 b1",
+        "linear_residual fc2 b8", "slices fc2 b1", "splitk_linear",
+    }  # fmt: skip
+    assert not rows["add_norm S"]["fetches"] and not rows["packed_attention 197 12h S"]["fetches"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "capabilities"),
