@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from vtk.fused.addresses import Addresses
 from vtk.fused.admission import admitted, modes
 from vtk.fused.patience import Patience
-from vtk.fused.recording import Recorder
+from vtk.fused.recording import Recorder, no_collection
 from vtk.fused.ring import PinnedRing
+
+__all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "no_collection"]
 
 ON_DEMAND = 256
 """Largest batch captured without being asked.
