@@ -20,9 +20,13 @@ _USUAL = 132
 """Multiprocessors assumed where there is no device to ask: the interpreter, and compilation without a GPU."""
 
 
+_CONSUMER = 12
+"""Compute capability of later cards whose programs have 99 KiB of shared memory, as those of 8.6 and 8.9 do."""
+
+
 def is_hopper(x: Tensor) -> bool:
-    """Return whether ``x`` is on a card of compute capability 9.0 or later."""
-    return capability(x) >= _HOPPER
+    """Return whether ``x`` is on a card of compute capability 9.0 or later that has the shared memory of a Hopper."""
+    return _HOPPER <= capability(x) < _CONSUMER
 
 
 def capability(x: Tensor) -> int:

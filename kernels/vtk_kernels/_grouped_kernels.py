@@ -194,7 +194,7 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
                 BLOCK_K=block_k,
                 num_warps=warps,
                 num_stages=stages,
-                maxnreg=registers("_grouped_linear_kernel", warps) if tma else None,
+                maxnreg=registers("_grouped_linear_kernel", warps, x) if tma else None,
             )
     return y
 

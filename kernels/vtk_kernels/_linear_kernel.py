@@ -207,7 +207,7 @@ def launch(
                 START=past is not None and not halves and programs == tiles,
                 num_warps=warps,
                 num_stages=stages,
-                maxnreg=registers("_linear_kernel", warps) if tma else None,
+                maxnreg=registers("_linear_kernel", warps, x) if tma else None,
                 **options,
             )
     return y, q, stats

@@ -3,10 +3,14 @@
 A launcher chooses tiles, stages and grid for such a number: two programs, for example, of which one computes GELU
 while the other multiplies. Whether they fit depends on what the compiler makes of the kernel, and differs between its
 versions: `tests/kernels/_offline.py` compiles every launch and says where registers or shared memory leave room for
-fewer. Where a version takes too many registers, `registers` bounds them at the launch.
+fewer. On Hopper, where one takes too many registers, `registers` bounds them at the launch.
 """
 
 from typing import NamedTuple
+
+from torch import Tensor
+
+from vtk_kernels._device import capability
 
 
 class Resident(NamedTuple):
@@ -32,6 +36,7 @@ RESIDENT = {
     "_norm_kernel": Resident(4, 4),
     "_packed_attention_kernel": Resident(2, 2),
     "_patchify_kernel": Resident(8, 8),
+    "_short_attention_kernel": Resident(2, 2),
     "_residual_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
 }
@@ -41,14 +46,18 @@ _REGISTERS = 65536
 """Of a multiprocessor."""
 
 
-def registers(kernel: str, warps: int) -> int | None:
-    """Return the registers a thread may have if as many programs as counted on shall fit from Hopper on.
+def registers(kernel: str, warps: int, x: Tensor) -> int | None:
+    """Return the registers a thread may have if as many programs as counted on shall fit on a Hopper.
 
-    For the option ``maxnreg`` of a launch; None where a thread cannot have too many.
+    For the option ``maxnreg`` of a launch. None where a thread cannot have too many, and on other cards: those before
+    compute addresses in threads, those after have sums in a memory of their own and spill under a bound.
 
     Args:
         kernel: key of `RESIDENT`.
         warps: of a program.
+        x: a tensor on the card.
     """
+    if capability(x) != 9:
+        return None
     limit = _REGISTERS // (32 * warps * RESIDENT[kernel].hopper) // 8 * 8
     return limit if limit < 255 else None

@@ -17,12 +17,14 @@ Three tables are asked together, and of equally near entries the upper table's d
     the package's own, ``choices.json``
 """
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ from vtk_kernels._nearest import OTHER, REACH, Candidate, candidate, nearest, pi
 
 __all__ = [
     "ALLOWED", "DEFAULT", "FAMILIES", "FEW_ROWS", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
-    "Table", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
+    "Question", "Table", "asked", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
 ]  # fmt: skip
 
 DEFAULT = {
@@ -76,6 +78,19 @@ FAMILIES = (("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200"),)
 
 _HALF = {"bfloat16", "float16"}
 _LAYERS = Layers(Path(__file__).with_name("choices.json"), ALLOWED)
+
+
+_asked: "list[Question] | None" = None
+
+
+class Question(NamedTuple):
+    """The arguments of `choose` that are no card."""
+
+    op: str
+    rows: int
+    n: int
+    k: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -131,11 +146,24 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
     """
     if op not in DEFAULT:
         raise ValueError(f"`op` ({op!r}) has no choice; these have: {', '.join(sorted(DEFAULT))}")
+    if _asked is not None:
+        _asked.append(Question(op, rows, n, k, dtype))
     if device_name is not None:
         for end, choice in _pieces(op, n, k, dtype, device_name):
             if rows < end:
                 return choice
     return DEFAULT[op]
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[list[Question]]:
+    """Collect what `choose` is asked, by any thread, in order and as often as it is."""
+    global _asked
+    before, _asked = _asked, []
+    try:
+        yield _asked
+    finally:
+        _asked = before
 
 
 def explain(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: str | None) -> Answer:

@@ -108,7 +108,7 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
                 GROUP=GROUP,
                 num_warps=warps,
                 num_stages=stages,
-                maxnreg=registers("_linear_gelu_backward_kernel", warps) if tma else None,
+                maxnreg=registers("_linear_gelu_backward_kernel", warps, g) if tma else None,
             )
     return gu
 

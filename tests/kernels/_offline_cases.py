@@ -11,6 +11,7 @@ from torch import Tensor
 from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, choices
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
+from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
 from vtk_kernels.linear import _linear_launch
 from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
@@ -18,6 +19,7 @@ from vtk_kernels.linear_residual import _linear_residual_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
 from vtk_kernels.patchify import launch as _patchify_launch
 from vtk_kernels.patchify_counters import _patchify_counters_launch
+from vtk_kernels.quantize_rows import _quantize_rows_launch
 from vtk_kernels.row_stats import pieces_of
 from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 
@@ -119,6 +121,10 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "add_norm partials", True, _add_norm_launch, one, None, EPS, partials, vector
     yield "add_norm table", False, _add_norm_launch, one, x, EPS
     yield "add_norm table partials", False, _add_norm_launch, one, None, EPS, fp32(4, 8, 197, c), vector
+    yield "add_norm_e4m3", True, _add_norm_e4m3_launch, x, x, EPS
+    yield "quantize_rows", False, _quantize_rows_launch, x
+    yield "quantize_rows GELU", True, _quantize_rows_launch, empty(8, 197, 4 * c), True
+    yield "quantize_rows GELU ×2", False, _quantize_rows_launch, empty(8, 197, 8 * c), True
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None

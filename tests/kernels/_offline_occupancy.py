@@ -12,24 +12,29 @@ class Multiprocessor:
     Attributes:
         shared: bytes of shared memory for all programs.
         block: bytes that one program may have.
-        count: multiprocessors of the card that is counted with: A100, H100 and H200, B200.
+        warps: of all programs.
+        count: multiprocessors of the card that is counted with: A100, RTX A6000, L40S, H200, B200, RTX 5090.
     """
 
     shared: int
     block: int
+    warps: int
     count: int
 
 
 CARDS = {
-    80: Multiprocessor(164 * 1024, 163 * 1024, 108),
-    90: Multiprocessor(228 * 1024, 227 * 1024, 132),
-    100: Multiprocessor(228 * 1024, 227 * 1024, 148),
+    80: Multiprocessor(164 * 1024, 163 * 1024, 64, 108),
+    86: Multiprocessor(100 * 1024, 99 * 1024, 48, 84),
+    89: Multiprocessor(100 * 1024, 99 * 1024, 48, 142),
+    90: Multiprocessor(228 * 1024, 227 * 1024, 64, 132),
+    100: Multiprocessor(228 * 1024, 227 * 1024, 64, 148),
+    120: Multiprocessor(100 * 1024, 99 * 1024, 48, 170),
 }
 RESERVED = 1024
 """Bytes of shared memory that the system takes for each program."""
 
-WARPS, PROGRAMS, PARTITIONS = 64, 32, 4
-"""Warps and programs of a multiprocessor; its parts, each with a quarter of the warps and registers."""
+PROGRAMS, PARTITIONS = 32, 4
+"""Most programs of a multiprocessor; its parts, each with a quarter of the warps and registers."""
 
 REGISTERS = 65536
 _UNIT = 256
@@ -43,11 +48,12 @@ def resident(registers: int, shared: int, warps: int, capability: int) -> int:
         registers: of a thread.
         shared: bytes of a program.
         warps: of a program.
-        capability: 80, 90 or 100.
+        capability: key of `CARDS`.
     """
     of_warp = -(-registers * 32 // _UNIT) * _UNIT
     by_registers = REGISTERS // PARTITIONS // of_warp * PARTITIONS // warps
-    return min(PROGRAMS, WARPS // warps, by_registers, CARDS[capability].shared // (shared + RESERVED))
+    card = CARDS[capability]
+    return min(PROGRAMS, card.warps // warps, by_registers, card.shared // (shared + RESERVED))
 
 
 def wanted(counted_on: Resident, programs: int, capability: int) -> int:
@@ -58,4 +64,5 @@ def wanted(counted_on: Resident, programs: int, capability: int) -> int:
         programs: of the launch.
         capability: of the card.
     """
-    return min(counted_on.ampere if capability < 90 else counted_on.hopper, -(-programs // CARDS[capability].count))
+    most = counted_on.hopper if CARDS[capability].shared > CARDS[80].shared else counted_on.ampere
+    return min(most, -(-programs // CARDS[capability].count))

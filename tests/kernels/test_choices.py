@@ -302,7 +302,7 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         compiled = torch.compile(step, fullgraph=True, backend="eager", dynamic=dynamic)
-        for batch in (1, 2, 3, 5, 8, 13, 21, 34, 55, 144):
+        for batch in (1, 2, 5, 8, 34, 144):
             x = torch.ones(batch, 197, 1)
             assert torch.equal(compiled(x), step(x)), (dynamic, batch)
         # one more than the two limits in 197 … 28368 rows; another is torch's, for batch 1 or the first, static size
@@ -323,8 +323,10 @@ def test_an_operation_without_a_choice_is_refused() -> None:
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "choice": "magic"}]}), r"`choice` \('magic'\) must be one of"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "op": "norm"}]}), "KeyError: 'norm'"),
         (json.dumps({"schema": 1, "measured": [{"op": "linear_gelu", "choice": "aten"}]}), "KeyError: 'rows'"),
-        (json.dumps({"schema": 1, "measured": [{**ENTRY, "rows": 0}]}), "must be whole numbers from 1 on"),
-        (json.dumps({"schema": 1, "measured": [{**ENTRY, "k": "384"}]}), "must be whole numbers from 1 on"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "rows": 0}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "n": 10**400}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "n": True}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "k": "384"}]}), "must be whole numbers from 1 to"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "torch": "new"}]}), "invalid literal"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "device": None}]}), "must be text"),
         (json.dumps({"schema": 1, "measured": 3}), "TypeError"),
@@ -337,6 +339,14 @@ def test_a_table_that_cannot_be_used_says_why(content: str, said: str, tmp_path:
     with pytest.raises(ChoiceTableError, match=said) as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / kind
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(ChoiceTableError, match="is no file"):
+        read(path)
 
 
 def test_no_card_is_asked_for_its_name_without_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,3 +71,8 @@ def test_the_whole_table_compiles_without_a_fault(
     done = compile_offline(tmp_path / "found.json", *flags)
     check(done, capabilities)
     assert len(done[2]["rows"]) >= 200
+
+
+@pytest.mark.slow
+def test_every_kernel_fits_cards_with_99_KiB_for_a_program(tmp_path: Path) -> None:
+    check(compile_offline(tmp_path / "found.json", "--essential", "--capabilities", "89", "120"), ("sm_89", "sm_120"))

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.kernels._offline_cases import cases
 from tests.kernels._offline_occupancy import resident, wanted
 from tests.kernels._offline_rules import compare
-from vtk_kernels import choices
+from vtk_kernels import _resident, choices
 from vtk_kernels._resident import RESIDENT, Resident, registers
 
 ROW = {"kernel": "kernel", "stack": 0, "local": 0, "shared": 0, "blocks": {}, "warps": 4, "programs": 1}
@@ -69,6 +70,7 @@ def test_what_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         (129, 0, 8, 90, 1), (169, 114712, 8, 90, 1), (128, 114712, 8, 90, 2), (127, 122904, 8, 90, 1),
         (128, 115712, 8, 90, 2), (128, 115713, 8, 90, 1), (155, 98328, 8, 90, 1), (255, 0, 4, 90, 2),
         (40, 82944, 4, 80, 2), (40, 82945, 4, 80, 1), (128, 98304, 8, 80, 1), (128, 98304, 8, 100, 2),
+        (32, 0, 4, 89, 12), (64, 40960, 4, 120, 2), (64, 99 * 1024, 4, 86, 1), (64, 99 * 1024 + 1, 4, 86, 0),
     ],
 )  # fmt: skip
 def test_programs_of_a_multiprocessor_are_those_of_the_occupancy_calculator(
@@ -81,17 +83,24 @@ def test_programs_of_a_multiprocessor_are_those_of_the_occupancy_calculator(
 def test_a_launch_needs_no_more_programs_than_it_has() -> None:
     counted_on = Resident(1, 3)
     assert [wanted(counted_on, n, 90) for n in (1, 132, 133, 264, 265, 9999)] == [1, 1, 2, 2, 3, 3]
-    assert [wanted(counted_on, n, 80) for n in (1, 108, 109, 9999)] == [1, 1, 1, 1]
+    for small in (80, 86, 89, 120):
+        assert [wanted(counted_on, n, small) for n in (1, 108, 109, 9999)] == [1, 1, 1, 1]
 
 
-def test_the_bound_on_registers_lets_as_many_programs_fit() -> None:
+def test_the_bound_on_registers_lets_as_many_programs_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_resident, "capability", lambda _: 9)
     for kernel, counted_on in RESIDENT.items():
         for warps in (1, 2, 4, 8, 16):
-            bound = registers(kernel, warps)
+            bound = registers(kernel, warps, torch.ones(1))
             if counted_on.hopper * warps <= 64:
                 assert resident(bound or 255, 0, warps, 90) >= counted_on.hopper
             assert bound is None or bound % 8 == 0
-    assert registers("_linear_kernel", 8) == 128 and registers("_linear_kernel", 4) is None
+    assert (
+        registers("_linear_kernel", 8, torch.ones(1)) == 128 and registers("_linear_kernel", 4, torch.ones(1)) is None
+    )
+    for other in (0, 8, 10, 12):
+        monkeypatch.setattr(_resident, "capability", lambda _, other=other: other)
+        assert registers("_linear_kernel", 8, torch.ones(1)) is None
 
 
 def test_every_measured_shape_is_a_case_in_both_half_types() -> None:

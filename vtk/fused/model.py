@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.errors import UsageError
 from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
@@ -123,6 +124,14 @@ class FusedViT(Graphed):
             raise UsageError("a FusedViT is for inference; train the timm model and fuse it again")
         super().train(False)
         return self
+
+    def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
+        from vtk.fused.tuning_card import tune_model
+
+        for found in tune_model(self, batch_sizes, size):
+            console.say(str(found))
+            if found.stopped:
+                raise KeyboardInterrupt
 
     def _weight(self) -> Tensor:
         bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
