@@ -52,6 +52,10 @@ def cases() -> Iterator[Case]:
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+    for size, channels in (("T", 192), *((size, channels) for size, (channels, _) in SIZES.items())):
+        for branches in (1, 2):
+            for label, first, launcher, *arguments in slices(channels, branches):
+                yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
     for dtype in (torch.bfloat16, torch.float16):
         for label, launcher, *arguments in measured(dtype):
             yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
@@ -187,17 +191,6 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     for batch, g in ((1, one), (8, eight)):
         q = empty(batch, 197, hidden, dtype=torch.uint8)
         yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q
-    counters = empty(counters_needed(8 * 197, c), dtype=torch.int32)
-    for batch in (1, 2, 4, 8):  # as many slices as a model takes; one again where tiles fill the card
-        for name, k in (("out", c * branches), ("fc2", hidden)):
-            splits = default_splits(197 * batch, c, k)
-            if splits > 1:
-                operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
-                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
-    uneven = empty(1, 197, 1000), empty(c, 1000), empty(c), one, 2, counters
-    yield f"slices K=1000 {p}", False, _linear_residual_launch, *uneven
-    pooled_slices = empty(8, 1, hidden), w2, empty(c), pooled[:, None], 4, counters
-    yield f"slices pooled {p}", False, _linear_residual_launch, *pooled_slices
     yield f"splitk_linear {p}", True, _splitk_linear_launch, empty(1, 197, hidden), w2, 4
     yield f"splitk_linear pooled {p}", False, _splitk_linear_launch, empty(1, 1, hidden), w2, 4
 
@@ -216,6 +209,20 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward {p}", True, _grouped_kernels.backward_launch, g, rows, tiles, 16
     yield f"grouped_linear_backward K=1000 {p}", False, _grouped_kernels.backward_launch, g, uneven, tiles, 16, scale
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
+
+
+def slices(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
+    """Yield products of few rows in as many slices as a model takes; one where tiles fill the card is no slice."""
+    counters, p = empty(counters_needed(8 * 197, c), dtype=torch.int32), f"×{branches}"
+    for batch in (1, 2, 4, 8):
+        for name, k in (("out", c * branches), ("fc2", 4 * c * branches)):
+            splits = default_splits(197 * batch, c, k)
+            operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
+            if splits > 1:
+                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
+    for name, batch, rows, k in (("K=1000", 1, 197, 1000), ("pooled", 8, 1, 4 * c * branches)):
+        operands = empty(batch, rows, k), empty(c, k), empty(c), empty(batch, rows, c), 4, counters
+        yield f"slices {name} {p}", False, _linear_residual_launch, *operands
 
 
 def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
