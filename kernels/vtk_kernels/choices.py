@@ -38,6 +38,7 @@ __all__ = [
 
 DEFAULT = {
     "grouped_linear": "triton",
+    "kept_attention": "flash",
     "linear_gelu": "triton",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
@@ -47,6 +48,7 @@ DEFAULT = {
 
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
+    "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
@@ -100,7 +102,8 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
 
     Args:
         op: key of `DEFAULT`.
-        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head).
+        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head) and of
+            kept_attention (the same, forward and backward together, where a run trains attention).
         n: F, output features; N, tokens of an image; C, channels of a block.
         k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.

@@ -65,7 +65,7 @@ def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "ln_folded": "separate",
+        "kept_attention": "flash", "ln_folded": "separate",
     }  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
 
 
 def test_an_operation_without_a_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, linear_gelu"):
+    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, kept_attention, l"):
         choose("norm", 1, 1, 1, torch.bfloat16, None)
 
 
