@@ -39,7 +39,7 @@ def test_addition_and_norm_and_their_gradient(tiny):
         found = add_normalise(*ours, 1e-6)
         back = torch.autograd.grad(found, ours, [gy.to(dtype), gh.to(dtype)])
         for a, b in zip((*found, *back), (y, h, *expected), strict=True):
-            assert a.dtype == dtype and float((a.detach().double() - b.detach()).norm() / b.norm()) <= limit
+            assert a.dtype == dtype and float((a.detach().double() - b.detach()).norm() / b.detach().norm()) <= limit
         only = torch.autograd.grad(add_normalise(*ours, 1e-6)[1], ours[0], gh.to(dtype))[0]
         alone = torch.autograd.grad(F.layer_norm(theirs[0] + theirs[1], (32,), eps=1e-6), theirs[0], gh)[0]
         assert float((only.double() - alone).norm() / alone.norm()) <= limit
