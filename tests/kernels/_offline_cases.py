@@ -71,25 +71,28 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         at = f"{rows}×{n}×{k}"
         x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
         if op == "packed_attention":
-            yield f"packed_attention {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
+            yield f"{op} {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
-            yield f"linear_gelu {at}", _linear_gelu_launch, x, w, b
-            yield f"linear_gelu stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
-            yield f"linear_gelu q {at}", _linear_gelu_launch, x, w, b, True
-            yield f"linear_gelu_backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+            yield f"{op} {at}", _linear_gelu_launch, x, w, b
+            yield f"{op} stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
+            yield f"{op} q {at}", _linear_gelu_launch, x, w, b, True
+            yield f"{op} backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
         elif op in ("splitk_linear", "linear_residual"):
-            splits, y = default_splits(rows, n, k), empty(rows, n, dtype=dtype)
-            counters = empty(counters_needed(rows, n), dtype=torch.int32)
+            splits, whole = default_splits(rows, n, k), (x, w, b, empty(rows, n, dtype=dtype))
             if op == "splitk_linear":
-                yield f"splitk_linear {at}", _splitk_linear_launch, x, w, splits
-            yield f"linear_residual {at}", _linear_residual_launch, x, w, b, y
+                yield f"{op} {at}", _splitk_linear_launch, x, w, splits
+            yield f"{op} whole {at}" if op == "splitk_linear" else f"{op} {at}", _linear_residual_launch, *whole
             if splits > 1:
-                yield f"slices {at}", _linear_residual_launch, x, w, b, y, splits, counters
+                counters = empty(counters_needed(rows, n), dtype=torch.int32)
+                yield f"{op} slices {at}", _linear_residual_launch, *whole, splits, counters
         elif op == "ln_folded":
             h, b1, w1 = (empty(*shape, dtype=dtype) for shape in ((rows, n), (k,), (k, n)))
-            yield f"linear_residual folded {at}", _linear_residual_launch, x, w, b, h
-            yield f"linear_gelu folded {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+            yield f"{op} {at}", _linear_residual_launch, x, w, b, h
+            yield f"{op} fc1 {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+        elif op == "grouped_linear":
+            tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
+            yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
         else:
             raise NotImplementedError(f"choices.json has {op}: say how it is launched")
 

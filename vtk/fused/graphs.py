@@ -15,11 +15,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from vtk.errors import UnavailableError, VtkError
 from vtk.fused.addresses import Addresses
 from vtk.fused.admission import admitted, modes
 from vtk.fused.patience import Patience
-from vtk.fused.recording import Recorder
+from vtk.fused.recording import Recorder, no_collection
 from vtk.fused.ring import PinnedRing
+
+__all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "capturing", "no_collection"]
 
 ON_DEMAND = 256
 """Largest batch captured without being asked.
@@ -137,7 +140,7 @@ class GraphCache(Recorder):
         """
         like = images if like is None else like
         key = tuple(images.shape), (form, modes(like.dtype))
-        with self._turn(like.device):
+        with self.turn(like.device):
             entry = self._graphs.get(key)
             if entry is None and (must or not self._patience.waits(key)) and (module is None or self.follow(module)):
                 make = partial(self._capture, function, images, like, key)
@@ -145,7 +148,7 @@ class GraphCache(Recorder):
                 entry = make() if must else self.attempt(key, f"batch {len(images)}", make, plain)
             if entry is not None:
                 self._graphs.move_to_end(key)
-                self._fill(entry.static_in, images)
+                self.fill(entry.static_in, images)
                 entry.graph.replay()
                 out = entry.static_out.clone()
                 if self.current():  # looked at while the device works: it takes longer than a launch
@@ -176,14 +179,15 @@ class GraphCache(Recorder):
             self.generation += 1
             self._pool = self._addresses = None
 
-    def _fill(self, static_in: Tensor, images: Tensor) -> None:
+    def fill(self, static_in: Tensor, images: Tensor) -> None:
+        """Copy images into a graph's input, from the host by way of pinned memory. Inside a turn."""
         if images.is_cuda or not static_in.is_cuda:
             static_in.copy_(images)
         else:
             self.ring.send([images], static_in)
 
     @contextlib.contextmanager
-    def _turn(self, device: torch.device) -> Iterator[None]:
+    def turn(self, device: torch.device) -> Iterator[None]:
         """Wait for the other threads, and let the stream wait for what other streams have been given to do here."""
         with self._lock, torch.cuda.device(device):
             stream = torch.cuda.current_stream()
@@ -268,6 +272,24 @@ class GraphCache(Recorder):
                 if self._done is not None:
                     stream.wait_event(self._done)
                 entry.static_in.record_stream(stream)
+
+
+@contextlib.contextmanager
+def capturing(what: str) -> Iterator[None]:
+    """Say in one line of a capture that was asked for why it cannot be.
+
+    Raises:
+        UnavailableError: an operation cannot be captured.
+    """
+    outside = sys.exception()
+    try:
+        yield
+    except RuntimeError as error:
+        reason = _first(error, outside)
+        if isinstance(reason, (VtkError, torch.OutOfMemoryError)):
+            raise reason from None
+        text = " ".join(str(reason).split())[:200]
+        raise UnavailableError(f"{what} cannot be captured: {text}; run it with `graphs` off") from error
 
 
 def _plain(function: Function, images: Tensor, like: Tensor) -> Tensor:
