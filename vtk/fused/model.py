@@ -74,12 +74,12 @@ class FusedViT(Graphed):
             rows = images.shape[0] * table.shape[1]
             plan = Plan(True, plan.device_name, self._folds(rows, table, plan))
             needed = self._counters_needed(rows, table, plan)
-        x, h, counters = self.embed(images, stages[0].norm, plan, needed)
+        x, h, *counters = self.embed(images, stages[0].norm, plan, needed)
         if own:
             folded = plan.ln_folded
             if folded is None:
                 folded = plan.kernels and self._folds(x.shape[0] * x.shape[1], x, plan)
-            plan = Plan(plan.kernels, plan.device_name, folded, counters)
+            plan = Plan(plan.kernels, plan.device_name, folded, *counters)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
