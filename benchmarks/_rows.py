@@ -82,6 +82,8 @@ def _compiler_and_driver(device: str) -> dict[str, str]:
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Append one row; a file with other columns is refused rather than mixed. What a full disk cut is taken back.
 
+    A file from before rows carried the digest ``code`` goes on without it.
+
     Raises:
         SystemExit: the columns differ, or the row cannot be written.
     """
@@ -90,6 +92,9 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
     if path.exists():
         with path.open(encoding="utf-8", newline="") as file:
             found = next(csv.reader(file), columns)
+        if found == [name for name in columns if name != "code"]:
+            columns = found
+            row = {name: row[name] for name in columns}
         if found != columns:
             sys.exit(f"{path} has columns {', '.join(found)}; this benchmark writes {', '.join(columns)}: move it away")
     text = io.StringIO()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import _rows
+import _sources
 import torch
 from _timing import Times, recover, time_call, time_in_graph
 from torch import Tensor
@@ -244,5 +245,5 @@ def main(bench: Bench, argv: Sequence[str] | None = None) -> int:
             row = measure(bench, case, provider, device, ceilings)
             show(row)
             failed |= not row["passed"]
-            _rows.append(args.results, {**row, **_rows.kernel_context("cuda")})
+            _rows.append(args.results, {**row, **_rows.kernel_context("cuda"), "code": _sources.current(bench.op)})
     return int(failed)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import _rows
+import _sources
 from _rows import read
 
 CODE = ("device", "torch", "triton", "git")
@@ -53,6 +54,10 @@ class Store:
     def add(self, row: Mapping[str, object]) -> None:
         """Append ``row`` and the context to the file, on disk before this returns."""
         full = {k: "" if v is None else str(v) for k, v in {**row, **self._context()}.items()}
+        file = self.path.name.replace("smoke_", "gpu_")
+        if file in _sources.TIMED:
+            subject = _sources.subject_of(file, full)
+            full["code"] = "" if subject is None else _sources.current(subject)
         _rows.append(self.path, full)
         self.rows.append(full)
 

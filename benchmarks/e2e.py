@@ -183,18 +183,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     attempts = Attempts(args.out, "e2e", store.git)
     ceilings_file = args.out / "gpu_ceilings.csv"
     if device.type == "cuda" and measured(ceilings_file)[0] is None:
-        for row in _ceilings.measure(device).rows():
-            _rows.append(ceilings_file, {**row, **_rows.kernel_context("cuda")})
+        with attempts.row("ceilings", 60):
+            for row in _ceilings.measure(device).rows():
+                _rows.append(ceilings_file, {**row, **_rows.kernel_context("cuda")})
     failed: list[str] = []
+
+    def write_choices() -> None:
+        if not args.smoke:
+            _form_choices.write(args.out / "choices.json", _form_choices.entries(store.current()))
+
     subject: tuple[tuple[str, int], Subject] | None = None
     plan = cells(args.smoke, device.type == "cuda")
-    for cell in (
-        itertools.takewhile(lambda c: c.batch == 1 and c.providers != (MAX_GRAPH,), plan) if args.batch_1 else plan
-    ):
+    first = itertools.takewhile(lambda c: c.batch == 1 and c.providers != (MAX_GRAPH,), plan)
+    for cell in first if args.batch_1 else plan:
+        model = f"{cell.model} {cell.px}"
         names = {" ".join(map(str, key.values())): key for key in cell.keys()}
+        failed += [why for name, why in attempts.given_up.items() if name in (*names, model)]
         owed = [name for name, key in names.items() if name not in attempts.given_up and not store.has(**key)]
-        failed += [why for name, why in attempts.given_up.items() if name in names]
-        if not owed:
+        if not owed or model in attempts.given_up:
             continue
         if deadline.left < cell.cost:  # a model is not built for nothing
             deadline.missing += owed
@@ -203,16 +209,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             if subject is None or subject[0] != (cell.model, cell.px):
                 subject = None
                 gc.collect()
-                with attempts.row(f"{cell.model} {cell.px}", 90):
+                with attempts.row(model, 90):
                     subject = (cell.model, cell.px), Subject(cell.model, cell.px, device, args.smoke)
             with torch.no_grad():
                 failed += run_cell(subject[1], cell, store, deadline, 0.01 if args.smoke else args.duration, attempts)
         except Exception as error:  # no memory for the model: others are smaller
             failed += [f"{name}: {type(error).__name__}: {error}" for name in owed]
-    if not args.smoke:
-        _choices.keep(
-            failed, lambda: _form_choices.write(args.out / "choices.json", _form_choices.entries(store.current()))
-        )
+        if FOLDED_GRAPH in cell.providers:  # which form is the quicker is decided
+            _choices.keep(failed, write_choices)
+    failed = list(dict.fromkeys(failed))
     for verdict in _bounds.verdicts(store.current()):
         print(f"bound: {verdict}", flush=True)
     failed += [" ".join(row[k] for k in KEY) for row in store.current() if row["passed"] != "True"]

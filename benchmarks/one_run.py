@@ -161,9 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
     finally:
         text = "\n".join(summary.lines(args.out, outcomes, args.smoke))
-        print(text, flush=True)
         with contextlib.suppress(OSError):
             _rows.replace(args.out / summary.FILE, text + "\n")
+        with contextlib.suppress(OSError):  # of a pipe whose reader was interrupted too
+            print(text, flush=True)
     return _plan.exit_code(outcomes)
 
 

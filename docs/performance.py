@@ -6,7 +6,7 @@ Every number on the page comes from a result file; what nobody measured is calle
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from _pages import write_or_check
@@ -15,6 +15,7 @@ from _tables import Row, latest, load, table, where
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import _bounds
 import _groups
+import _sources
 
 PAGE = Path(__file__).with_name("performance.md")
 RESULTS = Path(_bounds.__file__).with_name("results")
@@ -25,6 +26,10 @@ HEAD = """# Performance
 Written by `make docs` from `benchmarks/results/*.csv`; do not edit by hand. Each table says where, when and by which
 commit its rows were measured; every row names its card, and cards are shown apart. The outputs of models and kernels
 were compared before they were timed.
+
+A row of our own code on a GPU is marked *stale* where the files that it timed have changed since: those of the kernel
+and of all that it imports, for whole models of every kernel and of `vtk/fused`. What is called *of unknown code* names
+a commit that is in no history. Rows of timm, torch and the device itself do not age so.
 
 S18x2 is paper A's small model of 18 blocks with two parallel branches, S36x1 its sequential twin of 36 blocks; B18x2
 and B36x1 are the base models, S/16 and B/16 the usual ones. Weights are random: values do not change a latency.
@@ -43,11 +48,12 @@ On a CUDA machine with torch, Triton and timm; a stage that ran out of time goes
 
 ```
 pip install --no-deps --no-build-isolation -e .
-benchmarks/gpu.sh correct kernels e2e breakdown --out DIR
-cp DIR/gpu_*.csv benchmarks/results/
+benchmarks/gpu.sh all --out DIR
+python benchmarks/collect.py DIR
 ```
 
-Then `make docs`. `DIR/choices.json` holds the measured choices between our kernels and torch's, in the form of
+`DIR/summary.txt` sets each figure beside its prediction, its floor and its bound. Then `make docs`. `DIR/choices.json`
+holds the measured choices between our kernels and torch's, in the form of
 `kernels/vtk_kernels/choices.json`.
 """
 
@@ -68,13 +74,29 @@ bytes   every weight once; and, once a block's x and hidden layer no longer fit 
 def section(title: str, name: str, results: Path, body: Callable[[list[Row]], Iterator[str]]) -> Iterator[str]:
     """Yield a section per device of a result file, or that it was not measured."""
     yield f"## {title}"
-    rows = load(name, results)
+    rows, known = load(name, results), _sources.recorded(results)
     if not rows:
         yield f"{NOT_YET.capitalize()}."
-    for device in dict.fromkeys(row["device"] for row in rows):
-        if title.startswith("GPU"):
+    rows = [row | {"state": _sources.state_of(name, row, known)} for row in rows]
+    for device in dict.fromkeys(row.get("device", "") for row in rows):
+        if title.startswith("GPU") and device:
             yield f"**{device}**"
-        yield from body([row for row in rows if row["device"] == device])
+        yield from body([row for row in rows if row.get("device", "") == device])
+
+
+def commits(rows: Iterable[Row]) -> str:
+    """Return the commits of rows, each with what its rows of our own code are."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        found.setdefault(row["git"], set()).add(row["state"])
+    return ", ".join(" ".join((git, *(f"*{s}*" for s in sorted(states) if s))) for git, states in found.items())
+
+
+def ages(rows: Sequence[Row]) -> Iterator[str]:
+    """Say how many rows are older than what they time."""
+    for state in ("stale", "of unknown code"):
+        if count := sum(row["state"] == state for row in rows):
+            yield f"{count} of these {len(rows)} rows are *{state}*."
 
 
 def launches(rows: list[Row]) -> Iterator[str]:
@@ -133,9 +155,10 @@ def correct(rows: list[Row]) -> Iterator[str]:
         compared = [row for row in mine if row["error"]]
         worst = max(compared, key=lambda r: float(r["error"]), default={"error": "–", "torch_error": "–"})
         held = sum(row["passed"] == "True" for row in mine)
-        lines.append((unit, f"{held} of {len(mine)}", worst["error"], worst["torch_error"]))
+        lines.append((unit, f"{held} of {len(mine)}", worst["error"], worst["torch_error"], commits(mine)))
     yield "Against fp64 (kernels) and timm in fp32 (models). An error may be twice plain torch's in the same type."
-    yield table(("what", "held", "largest error", "torch's there"), lines)
+    yield from ages(found)
+    yield table(("what", "held", "largest error", "torch's there", "commit"), lines)
     yield where(found)
 
 
@@ -149,19 +172,24 @@ def ceilings(rows: list[Row]) -> Iterator[str]:
 def kernels(rows: list[Row]) -> Iterator[str]:
     """Each kernel's time per provider."""
     found = latest(rows, "op", "mode", "provider", "shape", "dtype")
+    graphs = sum(row.get("timer") == "graph" for row in found)
+    launched = sum(row.get("timer") == "launch" for row in found)
+    yield (
+        "Microseconds of one call, median (percent of the floor). *launch*: started one by one from Python, so that "
+        "a small shape shows the host's time and not the kernel's. All others: inside a CUDA graph of many calls, "
+        "whose operands rotate, so that weights come from memory. "
+        f"{graphs} rows are inside a graph, {launched} are launches of the host."
+    )
+    yield from ages(found)
     for op in sorted({row["op"] for row in found}):
         mine = [row for row in found if row["op"] == op]
         providers = list(dict.fromkeys(row["provider"] for row in mine))
         lines = []
         for case in dict.fromkeys((r["shape"], r["mode"], r["dtype"]) for r in mine):
             cells = {r["provider"]: r for r in mine if (r["shape"], r["mode"], r["dtype"]) == case}
-            lines.append([*case, *(_kernel_cell(cells.get(p)) for p in providers)])
+            lines.append([*case, *(_kernel_cell(cells.get(p)) for p in providers), commits(cells.values())])
         yield f"### {op}"
-        yield table(("shape", "mode", "type", *providers), lines, left=3)
-    yield (
-        "Microseconds of one call inside a CUDA graph of many, median (percent of the floor); operands rotate, so that "
-        "weights come from memory. *launch*: started one by one from Python, so a small shape takes the host's time."
-    )
+        yield table(("shape", "mode", "type", *providers, "commit"), lines, left=3)
     yield where(found)
 
 
@@ -180,8 +208,10 @@ def end_to_end(rows: list[Row]) -> Iterator[str]:
         "Milliseconds from the call until the device is done, median (99th percentile where there were enough runs); "
         "images on the device. `compile (blocks)` is torch.compile of one block, shared by all (regional). `fused` has "
         "norms as kernels of their own, `folded` has them inside the products; the back-ends take the quicker form of "
-        "each shape, and where none was measured the former."
+        "each shape, and where none was measured the former. What ends in `+graph` runs inside a CUDA graph that the "
+        "host launches once; all else is launched by the host kernel by kernel, and at small batches shows the host."
     )
+    yield from ages(found)
     for model, px in dict.fromkeys((r["model"], r["px"]) for r in found):
         mine = [r for r in found if (r["model"], r["px"]) == (model, px)]
         owed = {_bounds.FOLDED} if model in _bounds.FOLDED_MODELS else set()
@@ -195,9 +225,11 @@ def end_to_end(rows: list[Row]) -> Iterator[str]:
             floor = f"{any_row['floor_ms']} ({any_row['ceilings']})"
             most = f"{1e3 * int(batch) / float(any_row['floor_ms']):.0f}"
             shown = (NOT_YET if r is None and p in owed else _latency(r) for p, r in zip(providers, here, strict=True))
-            lines.append([batch, *shown, floor, "–" if best is None else f"{best:.0f}", most])
+            lines.append(
+                [batch, *shown, floor, "–" if best is None else f"{best:.0f}", most, commits(filter(None, here))]
+            )
         yield f"### {model}, {px} px"
-        yield table(("batch", *providers, "floor", "best, images/s", "floor, images/s"), lines, left=0)
+        yield table(("batch", *providers, "floor", "best, images/s", "floor, images/s", "commit"), lines, left=0)
     yield from _judged(found)
     yield where(found)
 
@@ -231,19 +263,37 @@ def _judged(rows: list[Row]) -> Iterator[str]:
 def breakdown(rows: list[Row]) -> Iterator[str]:
     """Share of time per group of kernels."""
     found = _groups.cells(rows)
+    last = {(row["model"], row["px"], row["batch"]): row for row in rows}
     lines = []
     for (model, px, batch), groups in found.items():
         total = sum(groups.values())
         shares = (f"{100 * groups[name] / total:.1f}" for name in _groups.COLUMNS)
-        lines.append((model, px, batch, *shares, f"{total:.0f}"))
+        lines.append((model, px, batch, *shares, f"{total:.0f}", commits([last[model, px, batch]])))
     yield (
-        "Percent of the time of a forward pass in a CUDA graph (fused+graph; of a model called folded, folded+graph), "
-        "kernels grouped by name. Under the profiler a pass takes longer than above."
+        "Percent of the time of a forward pass inside a CUDA graph (fused+graph; of a model called folded, "
+        "folded+graph), kernels grouped by name. Under the profiler a pass takes longer than above."
     )
-    yield table(("model", "px", "batch", *_groups.COLUMNS, "sum, µs"), lines)
+    yield table(("model", "px", "batch", *_groups.COLUMNS, "sum, µs", "commit"), lines)
     if not any(model == _bounds.folded(name) for model, *_ in found for name in _bounds.FOLDED_MODELS):
         yield f"Folded models: {NOT_YET}."
     yield where(rows)
+
+
+def predictions(rows: list[Row]) -> Iterator[str]:
+    """What a cost model says before a run."""
+    yield (
+        "Milliseconds of the fused models inside a CUDA graph, from their launches, bytes, FLOPs and waves: "
+        "`benchmarks/predict.py`, which also says how far off it is for models that its constants were not fitted to. "
+        "*Before* and *after* shorter attention, the library's GELU at large batches, and one chain of dependent "
+        f"launches at small ones. None is a measurement. Predicted for commit {', '.join({r['git']: 0 for r in rows})}."
+    )
+    cells = {(r["model"], r["px"], r["batch"], r["provider"], r["form"]): r["ms"] for r in rows}
+    places = [(p, form) for p in (_bounds.FUSED, _bounds.FOLDED) for form in ("before", "after")]
+    lines = [
+        (*case, *(cells.get((*case, *place), "–") for place in places))
+        for case in dict.fromkeys((r["model"], r["px"], r["batch"]) for r in rows) if case[2] in _bounds.SPEEDUPS
+    ]  # fmt: skip
+    yield table(("model", "px", "batch", *(f"{p}, {form}" for p, form in places)), lines)
 
 
 SECTIONS = (
@@ -254,6 +304,7 @@ SECTIONS = (
     ("GPU: kernels", "gpu_kernels.csv", kernels),
     ("GPU: whole models", "gpu_e2e.csv", end_to_end),
     ("GPU: where the time goes", "gpu_breakdown.csv", breakdown),
+    ("GPU: predictions", _bounds.PREDICTIONS, predictions),
     ("Training engine", "engine.csv", engine),
     ("Several tasks in one run", "joint.csv", joint),
 )
@@ -268,7 +319,9 @@ def page(results: Path = RESULTS) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page, or compare it; where it is written, the code that rows name is first put on record."""
+    if "--check" not in sys.argv[1:]:
+        _sources.record(RESULTS)
     return write_or_check(PAGE, page(), "benchmarks/results")
 
 

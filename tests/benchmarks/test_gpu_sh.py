@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _units
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.sh"
+REPO = Path(__file__).resolve().parents[2]
+SCRIPT = REPO / "benchmarks" / "gpu.sh"
 
 STUB = """#!/bin/sh
 name=$(basename "$1" .py); shift
@@ -103,16 +105,60 @@ def test_a_whole_run_in_small(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_whole_of_all_in_small(tmp_path):
+    found = run("all", "--smoke", "--out", tmp_path)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-2000:]
+    names = {"gpu.log", "progress.json", "summary.txt"}
+    names |= {f"smoke_{name}.csv" for name in ("ceilings", "correct", "kernels", "e2e", "train", "bank")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    page = (tmp_path / "summary.txt").read_text().splitlines()
+    assert found.stdout.splitlines()[-len(page) :] == page and len(page) <= 60
+    assert "smoke test: these figures say nothing" in page and page[2].startswith("choices    complete")
+
+
+ABSENT = ("accelerate", "onnx", "onnxruntime", "natsort", "sklearn", "tyro", "tritonclient", "pytriton")
+"""Packages that the machine with the card need not have; timm, Triton and pytest it has."""
+
+
+@pytest.mark.slow
 def test_stages_need_no_command_line_package():
     program = f"""
 import sys
-for name in ("accelerate", "onnx", "onnxruntime", "natsort", "sklearn"):
+for name in {ABSENT}:
     sys.modules[name] = None
 sys.path.insert(0, {str(SCRIPT.parent)!r})
-import breakdown, correct, e2e, roofline, train
+import bank, breakdown, correct, e2e, one_run, roofline, summary, train
 from vtk.fused import fuse
 from vtk.models.context_layers import add_context_broadcast
 correct.benches()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_tests_that_need_a_gpu_need_no_such_package_either():
+    files = [unit.removeprefix(_units.TESTS) for unit in _units.gpu_tests()]
+    program = f"""
+import sys
+for name in ("natsort", "tyro", "tritonclient", "pytriton"):
+    sys.modules[name] = None
+import pytest
+for file in {files}:
+    code = pytest.main(["--collect-only", "-q", "-m", "gpu", "-p", "no:cacheprovider", file])
+    if code:
+        sys.exit(f"{{file}} is not collected: {{code}}")
+"""
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO, env=environment)
+    assert done.returncode == 0, done.stderr[-500:] + done.stdout[-2000:]
+
+
+def test_every_file_with_a_test_that_needs_a_gpu_is_a_unit():
+    units = _units.gpu_tests()
+    for part in ("fused/test_gpu.py", "serving/test_gpu.py", "test_memory_blocks.py", "test_precision.py"):
+        assert any(unit.endswith(part) for unit in units)
+    assert set(_units.ALONE) == {
+        unit[: len(alone)] for alone in _units.ALONE for unit in units if unit.startswith(alone)
+    }

@@ -147,6 +147,25 @@ def test_a_wrong_model_is_not_timed(tmp_path, monkeypatch):
     assert found == {("timm", "True", True), ("fused", "False", False)}
 
 
+@pytest.mark.parametrize("where", ["build", "exact", "provider"])
+def test_a_model_that_raises_leaves_the_other_rows(tmp_path, monkeypatch, capsys, where):
+    real = {name: getattr(e2e.Subject, name) for name in ("__init__", "exact", "provider")}
+    name = "__init__" if where == "build" else where
+    calls = []
+
+    def raises_at_first(self, *args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        return real[name](self, *args)
+
+    monkeypatch.setattr(e2e.Subject, name, raises_at_first)
+    assert e2e.main(["--out", str(tmp_path), "--smoke"]) == 1
+    found = [r["batch"] for r in rows(tmp_path / "smoke_e2e.csv")]
+    assert found == (["2", "2"] if where == "build" else ["1", "2", "2"])
+    assert "RuntimeError: no memory" in capsys.readouterr().out
+
+
 def test_the_plan_of_whole_models_is_the_one_of_the_issue():
     plan = e2e.cells(False, True)
     keys = [tuple(key.values()) for cell in plan for key in cell.keys()]

@@ -1,22 +1,27 @@
-"""Launches that `_offline` compiles: what ViT-S, B and L with one and two branches give the launchers, in bf16."""
+"""Launches that `_offline` compiles: of ViT-S, B and L with one and two branches in bf16, and of measured shapes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, choices
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
+from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
 from vtk_kernels.linear import _linear_launch
 from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
 from vtk_kernels.linear_residual import _linear_residual_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
-from vtk_kernels.patchify import _patchify_launch
+from vtk_kernels.patchify import launch as _patchify_launch
+from vtk_kernels.patchify_counters import _patchify_counters_launch
+from vtk_kernels.quantize_rows import _quantize_rows_launch
 from vtk_kernels.row_stats import pieces_of
-from vtk_kernels.splitk_linear import _splitk_linear_launch
+from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
 """Channels and heads."""
@@ -26,12 +31,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a launcher; the default test compiles the essential ones, the slow one all."""
+    """A call of a launcher; default tests compile the essential ones, `make test-peers` also the measured, slow all."""
 
     label: str
     launcher: Callable[..., object]
     arguments: tuple[Any, ...]
     essential: bool
+    measured: bool = False
 
 
 def cases() -> Iterator[Case]:
@@ -46,6 +52,37 @@ def cases() -> Iterator[Case]:
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+    for dtype in (torch.bfloat16, torch.float16):
+        for label, launcher, *arguments in measured(dtype):
+            yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
+
+
+def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield (label, launcher, arguments…) of every shape in choices.json, whatever was chosen, and of its relatives.
+
+    The relatives are launched at the same shapes: the other forms of fc1, fc1's gradient, fc2 with the residual.
+    """
+    entries = choices.read(Path(choices.__file__).with_name("choices.json"))
+    for op, rows, n, k in sorted({(e["op"], e["rows"], e["n"], e["k"]) for e in entries}):
+        at = f"{rows}×{n}×{k}"
+        x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
+        if op == "packed_attention":
+            yield f"packed_attention {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
+        elif op == "linear_gelu":
+            q = empty(rows, n, dtype=torch.uint8)
+            yield f"linear_gelu {at}", _linear_gelu_launch, x, w, b
+            yield f"linear_gelu stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
+            yield f"linear_gelu q {at}", _linear_gelu_launch, x, w, b, True
+            yield f"linear_gelu_backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op == "splitk_linear":
+            yield f"splitk_linear {at}", _splitk_linear_launch, x, w, default_splits(rows, n, k)
+            yield f"linear_residual {at}", _linear_residual_launch, x, w, b, empty(rows, n, dtype=dtype)
+        elif op == "ln_folded":
+            h, b1, w1 = (empty(*shape, dtype=dtype) for shape in ((rows, n), (k,), (k, n)))
+            yield f"linear_residual folded {at}", _linear_residual_launch, x, w, b, h
+            yield f"linear_gelu folded {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+        else:
+            raise NotImplementedError(f"choices.json has {op}: say how it is launched")
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -72,9 +109,13 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "norm_backward", False, norm_backward_launch, x, x, rstd
     yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
     yield "add_norm", True, _add_norm_launch, x, x, EPS
-    yield "add_norm partials", False, _add_norm_launch, one, None, EPS, partials, vector
+    yield "add_norm partials", True, _add_norm_launch, one, None, EPS, partials, vector
     yield "add_norm table", False, _add_norm_launch, one, x, EPS
     yield "add_norm table partials", False, _add_norm_launch, one, None, EPS, fp32(4, 8, 197, c), vector
+    yield "add_norm_e4m3", True, _add_norm_e4m3_launch, x, x, EPS
+    yield "quantize_rows", False, _quantize_rows_launch, x
+    yield "quantize_rows GELU", True, _quantize_rows_launch, empty(8, 197, 4 * c), True
+    yield "quantize_rows GELU ×2", False, _quantize_rows_launch, empty(8, 197, 8 * c), True
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
@@ -85,6 +126,7 @@ def stems() -> Iterator[tuple[Any, ...]]:
     """Yield images cut into patches, which no width of a model changes: of one grid, padded, in another order."""
     images = empty(8, 3, 224, 224)
     yield "patchify 16", True, _patchify_launch, images, (16, 16), 1, 768
+    yield "patchify counters", True, _patchify_counters_launch, images, (16, 16), 1, 768, 600
     yield "patchify 14", False, _patchify_launch, images, (14, 14), 5, 592
     yield "patchify 16 384px", False, _patchify_launch, empty(8, 3, 384, 384), (16, 16), 1, 768
     nhwc = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
@@ -137,6 +179,17 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     for batch, g in ((1, one), (8, eight)):
         q = empty(batch, 197, hidden, dtype=torch.uint8)
         yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q
+    counters = empty(counters_needed(8 * 197, c), dtype=torch.int32)
+    for batch in (1, 2, 4, 8):  # as many slices as a model takes; one again where tiles fill the card
+        for name, k in (("out", c * branches), ("fc2", hidden)):
+            splits = default_splits(197 * batch, c, k)
+            if splits > 1:
+                operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
+                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
+    uneven = empty(1, 197, 1000), empty(c, 1000), empty(c), one, 2, counters
+    yield f"slices K=1000 {p}", False, _linear_residual_launch, *uneven
+    pooled_slices = empty(8, 1, hidden), w2, empty(c), pooled[:, None], 4, counters
+    yield f"slices pooled {p}", False, _linear_residual_launch, *pooled_slices
     yield f"splitk_linear {p}", True, _splitk_linear_launch, empty(1, 197, hidden), w2, 4
     yield f"splitk_linear pooled {p}", False, _splitk_linear_launch, empty(1, 1, hidden), w2, 4
 

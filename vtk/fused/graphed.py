@@ -10,6 +10,7 @@ from vtk.errors import UsageError
 from vtk.fused.graphs import GraphCache
 from vtk.fused.model_graph import ModelGraph
 from vtk.fused.prepacked import forget
+from vtk.fused.tuned import load_for
 
 
 class Graphed(nn.Module):
@@ -60,16 +61,20 @@ class Graphed(nn.Module):
         """Channels of an image."""
         raise NotImplementedError
 
-    def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
+    def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None, *, tune: bool = False) -> None:
         """Record a CUDA graph for each of these batch sizes, also above 256, unless there is one already; it stays.
 
         Args:
             batch_sizes: images per call.
             size: height and width in pixels, by default the model's own.
+            tune: measure first which implementations are the quickest here, for at most a minute in all, and say what
+                that gained; what was measured is kept for this card and these versions (`vtk.fused.tuned`).
 
         Raises:
-            UsageError: the model is not on a CUDA device.
+            UsageError: the model is not on a CUDA device; or to be tuned and not in fp16 or bf16.
         """
+        if tune:
+            self._tune(batch_sizes, size)
         for batch in batch_sizes:
             images = self._blank(batch, size)
             if not self._graph_cache.has(images.shape):
@@ -106,11 +111,17 @@ class Graphed(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self._graph_cache.clear()  # graphs read the weights at their old addresses
         forget(self)
-        return super()._apply(fn, recurse)
+        moved = super()._apply(fn, recurse)
+        load_for(self.device)
+        return moved
 
     def _replay(self, images: Tensor, *, must: bool = False) -> Tensor:
         like, form = self._weight(), self.ln_folded
         return self._graph_cache.run(self.compute, images, form=form, like=like, module=self, must=must)
+
+    def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
+        """Tune the choices of these batch sizes."""
+        raise NotImplementedError
 
     def _weight(self) -> Tensor:
         """Return a tensor of the type and on the device of the images."""

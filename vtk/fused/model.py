@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.errors import UsageError
 from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
@@ -16,11 +17,15 @@ from vtk.fused.graphed import Graphed
 from vtk.fused.norms import NormSpec, normalize
 from vtk.fused.prepacked import observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
-from vtk.fused.stages import Plan, Stage, context_mean
+from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
+from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.choices import choose, device_name
 from vtk_kernels.context_broadcast import context_broadcast
+from vtk_kernels.linear_residual import linear_residual
+from vtk_kernels.norm import norm as kernel_norm
 from vtk_kernels.splitk_linear import default_splits, splitk_linear
 
 
@@ -48,6 +53,8 @@ class FusedViT(Graphed):
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.pruned = pruned
+        ends = [m for stage in stages for m in stage.modules() if isinstance(m, AttentionStage | MlpStage)]
+        self._ends = sorted({(m.w_out.shape[0], m.w_out.shape[1]) for m in ends})
         self.cache_bytes = last_level_cache()
         self._source: OrderedDict[str, Tensor] | None = None
         self.eval()
@@ -62,9 +69,11 @@ class FusedViT(Graphed):
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
             plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
-        x, h = self.embed(images, stages[0].norm, plan)
-        if plan.ln_folded is None:
-            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan))
+        own = plan.ln_folded is None
+        needed = self._counters_needed(images, plan) if own else 0
+        x, h, counters = self.embed(images, stages[0].norm, plan, needed)
+        if own:
+            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan), counters)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -72,7 +81,7 @@ class FusedViT(Graphed):
                 x = x[:, :queries]
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
-                x, h = _close_raw(stage, x, pairs, reader.norm)
+                x, h = _close_raw(stage, x, pairs, reader.norm, plan)
             else:
                 x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
         return self.head(h, plan.kernels)
@@ -116,6 +125,14 @@ class FusedViT(Graphed):
         super().train(False)
         return self
 
+    def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
+        from vtk.fused.tuning_card import tune_model
+
+        for found in tune_model(self, batch_sizes, size):
+            console.say(str(found))
+            if found.stopped:
+                raise KeyboardInterrupt
+
     def _weight(self) -> Tensor:
         bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
         return bias
@@ -142,6 +159,21 @@ class FusedViT(Graphed):
             return False
         rows, hidden = x.shape[0] * x.shape[1], max(stage.hidden() for stage in stages)
         return choose("ln_folded", rows, x.shape[2], hidden, x.dtype, plan.device_name) == "folded"
+
+    def _counters_needed(self, images: Tensor, plan: Plan) -> int:
+        """How many counters the embedding should zero for products that finish themselves, 0 where none does.
+
+        There they are free. A stem that is no product of patches would start a kernel for them, and goes without.
+        """
+        table = self.embed.table
+        if table is None or plan.device_name is None or images.ndim != 4:
+            return 0
+        rows, name = images.shape[0] * table.shape[1], plan.device_name
+        for channels, length in self._ends if rows <= FEW_ROWS else ():
+            for op in ("linear_residual", "splitk_linear"):
+                if choose(op, rows, channels, length, table.dtype, name) == "finish":
+                    return counters_needed(rows, channels)
+        return 0
 
     def _pairs(self, stage: Stage, h: Reading, queries: int | None, plan: Plan) -> Iterable[Pair]:
         """Return a stage's activations and their matrices."""
@@ -171,29 +203,44 @@ def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None
     return x, (x if norm is None else normalize(x, norm, plan.kernels))
 
 
-def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec) -> tuple[Tensor, RawTokens]:
+def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec, plan: Plan) -> tuple[Tensor, RawTokens]:
     """Return x + the stage's output, and the same with its rows' statistics for a stage that reads raw tokens."""
     if stage.end:
         m = accumulate(None, stage.bias, pairs)
         x, row_stats = context_broadcast(x, m, stage.end_scale, stats=True)
     else:
-        x, row_stats = close_with_stats(x, stage.bias, list(pairs))
+        last = list(pairs)
+        splits = _slices(*last[-1], plan)
+        x, row_stats = close_with_stats(x, stage.bias, last, splits, plan.counters if splits > 1 else None)
     return x, RawTokens(x, row_stats, norm.eps)
 
 
 def close_with_norm(x: Tensor, bias: Tensor, pairs: list[Pair], eps: float, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm, by `add_norm`.
+    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm.
 
-    A single product too small to fill the card is cut along its length, and `add_norm` sums the slices, where a
-    measurement found that quicker.
+    A single product too small to fill the card is cut along its length where a choice says so: `add_norm` sums the
+    slices, or the product itself does and `norm` follows. Each is two kernels, like cuBLAS and `add_norm`.
     """
     if len(pairs) == 1:
         activation, matrix = pairs[0]
         rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
-        if choose("splitk_linear", rows, features, length, x.dtype, plan.device_name) == "triton":
-            partials = splitk_linear(activation, matrix, default_splits(rows, features, length))
-            return add_norm(x, None, eps, partials=partials, bias=bias)[:2]
+        choice = choose("splitk_linear", rows, features, length, x.dtype, plan.device_name)
+        splits = default_splits(rows, features, length)
+        if choice == "finish" and splits > 1 and plan.counters is not None:
+            y, _ = linear_residual(activation, matrix, bias, x, splits, plan.counters)
+            return y, kernel_norm(y, eps)[0]
+        if choice != "aten":
+            return add_norm(x, None, eps, partials=splitk_linear(activation, matrix, splits), bias=bias)[:2]
     return add_norm(x, accumulate(None, bias, pairs), eps)[:2]
+
+
+def _slices(activation: Tensor, matrix: Tensor, plan: Plan) -> int:
+    """Return into how many slices `linear_residual` cuts a product, 1 for none."""
+    if plan.counters is None:
+        return 1
+    rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
+    choice = choose("linear_residual", rows, features, length, matrix.dtype, plan.device_name)
+    return default_splits(rows, features, length) if choice == "finish" else 1
 
 
 def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.errors import UnavailableError
-from vtk.fused import FusedViT, fuse
+from vtk.errors import UnavailableError, UsageError
+from vtk.fused import Fp8ViT, FusedViT, fuse
 from vtk.fused.stages import check_choices
+from vtk.runtime.fp8 import calibrate
+from vtk.runtime.given import Given
 from vtk.runtime.torch_backend import EagerBackend
 
 
@@ -21,11 +23,14 @@ class FusedBackend(EagerBackend):
     """
 
     name = "fused"
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("given",)
     graphs = True
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(self._build(model, device, dtype), device, dtype)
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: Given | None) -> None:
+        self.arithmetic = "fp8" if fp8 else ""
+        self.simulated = bool(fp8) and device.type == "cpu"
+        built = self._in_fp8(model, device, **fp8) if fp8 else self._build(model, dtype)
+        super().__init__(built, device, dtype)
         self.graphed = self.graphs and device.type == "cuda"
         if self.graphed:
             self.reset = self._drop  # of no use where nothing is captured
@@ -35,7 +40,8 @@ class FusedBackend(EagerBackend):
     def provider(self) -> str:
         """``torch cpu``, or ``triton cuda (NAME), graph`` where kernels run and are captured."""
         kernels = self.device.type == "cuda" and self.dtype != torch.float32
-        return f"{'triton' if kernels else 'torch'} {self._where()}{', graph' if self.graphed else ''}"
+        what = ", fp8 simulated" if self.simulated else ", fp8" if self.arithmetic else ""
+        return f"{'triton' if kernels else 'torch'} {self._where()}{what}{', graph' if self.graphed else ''}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
@@ -45,7 +51,14 @@ class FusedBackend(EagerBackend):
         with torch.inference_mode():
             return {"logits": self._forward(images.to(self.device) if images.is_cuda else images)}
 
-    def _build(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> FusedViT:
+    def _in_fp8(self, model: nn.Module, device: torch.device, given: Given | None) -> Fp8ViT:
+        if given is None:
+            raise UsageError("fp8 is calibrated on training images and judged on held-out ones; give --data FOLDER")
+        fp8 = calibrate(model, device, given)
+        fp8.graphs = self.graphs
+        return fp8
+
+    def _build(self, model: nn.Module, dtype: torch.dtype) -> FusedViT:
         check_choices()
         # folded before it is moved and rounded: once, from the weights as they are stored
         return fuse(model, dtype, keep_source=False, graphs=self.graphs)
@@ -69,10 +82,10 @@ class GraphBackend(FusedBackend):
         if not torch.cuda.is_available():
             raise UnavailableError("`fused+graph` replays CUDA graphs and torch sees no CUDA device here; use fused")
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: Given | None) -> None:
         if device.type != "cuda":
             raise UnavailableError(f"`fused+graph` replays CUDA graphs; on {device} use fused")
-        super().__init__(model, device, dtype)
+        super().__init__(model, device, dtype, **fp8)
 
     def _forward(self, images: Tensor) -> Tensor:
         model = self._model()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
+from vtk.fused.tuned import load_for
 from vtk.models.base import Base
 from vtk.serving.calls import Place, run
 from vtk.serving.entry import Entry, make_entry
@@ -84,6 +85,7 @@ class TaskBank:
                 f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
             )
         check_choices()
+        load_for(self.device)
         self.fused = fused
         self._folds = (half or not cuda) if fused is None else fused
         self._graphs = BucketGraphs() if half and self.kernels and self._folds and graphs is not False else None
