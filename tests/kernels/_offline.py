@@ -103,19 +103,19 @@ def record(case: Case, capability: int) -> list[Call]:
     modules = [
         importlib.import_module(f"vtk_kernels.{info.name}") for info in pkgutil.iter_modules(vtk_kernels.__path__)
     ]
-    asking = [module for module in modules if hasattr(module, "is_hopper")]
-    real = _device.is_hopper
+    answers = {"is_hopper": lambda _: capability >= 90, "capability": lambda _: capability // 10}
+    asking = [(module, name, getattr(_device, name)) for module in modules for name in answers if hasattr(module, name)]
     try:
-        for module in asking:
-            module.is_hopper = lambda _: capability >= 90  # type: ignore[attr-defined]
+        for module, name, _ in asking:
+            setattr(module, name, answers[name])
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, _Recorder(kernel, calls))
         case.launcher(*case.arguments)
     finally:
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, kernel)
-        for module in asking:
-            module.is_hopper = real  # type: ignore[attr-defined]
+        for module, name, real in asking:
+            setattr(module, name, real)
     return [Call(case.label if i == 0 else f"{case.label} #{i + 1}", *call) for i, call in enumerate(calls)]
 
 
