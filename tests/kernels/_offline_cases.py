@@ -251,3 +251,30 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     )  # fmt: skip
     for d, count in ((20, heads), (72, 3), (80, heads), (128, heads)):  # 20 and rows of 9 · 72 are not aligned
         yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * count), count
+    for n in (50, 197, 257, 288):
+        x, scale = empty(8, n, width), fp32(8, n)
+        yield f"short_attention {n} {h}", n == 197, short_attention, x, heads
+        yield f"short_attention folded {n} {h}", n == 197, short_attention, x, heads, None, 1.0, scale, bias
+    yield f"short_attention pooled {h}", False, short_attention, x, heads, 1, 1.0, scale, bias
+    for n, d in ((224, 64), (240, 64), (208, 48), (256, 32)):
+        x = empty(8, n, 3 * d * heads)
+        yield f"short_attention {n} D={d} {h}", False, short_attention, x, heads
+        yield (
+            f"short_attention folded {n} D={d} {h}", False,
+            short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
+        )  # fmt: skip
+
+
+def short_attention(
+    qkv: Tensor,
+    heads: int,
+    queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """Launch what `packed_attention` does where "short" is chosen."""
+    if _short_attention.fits(qkv, heads, scale, row_scale is not None):
+        _short_attention.short_attention(qkv, heads, queries, scale, row_scale, bias)
+    else:
+        _attention_kernel.launch(qkv, heads, None, queries, scale, row_scale, bias)
