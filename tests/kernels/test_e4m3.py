@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,6 +122,15 @@ def test_kernel_and_reference_give_the_same_bytes(dtype: torch.dtype) -> None:
     assert torch.equal(y, y_ref)
     assert_close(scale, scale_ref, 1e-6)  # sums of a row in another order
     assert (codes.view(torch.uint8) != codes_ref.view(torch.uint8)).double().mean() <= 1e-3
+
+
+def test_quotients_are_rounded_once() -> None:
+    x = torch.randn(20_000, 4)
+    codes, scale = quantize_rows(x)
+    largest = x.abs().amax(1).numpy()  # numpy divides as IEEE 754 says
+    factor = torch.from_numpy(np.float32(448) / largest)
+    assert torch.equal(scale, torch.from_numpy(largest / np.float32(448)))
+    assert torch.equal(codes.view(torch.uint8), nearest(x * factor[:, None]))
 
 
 @pytest.mark.parametrize("way", ["reference", pytest.param("kernel", marks=needs_kernel)])
