@@ -80,7 +80,7 @@ def test_the_product_is_torchs_own_on_a_cpu() -> None:
         (None, {"block_fn": ParallelScalingBlock}, {}),
         (None, {"norm_layer": partial(nn.RMSNorm, eps=1e-6), "act_layer": nn.SiLU}, {}),
         (2, {}, {"placement": "end", "on": "both"}),
-        (None, {}, {"placement": "mid", "on": "mlp", "scale": True}),
+        (None, {}, {"placement": "mid", "on": "mlp"}),
         (None, {}, {"placement": "front", "on": "both"}),
     ],
     ids=["plain", "branches", "scaling", "rms", "end", "mid", "front"],
