@@ -82,7 +82,7 @@ class Fp8ViT(FusedViT):
     def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
         raise UsageError("an fp8 model has one form and nothing to tune; leave out `tune`")
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
+    def _apply(self, fn: Any, recurse: bool = True) -> "Fp8ViT":
         if (asked := fn(torch.empty(0, dtype=torch.bfloat16)).dtype) != torch.bfloat16:
             raise UsageError(
                 f"an fp8 model keeps the rest of it in bf16, and was to become {asked}; fuse the model anew"
