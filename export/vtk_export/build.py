@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk.runtime.facts import Facts
 from vtk.runtime.given import Given
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
@@ -198,5 +198,12 @@ class _Calibration:
                 yield images
 
     def tell(self) -> None:
-        """Say how many there were."""
+        """Say how many there were.
+
+        Raises:
+            DataError: too few for one batch of the file.
+        """
+        if not self.used:
+            raise DataError(f"calibration needs a batch of {self.batch} images, which --static-batch says, and there "
+                            f"are only {len(self.images.paths)} {self.images.what}; give more")  # fmt: skip
         console.say(f"calibrated on {self.used} {self.images.what}")

@@ -151,6 +151,15 @@ def test_a_file_whose_answers_change_is_not_kept(
     assert not (tmp_path / "out" / "model.onnx").exists()
 
 
+def test_fewer_images_than_a_batch_calibrate_nothing(
+    made: Any, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "convert", lambda *args, **kwargs: copy.deepcopy(CONVERTED[0]))
+    argv = ("export", "onnx", calm.path, "--out", tmp_path / "out", "--dtype", "fp8", "--data", calm.photos)
+    code, _, said = _run(*argv, "--static-batch", 4)
+    assert code == 3 and "needs a batch of 4 images, which --static-batch says, and there are only 3" in said
+
+
 def graph() -> onnx.ModelProto:
     """Return tokens (batch, 4, 8) times two weights, one of them of a channel of zeros and a tiny one."""
     w = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
