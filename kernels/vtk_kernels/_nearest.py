@@ -25,6 +25,7 @@ OTHER = 2.0
 """What was measured in the other half type, with other versions or on a related card counts as further away by this."""
 
 _EPSILON = 1e-9
+_ATTENTION = ("packed_attention", "kept_attention")
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Candidate:
 
 def quantities(op: str, rows: int, n: int, k: int) -> tuple[int, int]:
     """Return the two quantities of a shape."""
-    return (rows * k, n) if op == "packed_attention" else (rows * n, k)
+    return (rows * k, n) if op in _ATTENTION else (rows * n, k)
 
 
 def candidate(

@@ -40,6 +40,7 @@ __all__ = [
 
 DEFAULT = {
     "grouped_linear": "triton",
+    "kept_attention": "flash",
     "linear_gelu": "triton",
     "linear_residual": "whole",
     "ln_folded": "separate",
@@ -60,6 +61,7 @@ as many bytes as before, and normalised tokens are not written.
 
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
+    "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten"),
     "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
@@ -129,7 +131,8 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
 
     Args:
         op: key of `DEFAULT`.
-        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head).
+        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head) and of
+            kept_attention (the same, forward and backward together, where a run trains attention).
         n: F, output features; N, tokens of an image; C, channels of a block.
         k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.

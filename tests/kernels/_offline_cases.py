@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, choices
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
@@ -71,7 +71,9 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         at = f"{rows}×{n}×{k}"
         x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
         if op == "packed_attention":
-            yield f"{op} {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
+            qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
+            yield f"{op} {at}", _attention_kernel.launch, qkv, k
+            yield f"{op} short {at}", _short, qkv, k
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
             yield f"{op} {at}", _linear_gelu_launch, x, w, b
@@ -95,6 +97,12 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
         else:
             raise NotImplementedError(f"choices.json has {op}: say how it is launched")
+
+
+def _short(qkv: Tensor, heads: int) -> None:
+    """Launch attention over few keys where it fits."""
+    if _short_attention.fits(qkv, heads, 1.0, False):
+        _short_attention.short_attention(qkv, heads)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -243,3 +251,30 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     )  # fmt: skip
     for d, count in ((20, heads), (72, 3), (80, heads), (128, heads)):  # 20 and rows of 9 · 72 are not aligned
         yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * count), count
+    for n in (50, 197, 257, 288):
+        x, scale = empty(8, n, width), fp32(8, n)
+        yield f"short_attention {n} {h}", n == 197, short_attention, x, heads
+        yield f"short_attention folded {n} {h}", n == 197, short_attention, x, heads, None, 1.0, scale, bias
+    yield f"short_attention pooled {h}", False, short_attention, x, heads, 1, 1.0, scale, bias
+    for n, d in ((224, 64), (240, 64), (208, 48), (256, 32)):
+        x = empty(8, n, 3 * d * heads)
+        yield f"short_attention {n} D={d} {h}", False, short_attention, x, heads
+        yield (
+            f"short_attention folded {n} D={d} {h}", False,
+            short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
+        )  # fmt: skip
+
+
+def short_attention(
+    qkv: Tensor,
+    heads: int,
+    queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """Launch what `packed_attention` does where "short" is chosen."""
+    if _short_attention.fits(qkv, heads, scale, row_scale is not None):
+        _short_attention.short_attention(qkv, heads, queries, scale, row_scale, bias)
+    else:
+        _attention_kernel.launch(qkv, heads, None, queries, scale, row_scale, bias)

@@ -79,7 +79,7 @@ def test_a_chain_is_the_default_at_few_rows_on_hopper(table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "linear_residual": "whole", "ln_folded": "separate",
+        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate",
     }  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
 
 
 def test_an_operation_without_a_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, linear_gelu"):
+    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, kept"):
         choose("norm", 1, 1, 1, torch.bfloat16, None)
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.fused.graphs import GraphCache, capturing
+from vtk.fused.graphs import GraphCache
 from vtk.fused.model_graph import ModelGraph
 from vtk.fused.prepacked import forget
+from vtk.fused.recording import capturing
 from vtk.fused.tuned import load_for
 
 

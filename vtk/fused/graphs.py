@@ -15,14 +15,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from vtk.errors import UnavailableError, VtkError
 from vtk.fused.addresses import Addresses
 from vtk.fused.admission import admitted, modes
 from vtk.fused.patience import Patience
-from vtk.fused.recording import Recorder, no_collection
+from vtk.fused.recording import Recorder, first_error, no_collection
 from vtk.fused.ring import PinnedRing
 
-__all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "capturing", "no_collection"]
+__all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "no_collection"]
 
 ON_DEMAND = 256
 """Largest batch captured without being asked.
@@ -212,7 +211,7 @@ class GraphCache(Recorder):
         try:
             return make()
         except Exception as error:
-            reason = _first(error, outside)
+            reason = first_error(error, outside)
         full = isinstance(reason, torch.OutOfMemoryError)
         if full:  # the call needs the memory more
             self.expire()
@@ -274,30 +273,5 @@ class GraphCache(Recorder):
                 entry.static_in.record_stream(stream)
 
 
-@contextlib.contextmanager
-def capturing(what: str) -> Iterator[None]:
-    """Say in one line of a capture that was asked for why it cannot be.
-
-    Raises:
-        UnavailableError: an operation cannot be captured.
-    """
-    outside = sys.exception()
-    try:
-        yield
-    except RuntimeError as error:
-        reason = _first(error, outside)
-        if isinstance(reason, (VtkError, torch.OutOfMemoryError)):
-            raise reason from None
-        text = " ".join(str(reason).split())[:200]
-        raise UnavailableError(f"{what} cannot be captured: {text}; run it with `graphs` off") from error
-
-
 def _plain(function: Function, images: Tensor, like: Tensor) -> Tensor:
     return function(images if images.device == like.device else images.to(like.device, like.dtype))
-
-
-def _first(error: BaseException, outside: BaseException | None) -> BaseException:
-    """Return what came first: a capture that something breaks ends with an error of its own."""
-    while error.__context__ is not None and error.__context__ is not outside:
-        error = error.__context__
-    return error

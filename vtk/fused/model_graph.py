@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.fused.graphs import GraphCache, capturing
+from vtk.fused.graphs import GraphCache
+from vtk.fused.recording import capturing
 
 
 class ModelGraph:

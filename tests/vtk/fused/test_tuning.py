@@ -131,8 +131,9 @@ def test_time_that_runs_out_keeps_what_was_decided(fused: FusedViT) -> None:
     assert ", cut after" in str(found)
     rest = run(CpuSubject(fused, 3))
     assert rest.measured > 0 and not rest.cut and rest.measured + found.measured == rest.asked
-    nothing = run(CpuSubject(fused, 5), seconds=0.0)
-    assert nothing.cut and nothing.measured == 0
+    late = CpuSubject(fused, 5)
+    nothing = run(late, seconds=0.0)
+    assert nothing.cut and nothing.measured == 0 and late.made == 1  # no alternative is begun
 
 
 @pytest.mark.parametrize("at", [1, 8, 30, 60])

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.vtk.training.test_memory_gradients import build, gradients, worst
 from vtk.training.config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
+from vtk.training.frozen_ffn.estimate import footprints
 from vtk.training.frozen_ffn.fold import folded
 from vtk.training.frozen_ffn.norm import add_normalise
 from vtk.training.precision import Bf16
@@ -38,7 +39,7 @@ def test_addition_and_norm_and_their_gradient(tiny):
         found = add_normalise(*ours, 1e-6)
         back = torch.autograd.grad(found, ours, [gy.to(dtype), gh.to(dtype)])
         for a, b in zip((*found, *back), (y, h, *expected), strict=True):
-            assert a.dtype == dtype and float((a.detach().double() - b.detach()).norm() / b.norm()) <= limit
+            assert a.dtype == dtype and float((a.detach().double() - b.detach()).norm() / b.detach().norm()) <= limit
         only = torch.autograd.grad(add_normalise(*ours, 1e-6)[1], ours[0], gh.to(dtype))[0]
         alone = torch.autograd.grad(F.layer_norm(theirs[0] + theirs[1], (32,), eps=1e-6), theirs[0], gh)[0]
         assert float((only.double() - alone).norm() / alone.norm()) <= limit
@@ -102,6 +103,13 @@ def test_what_is_folded_is_rounded_once_and_is_no_tensor_of_the_model(tiny):
         assert torch.allclose(found.double(), wanted, rtol=2**-8, atol=1e-4)
     saved = precision.master_state_dict(model)
     assert saved.keys() == before.keys() and all(torch.equal(saved[n], t) for n, t in before.items())
+
+
+def test_what_is_folded_counts_as_memory_that_does_not_depend_on_the_batch(tiny):
+    model = build(tiny).float()
+    found = {f.mode: f for f in footprints(model, (3, 48, 48), "bf16", modes=("plain", "minimal"))}
+    layers = 2 * 2 * 128 * 32  # of two blocks, in two bytes
+    assert all(layers <= f.constant for f in found.values())
 
 
 def test_a_hook_or_an_addition_between_blocks_is_seen(tiny):

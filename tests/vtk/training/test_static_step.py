@@ -1,5 +1,6 @@
 """The step that waits for nothing: the plain loop's numbers, and no look at the device inside it."""
 
+import contextlib
 import copy
 import gc
 
@@ -20,6 +21,7 @@ from vtk.training.objective import Batch, Classification
 from vtk.training.parallel import Ranks
 from vtk.training.precision import Bf16, Fp32
 from vtk.training.static_step import make, rules
+from vtk.training.static_step.graph import CudaRecorder
 from vtk.training.static_step.step import StaticStep
 
 KWARGS = ("depth=1", "embed_dim=16", "num_heads=2")
@@ -267,11 +269,55 @@ def test_a_graph_that_cannot_be_captured_is_one_line(tiny, static, monkeypatch, 
     close(ours.state_dict(), plain.state_dict())
 
 
+def test_the_calls_of_cuda(monkeypatch):
+    """Without a GPU: steps and capture are on one stream, memory is counted first, and other threads may go on."""
+    calls = []
+
+    class Stream:
+        def __init__(self, device=None):
+            self.device = device
+
+        def wait_stream(self, other):
+            calls.append(("wait", self is own, other is own))
+
+    class Graph:
+        def replay(self):
+            calls.append("replay")
+
+    @contextlib.contextmanager
+    def inside(what, **kwargs):
+        calls.append((type(what).__name__, kwargs))
+        yield
+
+    own, device = Stream(), torch.device("cuda", 0)
+    free = [100]
+    for name, value in {
+        "Stream": Stream, "CUDAGraph": Graph, "graph": inside, "stream": inside, "device": inside,
+        "current_stream": lambda device: own, "synchronize": lambda device: calls.append("synchronize"),
+        "empty_cache": lambda: calls.append("empty_cache"), "max_memory_allocated": lambda device: 90,
+        "memory_allocated": lambda device: 30, "mem_get_info": lambda device: (free[0], 200),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    recorder = CudaRecorder(device)
+    recorder.warm(lambda: calls.append("run"))
+    assert calls == [("wait", False, True), ("Stream", {}), "run", ("wait", True, False)]
+    calls.clear()
+    replay = recorder.record(lambda: calls.append("run"), 0.5)  # 60 stay taken, 30 more are wanted beside them
+    assert calls[:2] == ["synchronize", "empty_cache"] and calls[-1] == "run"
+    assert calls[3] == ("Graph", {"stream": recorder.stream, "capture_error_mode": "thread_local"})
+    replay()
+    assert calls[-1] == "replay"
+    free[0] = 89
+    with pytest.raises(MemoryError, match="60 B would stay taken, 89 B are free; give a smaller --batch-size"):
+        recorder.record(lambda: None, 0.5)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"grad_checkpointing": True}, "--grad-checkpointing"),
         ({"optimizer": "lamb"}, "--optimizer lamb counts its steps"),
+        ({"optimizer": "momentum", "opt_kwargs": ("dampening=0.5",)}, "--opt-kwargs dampening"),
         ({"passes": 2}, "--sam and --adversarial"),
         ({"precision": "fp16"}, "--precision fp16"),
         ({"world": 2}, "2 processes"),

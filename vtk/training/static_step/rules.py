@@ -24,6 +24,8 @@ class GraphConfig(Protocol):
     @property
     def optimizer(self) -> str: ...  # noqa: D102
     @property
+    def opt_kwargs(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
     def grad_checkpointing(self) -> bool: ...  # noqa: D102
 
 
@@ -56,6 +58,8 @@ def reason_against(
         return "--precision fp16 adapts the loss's factor on the host"
     if get_optimizer_info(config.optimizer).opt_class not in OPTIMIZERS:
         return f"--optimizer {config.optimizer} counts its steps on the host; adam, adamw and sgd do not"
+    if any(word.partition("=")[0].strip() == "dampening" for word in config.opt_kwargs):
+        return "--opt-kwargs dampening makes the first step another than the rest"
     if objective is not None and not getattr(objective, "static", False):
         return f"{type(objective).__name__} may look at numbers on the host"
     return None
