@@ -127,7 +127,8 @@ class _Starts:
 
 
 @pytest.mark.parametrize("rows,k,c,enough,cards,starts", [
-    (66, 72, 136, 128, 132, True), (66, 72, 136, 128, 1, False), (130, 64, 72, 8, 132, True), (300, 72, 200, 1, 132, False),
+    (66, 72, 136, 128, 132, True), (66, 72, 136, 128, 1, False), (130, 64, 72, 8, 132, True),
+    (300, 72, 200, 1, 132, False),
 ])  # fmt: skip
 def test_sums_start_from_the_residual_where_a_program_has_one_tile(
     rows: int, k: int, c: int, enough: int, cards: int, starts: bool, monkeypatch: pytest.MonkeyPatch
