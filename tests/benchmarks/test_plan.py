@@ -124,7 +124,7 @@ def test_ways_to_call_an_operation_that_nobody_may_choose_are_not_measured(kerne
     rows = [(bench.op, provider) for bench, _, provider in kernels_stage.cells(benches, False)]
     split = {provider for op, provider in rows if op == "splitk_linear"}
     assert split == {"eager", "compile", *benches["splitk_linear"].answers}
-    assert {provider for op, provider in rows if op == "linear_residual"} == {"eager", "aten", "vtk", "compile"}
+    assert {provider for op, provider in rows if op == "linear_residual"} == {"eager", "finish", "vtk", "compile"}
 
 
 def test_batch_1_of_every_model_fits_into_its_share():
