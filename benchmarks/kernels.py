@@ -31,7 +31,7 @@ LIMIT = 40.0
 """Seconds, beside three times what is expected, after which a row is taken to hang; the first of an operation may make
 its comparisons."""
 
-LIBRARY = ("aten", "cudnn", "flash", "grouped_mm", "sdpa")
+LIBRARY = ("aten", "sdpa", "grouped_mm", "cublaslt", "flash", "cudnn")
 """Choices that compile nothing."""
 
 

@@ -12,7 +12,8 @@ many kernels a call starts on CUDA. Importing this package asks nothing of Trito
     grouped_linear               a linear layer per group of rows
     splitk_linear                a product in slices, for few rows
     quantize_rows, add_norm_e4m3 rows in eight bits with a scale each, also behind GELU; residual, norm and that
-    patchify                     images as rows of patches: a patch embedding is one product behind it
+    patchify                     images as rows of patches: a patch embedding is one product behind it;
+                                 `patchify_counters` also zeroes counters for products that finish themselves
 """
 
 import importlib

@@ -68,7 +68,7 @@ def chained(x: Tensor, programs: int) -> dict[str, Any]:
 def follow(PDL: tl.constexpr):
     """Wait until the kernel before has written its results, then let the next one be set up.
 
-    Every kernel that is launched with ``launch_pdl`` calls this before it reads or writes memory; `fetch` alone is earlier.
+    Every kernel launched with ``launch_pdl`` calls this before it reads or writes memory; `fetch` alone is earlier.
     """
     if PDL:
         gdc_wait()

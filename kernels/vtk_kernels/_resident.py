@@ -26,6 +26,7 @@ class Resident(NamedTuple):
 
 
 RESIDENT = {
+    "_add_norm_e4m3_kernel": Resident(4, 4),
     "_add_norm_kernel": Resident(4, 4),
     "_context_broadcast_kernel": Resident(4, 4),
     "_grouped_linear_backward_kernel": Resident(2, 4),
@@ -36,8 +37,9 @@ RESIDENT = {
     "_norm_kernel": Resident(4, 4),
     "_packed_attention_kernel": Resident(2, 2),
     "_patchify_kernel": Resident(8, 8),
+    "_quantize_rows_kernel": Resident(2, 4),
+    "_residual_kernel": Resident(1, 2),
     "_short_attention_kernel": Resident(2, 2),
-    "_residual_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
 }
 """Name of a kernel to the number; every kernel has one. A launch of fewer programs needs no more than it has."""

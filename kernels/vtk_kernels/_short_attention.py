@@ -159,7 +159,7 @@ def fits(qkv: Tensor, num_heads: int, scale: float, folded: bool) -> bool:
         folded: there is a row scale.
     """
     keys, head_dim = qkv.shape[1], qkv.shape[2] // (3 * num_heads)
-    generation = min(capability(qkv), max(_MOST)) if qkv.is_cuda else 9
+    generation = min(capability(qkv) or 9, max(_MOST))  # the interpreter has no registers to spill
     most = _MOST.get(generation, (0, 0))[folded]
     if not 1 <= keys <= most or head_dim > _MAX_HEAD_DIM or head_dim % 8 or not scale > 0:
         return False

@@ -134,7 +134,7 @@ def test_a_file_of_fp8_says_so_and_is_evaluated(made: Any, calm: Any) -> None:
 @pytest.mark.slow
 def test_a_cpus_times_of_a_file_in_fp8_are_not_called_those_of_fp8(made: Any) -> None:
     argv = ("profile", made[0] / "model.onnx", "--backends", "ort-cpu", "--batch-sizes", "1", "--duration", "0.1")
-    code, found, said = _run(*argv)
+    code, found, _ = _run(*argv)
     assert code == 0 and any("these times are not those of fp8" in text for text in json.loads(found)["warnings"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, choices
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
@@ -52,6 +52,10 @@ def cases() -> Iterator[Case]:
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+    for size, channels in (("T", 192), *((size, channels) for size, (channels, _) in SIZES.items())):
+        for branches in (1, 2):
+            for label, first, launcher, *arguments in slices(channels, branches):
+                yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
     for dtype in (torch.bfloat16, torch.float16):
         for label, launcher, *arguments in measured(dtype):
             yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
@@ -67,22 +71,38 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         at = f"{rows}×{n}×{k}"
         x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
         if op == "packed_attention":
-            yield f"packed_attention {at}", _attention_kernel.launch, empty(rows, n, 3 * 64 * k, dtype=dtype), k
+            qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
+            yield f"{op} {at}", _attention_kernel.launch, qkv, k
+            yield f"{op} short {at}", _short, qkv, k
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
-            yield f"linear_gelu {at}", _linear_gelu_launch, x, w, b
-            yield f"linear_gelu stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
-            yield f"linear_gelu q {at}", _linear_gelu_launch, x, w, b, True
-            yield f"linear_gelu_backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
-        elif op == "splitk_linear":
-            yield f"splitk_linear {at}", _splitk_linear_launch, x, w, default_splits(rows, n, k)
-            yield f"linear_residual {at}", _linear_residual_launch, x, w, b, empty(rows, n, dtype=dtype)
+            yield f"{op} {at}", _linear_gelu_launch, x, w, b
+            yield f"{op} stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
+            yield f"{op} q {at}", _linear_gelu_launch, x, w, b, True
+            yield f"{op} backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op in ("splitk_linear", "linear_residual"):
+            splits, whole = default_splits(rows, n, k), (x, w, b, empty(rows, n, dtype=dtype))
+            if op == "splitk_linear":
+                yield f"{op} {at}", _splitk_linear_launch, x, w, splits
+            yield f"{op} whole {at}" if op == "splitk_linear" else f"{op} {at}", _linear_residual_launch, *whole
+            if splits > 1:
+                counters = empty(counters_needed(rows, n), dtype=torch.int32)
+                yield f"{op} slices {at}", _linear_residual_launch, *whole, splits, counters
         elif op == "ln_folded":
             h, b1, w1 = (empty(*shape, dtype=dtype) for shape in ((rows, n), (k,), (k, n)))
-            yield f"linear_residual folded {at}", _linear_residual_launch, x, w, b, h
-            yield f"linear_gelu folded {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+            yield f"{op} {at}", _linear_residual_launch, x, w, b, h
+            yield f"{op} fc1 {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+        elif op == "grouped_linear":
+            tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
+            yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
         else:
             raise NotImplementedError(f"choices.json has {op}: say how it is launched")
+
+
+def _short(qkv: Tensor, heads: int) -> None:
+    """Launch attention over few keys where it fits."""
+    if _short_attention.fits(qkv, heads, 1.0, False):
+        _short_attention.short_attention(qkv, heads)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -179,17 +199,6 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     for batch, g in ((1, one), (8, eight)):
         q = empty(batch, 197, hidden, dtype=torch.uint8)
         yield f"linear_gelu_backward b{batch} {p}", batch == 8, _linear_gelu_backward_launch, g, w2, q
-    counters = empty(counters_needed(8 * 197, c), dtype=torch.int32)
-    for batch in (1, 2, 4, 8):  # as many slices as a model takes; one again where tiles fill the card
-        for name, k in (("out", c * branches), ("fc2", hidden)):
-            splits = default_splits(197 * batch, c, k)
-            if splits > 1:
-                operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
-                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
-    uneven = empty(1, 197, 1000), empty(c, 1000), empty(c), one, 2, counters
-    yield f"slices K=1000 {p}", False, _linear_residual_launch, *uneven
-    pooled_slices = empty(8, 1, hidden), w2, empty(c), pooled[:, None], 4, counters
-    yield f"slices pooled {p}", False, _linear_residual_launch, *pooled_slices
     yield f"splitk_linear {p}", True, _splitk_linear_launch, empty(1, 197, hidden), w2, 4
     yield f"splitk_linear pooled {p}", False, _splitk_linear_launch, empty(1, 1, hidden), w2, 4
 
@@ -210,6 +219,20 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
 
 
+def slices(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
+    """Yield products of few rows in as many slices as a model takes; one where tiles fill the card is no slice."""
+    counters, p = empty(counters_needed(8 * 197, c), dtype=torch.int32), f"×{branches}"
+    for batch in (1, 2, 4, 8):
+        for name, k in (("out", c * branches), ("fc2", 4 * c * branches)):
+            splits = default_splits(197 * batch, c, k)
+            operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
+            if splits > 1:
+                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
+    for name, batch, rows, k in (("K=1000", 1, 197, 1000), ("pooled", 8, 1, 4 * c * branches)):
+        operands = empty(batch, rows, k), empty(c, k), empty(c), empty(batch, rows, c), 4, counters
+        yield f"slices {name} {p}", False, _linear_residual_launch, *operands
+
+
 def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     """Yield attention at 224 px (all keys at once), at 384 px, of a pooled token, of segments, folded, wide heads."""
     launch, width = _attention_kernel.launch, 3 * 64 * heads
@@ -228,3 +251,30 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     )  # fmt: skip
     for d, count in ((20, heads), (72, 3), (80, heads), (128, heads)):  # 20 and rows of 9 · 72 are not aligned
         yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * count), count
+    for n in (50, 197, 257, 288):
+        x, scale = empty(8, n, width), fp32(8, n)
+        yield f"short_attention {n} {h}", n == 197, short_attention, x, heads
+        yield f"short_attention folded {n} {h}", n == 197, short_attention, x, heads, None, 1.0, scale, bias
+    yield f"short_attention pooled {h}", False, short_attention, x, heads, 1, 1.0, scale, bias
+    for n, d in ((224, 64), (240, 64), (208, 48), (256, 32)):
+        x = empty(8, n, 3 * d * heads)
+        yield f"short_attention {n} D={d} {h}", False, short_attention, x, heads
+        yield (
+            f"short_attention folded {n} D={d} {h}", False,
+            short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
+        )  # fmt: skip
+
+
+def short_attention(
+    qkv: Tensor,
+    heads: int,
+    queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """Launch what `packed_attention` does where "short" is chosen."""
+    if _short_attention.fits(qkv, heads, scale, row_scale is not None):
+        _short_attention.short_attention(qkv, heads, queries, scale, row_scale, bias)
+    else:
+        _attention_kernel.launch(qkv, heads, None, queries, scale, row_scale, bias)

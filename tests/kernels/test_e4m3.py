@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,6 +122,19 @@ def test_kernel_and_reference_give_the_same_bytes(dtype: torch.dtype) -> None:
     assert torch.equal(y, y_ref)
     assert_close(scale, scale_ref, 1e-6)  # sums of a row in another order
     assert (codes.view(torch.uint8) != codes_ref.view(torch.uint8)).double().mean() <= 1e-3
+
+
+def test_quotients_are_rounded_once() -> None:
+    largest = torch.rand(4000).numpy() + np.float32(0.5)
+    factor = np.float32(448) / largest  # numpy divides as IEEE 754 says
+    tie = np.float32(17)  # between 16, whose last bit is 0, and 18
+    v = tie / factor
+    at_tie = (v * factor == tie) & (v * (np.float32(1) / largest * np.float32(448)) > tie)
+    assert at_tie.sum() > 20
+    x = torch.from_numpy(np.stack((largest, v), 1)[at_tie])
+    codes, scale = quantize_rows(x)
+    assert torch.equal(scale, torch.from_numpy((largest / np.float32(448))[at_tie]))
+    assert (codes.float()[:, 0] == 448).all() and (codes.float()[:, 1] == 16).all()
 
 
 @pytest.mark.parametrize("way", ["reference", pytest.param("kernel", marks=needs_kernel)])

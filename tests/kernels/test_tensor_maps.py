@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels._cases import DEVICE, assert_close, assert_stats, error, nan_filled, needs_kernel
-from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul
+from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul, _residual_kernel
 from vtk_kernels import linear_gelu_backward as backward_module
 from vtk_kernels import splitk_linear as splitk_module
 from vtk_kernels.grouped_linear import grouped_linear, grouped_linear_ref, make_tile_map
@@ -31,7 +31,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         seen.append((rows, columns))
         return made(matrix, rows, columns)
 
-    modules: tuple[ModuleType, ...] = (_grouped_kernels, _linear_kernel, backward_module, splitk_module)
+    modules: tuple[ModuleType, ...] = (
+        _grouped_kernels,
+        _linear_kernel,
+        _residual_kernel,
+        backward_module,
+        splitk_module,
+    )
     for module in modules:
         monkeypatch.setattr(module, "is_hopper", lambda x: True)
         monkeypatch.setattr(module, "tensor_map", noted)
@@ -103,6 +109,18 @@ def test_linear_residual_takes_every_tile_and_piece_once(
     assert hopper[0] == hopper[3] == (tile, 64)
     assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
     assert_stats(stats, y)
+
+
+@pytest.mark.parametrize("rows,k,c", [(1, 256, 64), (30, 384, 72), (66, 776, 136)])
+def test_slices_of_linear_residual_are_the_formula(rows: int, k: int, c: int, hopper: list[tuple[int, ...]]) -> None:
+    a, w, b, x = half(rows, k), half(c, k, scale=k**-0.5), half(c), half(rows, c)
+    counters = torch.zeros(_residual_kernel.counters_needed(rows, c), dtype=torch.int32, device=DEVICE)
+    with nan_filled():
+        y, stats = linear_residual(a, w, b, x, 3, counters, use_triton=True)
+    assert hopper == [(16 if rows == 1 else 32 if rows == 30 else 64, 128), (64, 128)]  # of a and w
+    assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
+    assert_stats(stats, y)
+    assert not counters.any()
 
 
 @pytest.mark.parametrize("why,rows,k,f", [("x and w", 40, 100, 64), ("y", 40, 64, 100)])

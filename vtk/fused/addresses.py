@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+_PLAIN = (Tensor, nn.Parameter)
 
 
 class Addresses:
@@ -15,6 +18,7 @@ class Addresses:
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors: list[tuple[dict[str, Any], str, int]] = []
+        self._others: list[tuple[dict[str, Any], str, Tensor]] = []  # of classes that have no memory to show
         self._parts: list[tuple[dict[str, Any], str, Any]] = []
         self._kept: list[Tensor] = []
         self._hooks: list[Any] = []
@@ -24,14 +28,16 @@ class Addresses:
             self._parts += [(owner._modules, name, part) for name, part in owner._modules.items()]
             for table in (owner._parameters, owner._buffers):
                 for name, tensor in table.items():
-                    if tensor is not None:
+                    if tensor is not None and type(tensor) not in _PLAIN:
+                        self._others.append((table, name, tensor))
+                    elif tensor is not None:
                         self._tensors.append((table, name, tensor.data_ptr()))
                         self._kept.append(tensor.detach())
 
     def hold(self) -> bool:
         """Return whether everything is where it was."""
         try:
-            if any(table[name] is not part for table, name, part in self._parts):
+            if any(table[name] is not part for table, name, part in (*self._parts, *self._others)):
                 return False
             return all(table[name].data_ptr() == at for table, name, at in self._tensors)
         except (KeyError, AttributeError, RuntimeError):  # removed, replaced by None, or by a tensor without memory
@@ -39,6 +45,7 @@ class Addresses:
 
     def watched(self) -> bool:
         """Return whether somebody looks on whom a replay would pass by: hooks of parts, or autograd."""
-        if any(self._hooks):
+        if any(self._hooks) or _has_any_global_hook():
             return True
-        return torch.is_grad_enabled() and any(table[name].requires_grad for table, name, _ in self._tensors)
+        tensors = (*self._tensors, *self._others)
+        return torch.is_grad_enabled() and any(table[name].requires_grad for table, name, _ in tensors)

@@ -64,16 +64,14 @@ class Embedding(nn.Module):
             self.table = token_table(self.stem, self.prefix, self.pos_embed)
             self.padded = padded_matrix(self.stem)
 
-    def forward(
-        self, images: Tensor, norm: NormSpec, plan: Plan, counters: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(self, images: Tensor, norm: NormSpec, plan: Plan, counters: int = 0) -> tuple[Tensor, ...]:
         """Map images to tokens and their form normalised for the first stage, both (B, prefix + N, C).
 
         Args:
             images: (B, chans, height, width), of the model's type.
             norm: of the first stage.
             plan: with kernels, a product of patches takes three of them.
-            counters: so many int32 zeros are the third result, where patches are multiplied by kernels; 0 for None.
+            counters: so many int32 zeros are a third result, with kernels where `table` is no None; 0 for none.
 
         Raises:
             UsageError: images of a size that the stem does not take.
@@ -84,16 +82,16 @@ class Embedding(nn.Module):
             matrix = conv.weight.flatten(1) if self.padded is None else self.padded
             prefix = 0 if self.prefix is None else self.prefix.shape[1]
             if counters:
-                rows, zeros = patchify_counters(images, conv.kernel_size, prefix, matrix.shape[1], counters)
+                rows, *zeros = patchify_counters(images, conv.kernel_size, prefix, matrix.shape[1], counters)
             else:
-                rows, zeros = patchify(images, conv.kernel_size, prefix, matrix.shape[1]), None
+                rows, zeros = patchify(images, conv.kernel_size, prefix, matrix.shape[1]), []
             added = F.linear(rows, matrix)
             if self.pre is None and norm.kind == "layer":
-                return *add_norm(self.table, added, norm.eps)[:2], zeros
+                return *add_norm(self.table, added, norm.eps)[:2], *zeros
             x = self._before_blocks(self.table + added)
         else:
-            x, zeros = self._before_blocks(self._tokens(self.stem(images))), None
-        return x, normalize(x, norm, plan.kernels), zeros
+            x, zeros = self._before_blocks(self._tokens(self.stem(images))), []
+        return x, normalize(x, norm, plan.kernels), *zeros
 
     def _tokens(self, x: Tensor) -> Tensor:
         """Add to the stem's output what does not depend on the image."""

@@ -1,7 +1,7 @@
 """A fused model whose wide products are in fp8 (e4m3), rounded for images such as those that it will see."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -79,7 +79,7 @@ class Fp8ViT(FusedViT):
         tokens = x if norm is None else normalize(x, norm, kernels=True)
         return x, tokens if reader is None else _read(reader, tokens)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
         if (asked := fn(torch.empty(0, dtype=torch.bfloat16)).dtype) != torch.bfloat16:
             raise UsageError(
                 f"an fp8 model keeps the rest of it in bf16, and was to become {asked}; fuse the model anew"

@@ -10,6 +10,7 @@ from vtk.errors import UsageError
 from vtk.fused.graphs import GraphCache
 from vtk.fused.model_graph import ModelGraph
 from vtk.fused.prepacked import forget
+from vtk.fused.recording import capturing
 from vtk.fused.tuned import load_for
 
 
@@ -72,14 +73,16 @@ class Graphed(nn.Module):
 
         Raises:
             UsageError: the model is not on a CUDA device; or to be tuned and not in fp16 or bf16.
+            UnavailableError: it has an operation that cannot be captured.
         """
         if tune:
             self._tune(batch_sizes, size)
         for batch in batch_sizes:
             images = self._blank(batch, size)
+            self._graph_cache.keep(images.shape)
             if not self._graph_cache.has(images.shape):
-                self._graph_cache.keep(images.shape)
-                self._replay(images, must=True)
+                with capturing(f"batch {batch}"):
+                    self._replay(images, must=True)
 
     def graph(self, batch: int, size: tuple[int, int] | None = None) -> ModelGraph:
         """Capture a batch size for one caller, who fills ``graph.input`` and starts it with one launch a call.

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from vtk.fused.addresses import Addresses
 from vtk.fused.admission import admitted, modes
 from vtk.fused.patience import Patience
-from vtk.fused.recording import Recorder
+from vtk.fused.recording import Recorder, first_error, no_collection
 from vtk.fused.ring import PinnedRing
+
+__all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "no_collection"]
 
 ON_DEMAND = 256
 """Largest batch captured without being asked.
@@ -137,7 +139,7 @@ class GraphCache(Recorder):
         """
         like = images if like is None else like
         key = tuple(images.shape), (form, modes(like.dtype))
-        with self._turn(like.device):
+        with self.turn(like.device):
             entry = self._graphs.get(key)
             if entry is None and (must or not self._patience.waits(key)) and (module is None or self.follow(module)):
                 make = partial(self._capture, function, images, like, key)
@@ -145,7 +147,7 @@ class GraphCache(Recorder):
                 entry = make() if must else self.attempt(key, f"batch {len(images)}", make, plain)
             if entry is not None:
                 self._graphs.move_to_end(key)
-                self._fill(entry.static_in, images)
+                self.fill(entry.static_in, images)
                 entry.graph.replay()
                 out = entry.static_out.clone()
                 if self.current():  # looked at while the device works: it takes longer than a launch
@@ -176,14 +178,15 @@ class GraphCache(Recorder):
             self.generation += 1
             self._pool = self._addresses = None
 
-    def _fill(self, static_in: Tensor, images: Tensor) -> None:
+    def fill(self, static_in: Tensor, images: Tensor) -> None:
+        """Copy images into a graph's input, from the host by way of pinned memory. Inside a turn."""
         if images.is_cuda or not static_in.is_cuda:
             static_in.copy_(images)
         else:
             self.ring.send([images], static_in)
 
     @contextlib.contextmanager
-    def _turn(self, device: torch.device) -> Iterator[None]:
+    def turn(self, device: torch.device) -> Iterator[None]:
         """Wait for the other threads, and let the stream wait for what other streams have been given to do here."""
         with self._lock, torch.cuda.device(device):
             stream = torch.cuda.current_stream()
@@ -208,7 +211,7 @@ class GraphCache(Recorder):
         try:
             return make()
         except Exception as error:
-            reason = _first(error, outside)
+            reason = first_error(error, outside)
         full = isinstance(reason, torch.OutOfMemoryError)
         if full:  # the call needs the memory more
             self.expire()
@@ -272,10 +275,3 @@ class GraphCache(Recorder):
 
 def _plain(function: Function, images: Tensor, like: Tensor) -> Tensor:
     return function(images if images.device == like.device else images.to(like.device, like.dtype))
-
-
-def _first(error: BaseException, outside: BaseException | None) -> BaseException:
-    """Return what came first: a capture that something breaks ends with an error of its own."""
-    while error.__context__ is not None and error.__context__ is not outside:
-        error = error.__context__
-    return error

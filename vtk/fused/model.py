@@ -54,7 +54,7 @@ class FusedViT(Graphed):
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.pruned = pruned
         ends = [m for stage in stages for m in stage.modules() if isinstance(m, AttentionStage | MlpStage)]
-        self._ends = sorted({(m.w_out.shape[0], m.w_out.shape[1]) for m in ends})
+        self._ends = sorted({tuple(m.w_out.shape) for m in ends if hasattr(m, "w_out")})  # not those in fp8
         self.cache_bytes = last_level_cache()
         self._source: OrderedDict[str, Tensor] | None = None
         self.eval()
@@ -69,11 +69,17 @@ class FusedViT(Graphed):
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
             plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
-        own = plan.ln_folded is None
-        needed = self._counters_needed(images, plan) if own else 0
-        x, h, counters = self.embed(images, stages[0].norm, plan, needed)
+        own, needed, table = plan.ln_folded is None, 0, self.embed.table
+        if own and plan.kernels and table is not None and images.ndim == 4:
+            rows = images.shape[0] * table.shape[1]
+            plan = Plan(True, plan.device_name, self._folds(rows, table, plan))
+            needed = self._counters_needed(rows, table, plan)
+        x, h, *counters = self.embed(images, stages[0].norm, plan, needed)
         if own:
-            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan), counters)
+            folded = plan.ln_folded
+            if folded is None:
+                folded = plan.kernels and self._folds(x.shape[0] * x.shape[1], x, plan)
+            plan = Plan(plan.kernels, plan.device_name, folded, *counters)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -150,28 +156,27 @@ class FusedViT(Graphed):
             copied.__dict__[key] = value if key == "_source" else copy.deepcopy(value, memo)
         return copied
 
-    def _folds(self, x: Tensor, plan: Plan) -> bool:
-        """Whether a pass with kernels over the tokens x (B, N, C) is one without norms of their own."""
+    def _folds(self, rows: int, like: Tensor, plan: Plan) -> bool:
+        """Whether a pass with kernels over so many tokens like these (…, C) is one without norms of their own."""
         if self.ln_folded is not None:
             return self.ln_folded
         stages: list[Any] = list(self.stages)
         if not all(stage.reads_raw for stage in stages[1:]):
             return False
-        rows, hidden = x.shape[0] * x.shape[1], max(stage.hidden() for stage in stages)
-        return choose("ln_folded", rows, x.shape[2], hidden, x.dtype, plan.device_name) == "folded"
+        hidden = max(stage.hidden() for stage in stages)
+        return choose("ln_folded", rows, like.shape[-1], hidden, like.dtype, plan.device_name) == "folded"
 
-    def _counters_needed(self, images: Tensor, plan: Plan) -> int:
+    def _counters_needed(self, rows: int, like: Tensor, plan: Plan) -> int:
         """How many counters the embedding should zero for products that finish themselves, 0 where none does.
 
         There they are free. A stem that is no product of patches would start a kernel for them, and goes without.
         """
-        table = self.embed.table
-        if table is None or plan.device_name is None or images.ndim != 4:
+        if plan.device_name is None or rows > FEW_ROWS:
             return 0
-        rows, name = images.shape[0] * table.shape[1], plan.device_name
-        for channels, length in self._ends if rows <= FEW_ROWS else ():
-            for op in ("linear_residual", "splitk_linear"):
-                if choose(op, rows, channels, length, table.dtype, name) == "finish":
+        op = "linear_residual" if plan.ln_folded else "splitk_linear"
+        for channels, length in self._ends:
+            if default_splits(rows, channels, length) > 1:
+                if choose(op, rows, channels, length, like.dtype, plan.device_name) == "finish":
                     return counters_needed(rows, channels)
         return 0
 
@@ -239,8 +244,10 @@ def _slices(activation: Tensor, matrix: Tensor, plan: Plan) -> int:
     if plan.counters is None:
         return 1
     rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
-    choice = choose("linear_residual", rows, features, length, matrix.dtype, plan.device_name)
-    return default_splits(rows, features, length) if choice == "finish" else 1
+    splits = default_splits(rows, features, length)
+    if splits > 1 and choose("linear_residual", rows, features, length, matrix.dtype, plan.device_name) != "finish":
+        return 1
+    return splits
 
 
 def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from vtk.errors import UnavailableError, UsageError
+from vtk.errors import UsageError
 from vtk.fused.graphs import GraphCache
+from vtk.fused.recording import capturing
 
 
 class ModelGraph:
@@ -23,16 +24,11 @@ class ModelGraph:
 
     def __init__(self, cache: GraphCache, function: Callable[[Tensor], Tensor], input: Tensor, module: nn.Module):
         self._cache, self._where = cache, f"batch {len(input)} at {input.shape[2]} × {input.shape[3]} px"
-        with cache._turn(input.device):
+        with cache.turn(input.device):
             if not cache.follow(module):
                 raise UsageError("parts of the model have forward hooks or want a gradient, which a graph passes by")
-            try:
+            with capturing(self._where):
                 self._captured = cache.capture(function, input, input)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                why = " ".join(str(error.__context__ or error).split())[:200]
-                raise UnavailableError(f"{self._where} cannot be captured: {why}; call the model itself") from error
             self._generation = cache.generation
         self.input, self.nbytes = self._captured.static_in, self._captured.nbytes
 
@@ -51,11 +47,11 @@ class ModelGraph:
         cache, captured = self._cache, self._captured
         if images is not None:
             self._check(images)
-        with cache._turn(self.input.device):
+        with cache.turn(self.input.device):
             if self._generation != cache.generation:
                 raise self._outdated()
             if images is not None:
-                cache._fill(captured.static_in, images)
+                cache.fill(captured.static_in, images)
             captured.graph.replay()
             out = captured.static_out.clone() if copy else captured.static_out
             if captured.static_in.is_cuda:  # of the stream of its capture, whose memory it goes back to

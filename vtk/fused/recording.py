@@ -2,11 +2,14 @@
 
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from vtk.errors import UnavailableError, VtkError
 
 
 class Recorder:
@@ -72,3 +75,28 @@ def no_collection() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+@contextlib.contextmanager
+def capturing(what: str) -> Iterator[None]:
+    """Say in one line of a capture that was asked for why it cannot be.
+
+    Raises:
+        UnavailableError: an operation cannot be captured.
+    """
+    outside = sys.exception()
+    try:
+        yield
+    except RuntimeError as error:
+        reason = first_error(error, outside)
+        if isinstance(reason, (VtkError, torch.OutOfMemoryError)):
+            raise reason from None
+        text = " ".join(str(reason).split())[:200]
+        raise UnavailableError(f"{what} cannot be captured: {text}; run it with `graphs` off") from error
+
+
+def first_error(error: BaseException, outside: BaseException | None) -> BaseException:
+    """Return what came first: a capture that something breaks ends with an error of its own."""
+    while error.__context__ is not None and error.__context__ is not outside:
+        error = error.__context__
+    return error

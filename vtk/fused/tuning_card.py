@@ -9,7 +9,7 @@ from torch import Tensor
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.graphs import Captured, GraphCache
 from vtk.fused.model import FusedViT
-from vtk.fused.stages import Plan
+from vtk.fused.stages import Plan, check_choices
 from vtk.fused.tuning import SECONDS, Timer, Tuning, tune
 from vtk_kernels import choices
 from vtk_kernels._dispatch import HALF
@@ -51,7 +51,7 @@ class ModelSubject:
     """
 
     def __init__(self, model: FusedViT, batch: int, size: tuple[int, int] | None = None) -> None:
-        self.model = model
+        self.model, self.cache = model, GraphCache()  # of all passes: they share a pool, and a library's workspace
         self.height, self.width = size or model.image_size
         self.card, self.torch, self.triton = self.place()
         kind = str(model.dtype).removeprefix("torch.")
@@ -94,9 +94,8 @@ class ModelSubject:
 
     def ready(self) -> GraphPass:
         """Capture a pass."""
-        cache = GraphCache()
-        with cache._turn(self.images.device):
-            return GraphPass(cache.capture(self.compute, self.images, self.images), self.judge)
+        with self.cache.turn(self.images.device):
+            return GraphPass(self.cache.capture(self.compute, self.images, self.images), self.judge)
 
     def judge(self, output: Tensor) -> str | None:
         """Compare an output with fp32's."""
@@ -157,6 +156,7 @@ def tune_model(
         UsageError: the model is not on CUDA or not in half precision.
         DataError: the table cannot be written.
     """
+    check_choices()
     found: list[Tuning] = []
     left = seconds
     for i, batch in enumerate(batch_sizes):

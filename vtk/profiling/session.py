@@ -120,7 +120,7 @@ class Session:
                              "its own pack")  # fmt: skip
         # bytes are prepared by Pillow for all but the file that prepares them itself
         outside = raw and not source.facts.preprocessing
-        kind = "raw" if outside else self.config.precision
+        kind: str = "raw" if outside else self.config.precision
         kind = self.source.facts.kind if self.source.facts.kind in ("int8", "fp8") else kind
         how = " with Pillow's preprocessing" if outside else ""
         images = inputs.normalised(source.card.input) if outside else inputs.images

@@ -98,7 +98,6 @@ class BucketGraphs(GraphCache):
         while self._captured:
             self._drop_oldest()
         self._rows = None
-        self._generation = None
 
     def _plain(
         self, bucket: Bucket, inputs: Sequence[Tensor], values: Tensor, compute: Callable[[Tensor, Tensor], Tensor]

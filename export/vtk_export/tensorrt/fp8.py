@@ -3,7 +3,8 @@
 Sources: "Explicit Quantization" and "Working with Quantized Types" in NVIDIA's TensorRT documentation (Q and DQ in
 pairs, a DequantizeLinear between a pre-quantised weight and its product, symmetric scales) and IQuantizeLayer and
 IDequantizeLayer in its API (a scale is one positive constant, or a vector of them along an axis). A product whose other
-factor is no e4m3, or a pair that no product reads, is not refused: it runs in the wider type, with rounding for nothing.
+factor is no e4m3, or a pair that no product reads, is not refused: it runs in the wider type, and was rounded for
+nothing.
 """
 
 from collections.abc import Iterator

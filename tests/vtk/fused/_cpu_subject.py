@@ -52,7 +52,7 @@ class CpuSubject(ModelSubject):
     quick = QUICK
     slow: str | None = None
     breaks: Any = None
-    runs = 0
+    runs = made = 0
 
     def place(self) -> tuple[str, str, str]:
         return CARD, str(choices._minor("torch")), str(choices._minor("triton"))
@@ -61,6 +61,7 @@ class CpuSubject(ModelSubject):
         return self.model.compute(images, Plan(True, CARD, None))
 
     def ready(self) -> CpuPass:  # type: ignore[override]
+        self.made += 1
         return CpuPass(self)
 
 

@@ -80,7 +80,7 @@ def test_the_product_is_torchs_own_on_a_cpu() -> None:
         (None, {"block_fn": ParallelScalingBlock}, {}),
         (None, {"norm_layer": partial(nn.RMSNorm, eps=1e-6), "act_layer": nn.SiLU}, {}),
         (2, {}, {"placement": "end", "on": "both"}),
-        (None, {}, {"placement": "mid", "on": "mlp", "scale": True}),
+        (None, {}, {"placement": "mid", "on": "mlp"}),
         (None, {}, {"placement": "front", "on": "both"}),
     ],
     ids=["plain", "branches", "scaling", "rms", "end", "mid", "front"],
@@ -97,8 +97,8 @@ def test_a_model_in_fp8_answers_as_timms_does(
         fused = to_fp8(fuse(model, torch.float32), [images(model, 8)])
         got = fused(x)
     assert got.dtype == torch.bfloat16
-    # an e4m3 number is off by 2.6 % (rms), three matrices and their inputs in each of two blocks
-    assert relative(plain, expected) < relative(got, expected) < 0.12
+    # an e4m3 number is off by 2.6 % (rms); a Context Broadcasting that is left out makes that of the logits
+    assert relative(plain, expected) < relative(got, expected) < (0.02 if broadcast else 0.06)
 
 
 def test_matrices_are_bytes_and_the_rest_is_bf16(vit: Build) -> None:
@@ -113,6 +113,9 @@ def test_matrices_are_bytes_and_the_rest_is_bf16(vit: Build) -> None:
     # what loads derives the table of positions anew, from bf16
     assert torch.equal(twin.stages[1].fc1.codes, model.stages[1].fc1.codes) and relative(twin(x), model(x)) <= 0.02
     assert torch.equal(copy.deepcopy(twin).to("cpu")(x), twin(x))
+    before = model(x)
+    model.to(torch.device("cpu"), torch.bfloat16)  # as back-ends do
+    assert model.stages[0].qkv.scale.dtype == torch.float32 and torch.equal(model(x), before)
     with pytest.raises(UsageError, match="keeps the rest of it in bf16"):
         model.half()
 
@@ -159,7 +162,8 @@ def test_errors_of_rounding_cancel_on_inputs_like_those_of_the_calibration() -> 
     assert torch.equal(few.codes, by_itself.codes)
     bad = seen.clone()
     bad[0, 5] = torch.nan
-    assert not numbers(round_matrix(w, [tokens_of(bad)]).codes).isnan().any()
+    without = round_matrix(w, [tokens_of(bad)])  # the row is left out, and the others still count
+    assert not numbers(without.codes).isnan().any() and not torch.equal(without.codes, by_itself.codes)
 
 
 def test_calibration_sees_what_the_rounded_stages_before_give(vit: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +224,7 @@ def test_features_of_real_photographs_stay_close(assets: Path) -> None:
         pixels = [np.array(Image.open(f).convert("RGB").resize((56, 56), Image.Resampling.BICUBIC)) for f in files]
         return (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 255 - 0.45) / 0.22
 
-    x = photographs("val", 60)
+    x = photographs("val", 250)
     with torch.no_grad():
         expected, plain = model(x), fuse(model, torch.bfloat16)(x)
         by_itself = to_fp8(fuse(model, torch.float32))(x)

@@ -145,8 +145,11 @@ def test_other_weights_for_one_call(fused: FusedViT, images: Tensor) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.jit's tracer
-def test_gradients_transforms_traces_and_hooks_see_the_operations(fused: FusedViT, images: Tensor) -> None:
+def test_gradients_transforms_traces_and_hooks_see_the_operations(
+    fused: FusedViT, images: Tensor, on_a_card: SimulatedCuda
+) -> None:
     fused(images)
+    replays = on_a_card.names().count("replay")
     x = images.clone().requires_grad_()
     fused(x).sum().backward()
     assert x.grad is not None and x.grad.abs().sum() > 0
@@ -158,6 +161,9 @@ def test_gradients_transforms_traces_and_hooks_see_the_operations(fused: FusedVi
     assert torch.allclose(traced(images * 2), fused.compute(images * 2))
     exported = torch.export.export(fused, (images,)).module()
     assert torch.allclose(exported(images * 2), fused.compute(images * 2))
+    with Watching(on_a_card):  # as any mode that counts or records operations
+        fused(images)
+    assert on_a_card.names().count("replay") == replays
     seen: list[int] = []
     hook = fused.head.register_forward_hook(lambda *_: seen.append(1))
     fused(images), fused(images[:2])
@@ -223,7 +229,7 @@ def test_what_cannot_be_captured_runs_plainly_with_one_warning(
     assert on_a_card.current is on_a_card.main  # torch leaves the capture's stream the current one
     with pytest.raises(UnavailableError, match="batch 5 at 16 × 16 px cannot be captured: operation not permitted"):
         fused.graph(5)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(UnavailableError, match=r"batch 5 cannot be captured: .*; run it with `graphs` off"):
         fused.capture([5])
     assert on_a_card.current is on_a_card.main and right(fused, images)
 
@@ -309,3 +315,28 @@ def test_the_order_of_a_call(fused: FusedViT, images: Tensor, on_a_card: Simulat
     with torch.cuda.stream(other), Watching(on_a_card):
         fused._replay(images)
     assert on_a_card.names() == "copy_ replay clone record"  # one stream keeps its order by itself
+
+
+def test_forms_and_torchs_settings_have_graphs_of_their_own(fused: FusedViT, images: Tensor) -> None:
+    fused(images)
+    fused.ln_folded = True
+    fused(images)
+    assert len(fused._graph_cache) == 2
+    fused.float()
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        for exact in (True, False, True):
+            torch.backends.cudnn.allow_tf32 = not exact
+            fused(images)
+        assert len(fused._graph_cache) == 2  # a graph keeps the products it was captured with
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def test_each_model_captures_on_a_stream_of_its_own(vit: Build, images: Tensor, on_a_card: SimulatedCuda) -> None:
+    """Libraries keep a workspace for each stream, and graphs of two models may run side by side."""
+    one, other = fuse(vit()), fuse(vit())
+    one(images), one(images[:2]), other(images)
+    streams = [note[1] for note in on_a_card.notes if note[0] == "capture"]
+    assert streams[0] == streams[1] != streams[2] and on_a_card.main.number not in streams
+    assert [graph.whose for graph in on_a_card.captures] == [(0, 1), (0, 1), (0, 2)]  # a model's graphs share a pool

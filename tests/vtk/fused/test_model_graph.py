@@ -144,9 +144,7 @@ def test_images_on_the_host_go_straight_into_the_graphs_input(
     fused: FusedViT, pinned: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fused(batch())
-    monkeypatch.setattr(
-        type(fused._graph_cache), "_fill", lambda self, static, images: self.ring.send([images], static)
-    )
+    monkeypatch.setattr(type(fused._graph_cache), "fill", lambda self, static, images: self.ring.send([images], static))
     pinned.notes.clear()
     with Watching(pinned):
         found = fused._replay(batch(seed=5))
