@@ -85,6 +85,7 @@ def test_a_later_call_tries_such_a_row_once_more_and_then_no_more(toy):
     assert toy("3") == (1, ["a", "c", "d"]) and len(read(toy.out / "died.csv")) == 2
 
 
+@pytest.mark.slow
 def test_a_row_that_went_well_at_the_second_call_is_measured(toy):
     assert toy("1", b="crash", d="hang") == (1, ["a", "c"])
     assert toy("2") == (0, ["a", "c", "b", "d"])
