@@ -11,6 +11,9 @@ PEERS := .venv-peers
 # an old ONNX Runtime, for --target
 OLD := .venv-old-ort
 OLD_ORT ?= 1.17
+# an older Triton, beside the torch of .venv, for the kernels: the one that the measurements were made with
+TRITON := .venv-old-triton
+OLD_TRITON ?= 3.6
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
 PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
 
@@ -68,11 +71,16 @@ $(OLD)/.installed: Makefile
 	$(OLD)/bin/python -m pip install --quiet 'onnxruntime==$(OLD_ORT).*' 'numpy<2' pillow
 	@touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed  ## what vtk writes, in plain timm, PEFT, ONNX Runtime and tools of ONNX without vtk
-	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python $(BIN)/python -m pytest -m peers tests/peers
+# a folder and not an environment: nothing of it is imported but Triton itself
+$(TRITON)/.installed: Makefile | $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TRITON) 'triton==$(OLD_TRITON).*'
+	@touch $@
+
+test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed $(TRITON)/.installed  ## what vtk writes, in plain timm, PEFT, ONNX Runtime and tools of ONNX without vtk; kernels under an older Triton
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python VTK_OLD_TRITON=$(CURDIR)/$(TRITON) $(BIN)/python -m pytest -m peers tests/peers
 
 clean-peers:  ## remove the environment of test-peers, for one with other packages
-	rm -rf $(PEERS) $(OLD)
+	rm -rf $(PEERS) $(OLD) $(TRITON)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md

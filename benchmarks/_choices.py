@@ -16,7 +16,7 @@ Entry = dict[str, Any]
 
 
 def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]], red: Collection[str] = ()) -> list[Entry]:
-    """Return one entry per shape that was measured for every answer its operation may give.
+    """Return one entry per shape that was measured for every answer its operation may give there.
 
     The entry also holds the medians it was decided by, in microseconds.
 
@@ -26,6 +26,7 @@ def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]], red
         red: operations whose comparisons fail: they decide nothing.
     """
     times: dict[tuple[Any, ...], dict[str, float]] = {}
+    wanted: dict[tuple[Any, ...], set[str]] = {}
     for row in rows:
         bench = benches.get(row["op"])
         if bench is None or row["op"] in red or row["op"] not in choices.ALLOWED:
@@ -37,11 +38,12 @@ def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]], red
             continue
         dtype = str(DTYPES[row["dtype"]]).removeprefix("torch.")
         key = (row["device"], _minor(row["torch"]), _minor(row["triton"]), row["op"], dtype, *shape)
+        wanted[key] = {bench.answers[name] for name in bench.deciding(case)} if case else set()
         found = times.setdefault(key, {})
         found[answer] = min(found.get(answer, float("inf")), float(row["p50_us"]))
     return [
         {**dict(zip(choices.FIELDS, key, strict=True)), "choice": min(us, key=us.__getitem__), "us": us}
-        for key, us in times.items() if us.keys() == set(benches[key[3]].answers.values())
+        for key, us in times.items() if us.keys() == wanted[key]
     ]  # fmt: skip
 
 

@@ -93,6 +93,7 @@ class Bench:
         differentiable: how many of the outputs, from the first, gradients flow from.
         choice: for a choice table, ``(rows, n, k)`` of a case, None where it decides nothing.
         answers: provider to what `vtk_kernels.choices.choose` says for it.
+        takes: provider to which cases it can run, all where it is not named.
         reference: further outputs than "eager" gives, for comparisons; by default "eager" itself.
         uncapturable: providers that read values on the host, which no CUDA graph can hold; they decide no choice.
     """
@@ -107,12 +108,18 @@ class Bench:
     differentiable: int = 1
     choice: Callable[[Case], tuple[int, int, int] | None] = lambda case: None
     answers: Mapping[str, str] = field(default_factory=dict)
+    takes: Mapping[str, Callable[[Case], bool]] = field(default_factory=dict)
     reference: Callable[[Inputs, Case], Outputs] | None = None
     uncapturable: tuple[str, ...] = ()
 
     def names(self, case: Case) -> tuple[str, ...]:
         """Return the providers of a case, torch.compile last."""
-        return (*self.providers, *(("compile",) if case.compiled else ()))
+        able = (name for name in self.providers if name not in self.takes or self.takes[name](case))
+        return (*able, *(("compile",) if case.compiled else ()))
+
+    def deciding(self, case: Case) -> tuple[str, ...]:
+        """Return the providers of a case between which a measurement chooses."""
+        return tuple(name for name in self.names(case) if name in self.answers)
 
     def make(self, case: Case, device: torch.device) -> Inputs:
         """Return a case's operands, the same numbers at every call."""
@@ -228,7 +235,7 @@ def main(bench: Bench, argv: Sequence[str] | None = None) -> int:
     if args.smoke:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         case = dataclasses.replace(bench.checks[0], dtype="bf16" if device.type == "cuda" else "fp32")
-        rows = [measure(bench, case, provider, device, None, quick=True) for provider in bench.providers]
+        rows = [measure(bench, case, name, device, None, quick=True) for name in bench.names(case) if name != "compile"]
         for row in rows:
             show(row)
         return 0 if all(row["passed"] for row in rows) else 1

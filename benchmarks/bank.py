@@ -76,13 +76,13 @@ def sides(tasks: list, count: int, each: int, device: torch.device) -> tuple[dic
     cuda = device.type == "cuda"
     banks = {
         BANK: make_bank(tasks, count, device, fused=False),
-        BANK_FUSED: make_bank(tasks, count, device, fused=True),
+        BANK_FUSED: make_bank(tasks, count, device, fused=True, graphs=False),
     }
     if cuda:
         banks[BANK_GRAPHED] = make_bank(tasks, count, device, fused=True, graphs=True)
     whole = banks[BANK_FUSED].memory().device_bytes
     # all fit; half is let go before each call
-    paged = banks[PAGED] = make_bank(tasks, count, device, fused=True, max_gpu_bytes=whole)
+    paged = banks[PAGED] = make_bank(tasks, count, device, fused=True, graphs=False, max_gpu_bytes=whole)
     dtype, size = paged.dtype, tasks[0].card.input.size
     models: dict[str, nn.Module] = {
         str(i): copy.deepcopy(tasks[i % len(tasks)].model).to(device, dtype) for i in range(count)

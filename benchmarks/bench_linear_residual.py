@@ -1,7 +1,8 @@
 """Output projection or fc2 with bias, residual, and statistics of the sum's rows in one GEMM.
 
 "eager" is a product that adds to the residual and then the statistics, in plain torch. "aten" is what a block with
-norms of its own does instead: cuBLAS, then `add_norm`, which also normalises for the next product.
+norms of its own does instead: cuBLAS, then `add_norm`, which also normalises for the next product. Where tiles are too
+few to fill a card the choice table gets "whole" or "finish": K in slices whose last program finishes its tile.
 
     python benchmarks/bench_linear_residual.py [--smoke]
 """
@@ -12,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from _runner import Bench, Case, Inputs, Maker, Outputs, main
 
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.linear_residual import linear_residual
 from vtk_kernels.row_stats import pieces_of, row_stats_ref
+from vtk_kernels.splitk_linear import default_splits
 
 EPS = 1e-6
 
@@ -26,7 +29,8 @@ def case(t: int, k: int, c: int, **kwargs: object) -> Case:
 
 def inputs(case: Case, make: Maker) -> Inputs:
     t, k, c = case.shape.values()
-    return {"a": make(t, k), "w": make(c, k, scale=k**-0.5), "b": make(c, scale=0.5), "x": make(t, c) + 0.5}
+    found = {"a": make(t, k), "w": make(c, k, scale=k**-0.5), "b": make(c, scale=0.5), "x": make(t, c) + 0.5}
+    return found | {"counters": torch.zeros(counters_needed(t, c), dtype=torch.int32, device=make.device)}
 
 
 def eager(t: Inputs, case: Case) -> Outputs:
@@ -42,15 +46,29 @@ def vtk(t: Inputs, case: Case) -> Outputs:
     return linear_residual(t["a"], t["w"], t["b"], t["x"])
 
 
+def splits(case: Case) -> int:
+    return default_splits(case.shape["T"], case.shape["C"], case.shape["K"])
+
+
+def finish(t: Inputs, case: Case) -> Outputs:
+    return linear_residual(t["a"], t["w"], t["b"], t["x"], splits(case), t["counters"])
+
+
+def choice(case: Case) -> tuple[int, int, int] | None:
+    """What the choice table is about: a product that would be cut."""
+    return (case.shape["T"], case.shape["C"], case.shape["K"]) if splits(case) > 1 else None
+
+
 BENCH = Bench(
-    op="linear_residual", tests=("tests/kernels/test_linear_residual.py",),
+    op="linear_residual", tests=("tests/kernels/test_linear_residual.py", "tests/kernels/test_finishing_slices.py"),
     cases=tuple(
         case(197 * b, k, c, compiled=(b, k, c) == (64, 3072, 384))
         # out-projection and fc2 of two branches of S and of B, and of one branch of B
-        for k, c in ((768, 384), (3072, 384), (1536, 768), (6144, 768), (768, 768), (3072, 768)) for b in (1, 4, 8, 64)
+        for k, c in ((768, 384), (3072, 384), (1536, 768), (6144, 768), (768, 768), (3072, 768)) for b in (1, 2, 4, 64)
     ),
     checks=(case(17, 128, 64), case(5, 1000, 100), case(61, 520, 72), case(197, 96, 384), case(577, 64, 192)),
-    inputs=inputs, providers={"eager": eager, "aten": aten, "vtk": vtk},
+    inputs=inputs, providers={"eager": eager, "aten": aten, "vtk": vtk, "finish": finish},
+    choice=choice, answers={"vtk": "whole", "finish": "finish"},
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Attention over one packed QKV matrix with the heads of all branches: whole batches, and segments of many lengths.
 
-Against SDPA on the same packed matrix; the choice table gets "triton" or "sdpa" for each shape of whole batches.
+Against SDPA on the same packed matrix; the choice table gets "triton", "short" (all keys of an image at once, up to 288)
+or "sdpa" for each shape of whole batches.
 
     python benchmarks/bench_packed_attention.py [--smoke]
 """
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from _runner import Bench, Case, Inputs, Maker, main
 from torch import Tensor
 
+from vtk_kernels._short_attention import fits, short_attention
 from vtk_kernels.packed_attention import packed_attention
 
 LENGTHS = (50, 197, 577, 197)
@@ -82,6 +84,23 @@ def triton(t: Inputs, case: Case) -> Tensor:
     )
 
 
+def short(t: Inputs, case: Case) -> Tensor:
+    """The kernel for few keys; on a CPU what the operation does by itself."""
+    qkv, h, queries, scale = t["qkv"], case.shape["H"], case.shape["queries"] or None, case.shape["D"] ** -0.5
+    if qkv.is_cuda:
+        return short_attention(qkv, h, queries, scale, t.get("row_scale"), t.get("bias"))
+    return packed_attention(qkv, h, None, queries, scale, t.get("row_scale"), t.get("bias"))
+
+
+def few_keys(case: Case) -> bool:
+    """Whether `short` can run a case; what the rows of a matrix of these heads look like is the same for any batch."""
+    if "segments" in case.shape or case.mode == "backward":
+        return False
+    n, h, d, scaled = (case.shape[name] for name in ("N", "H", "D", "scaled"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return fits(torch.empty(1, n, 3 * h * d, dtype=torch.bfloat16, device=device), h, d**-0.5, bool(scaled))
+
+
 def choice(case: Case) -> tuple[int, int, int] | None:
     """What the choice table is about: whole images, all tokens queries, 64 channels a head."""
     shape = case.shape
@@ -92,20 +111,22 @@ def choice(case: Case) -> tuple[int, int, int] | None:
 
 BENCH = Bench(
     op="packed_attention",
-    tests=("tests/kernels/test_packed_attention.py",),
+    tests=("tests/kernels/test_packed_attention.py", "tests/kernels/test_short_attention.py"),
     cases=(
         *(case(b, 197, 12) for b in (1, 2, 4, 8, 256)), case(64, 197, 12, compiled=True),
         *(case(b, 197, h) for h in (6, 24) for b in (1, 8, 64, 256)), *(case(b, 577, 12) for b in (1, 8, 64)),
+        *(case(b, n, h) for n in (201, 257, 261) for b, h in ((1, 6), (8, 6), (64, 6), (64, 12))),
+        *(case(b, n, 12, scaled=1) for n in (197, 257) for b in (1, 8, 64)),
         case(1, 197, 12, queries=1), case(64, 197, 12, queries=1), segments(16, 12), segments(64, 12),
     ),
     checks=(
-        case(2, 17, 2, 16), case(3, 1, 2, 64), case(2, 197, 3, 72, queries=1), case(1, 577, 2, 80), case(2, 50, 3, 128),
+        case(2, 17, 2, 16), case(3, 1, 2, 64), case(2, 261, 4, 64), case(1, 288, 2, 64, queries=3), case(2, 197, 3, 72, queries=1), case(1, 577, 2, 80), case(2, 50, 3, 128),
         case(2, 197, 6, scaled=1), case(2, 50, 3, 64, scaled=1, queries=3), segments(4, 3),
         case(2, 197, 3, mode="backward"),
     ),
-    inputs=inputs, providers={"eager": eager, "triton": triton}, gradients=("qkv",),
+    inputs=inputs, providers={"eager": eager, "triton": triton, "short": short}, gradients=("qkv",),
     choice=choice,
-    answers={"eager": "sdpa", "triton": "triton"},
+    answers={"eager": "sdpa", "triton": "triton", "short": "short"}, takes={"short": few_keys},
 )  # fmt: skip
 
 if __name__ == "__main__":

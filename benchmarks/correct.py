@@ -60,7 +60,7 @@ def units(smoke: bool) -> dict[str, list[tuple[str, str, str]]]:
     types = ("fp32",) if smoke else TYPES
     found = {}
     for op, bench in benches().items():
-        labels = [f"{p} {c.mode} {c.label}" for c in cases_of(bench, smoke) for p in kernels_of(bench)]
+        labels = [f"{p} {c.mode} {c.label}" for c in cases_of(bench, smoke) for p in kernels_of(bench, c)]
         found[f"op {op}"] = [(f"op {op}", label, d) for d in types for label in labels]
     for name in CHECKED:
         once = ("logits", "NaN-filled", *(() if smoke else ("graph replay",)))
@@ -74,9 +74,9 @@ def cases_of(bench: Bench, smoke: bool) -> tuple[Case, ...]:
     return bench.checks[:1] if smoke else (*bench.checks, *(c for c in bench.cases if c.bytes <= LARGEST))
 
 
-def kernels_of(bench: Bench) -> tuple[str, ...]:
-    """Return the providers that are ours: all but plain torch."""
-    return tuple(p for p in bench.providers if p not in ("eager", "aten", "grouped_mm"))
+def kernels_of(bench: Bench, case: Case) -> tuple[str, ...]:
+    """Return the providers of a case to compare: all but those of plain torch."""
+    return tuple(p for p in bench.names(case) if p not in ("eager", "aten", "grouped_mm", "compile"))
 
 
 def judge(key: tuple[str, str, str], ours: Sequence[Tensor], plain: Sequence[Tensor], exact: Sequence[Tensor]) -> Row:
@@ -129,7 +129,7 @@ def check_op(unit: str, device: torch.device, smoke: bool) -> Iterator[Row]:
             inputs = bench.make(case, device)
             exact = bench.bind(reference, in_fp64(inputs, DTYPES[dtype]), case)()
             plain = bench.bind(reference, inputs, case)()
-            for provider in kernels_of(bench):
+            for provider in kernels_of(bench, case):
                 label = f"{provider} {case.mode} {case.label}"
                 try:
                     ours = filled_with_nan(bench.bind(bench.providers[provider], inputs, case))
@@ -157,7 +157,7 @@ def check_model(unit: str, device: torch.device, smoke: bool) -> Iterator[Row]:
             half = images.to(DTYPES[dtype])
             plain = as_tuple(copy.deepcopy(model).to(DTYPES[dtype])(half))
             for form, ln_folded in FORMS.items():
-                fused = fuse(model, dtype=DTYPES[dtype], ln_folded=ln_folded)
+                fused = fuse(model, dtype=DTYPES[dtype], ln_folded=ln_folded, graphs=False)
                 run = functools.partial(_logits, fused, device)
                 yield judge((unit, f"{form}logits", dtype), run(half), plain, exact)
                 again = filled_with_nan(functools.partial(run, half))

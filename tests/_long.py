@@ -37,6 +37,8 @@ KEPT = {
     "tests/kernels/test_packed_attention.py::test_segments_in_the_kernel": 2,
     "tests/kernels/test_patchify.py::test_kernel_is_the_formula": 6,
     "tests/kernels/test_patchify.py::test_operator_keeps_torchs_contract": 1,
+    "tests/kernels/test_short_attention.py::test_kernel_in_half_precision_is_as_good_as_torch": 2,
+    "tests/kernels/test_short_attention.py::test_kernel_is_the_formula": 5,
     "tests/kernels/test_tensor_maps.py::test_grouped_linear_keeps_groups_apart": 2,
     "tests/kernels/test_tensor_maps.py::test_linear_residual_takes_every_tile_and_piece_once": 3,
     "tests/kernels/test_tensor_maps.py::test_splitk_linear_sums_to_the_product": 2,

@@ -17,7 +17,7 @@ import pytest
 
 from vtk import console
 
-pytest_plugins = ["tests._long", "tests._parts"]
+pytest_plugins = ["tests._long", "tests._parts", "tests._simulated_cuda"]
 REPO = Path(__file__).resolve().parents[1]
 # the server and its clients are in an environment of their own (make test-server)
 collect_ignore = [] if importlib.util.find_spec("pytriton") else ["server"]

@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises for a user's mistake (``--debug`` shows the traceback)."""
     args = list(sys.argv[1:] if argv is None else argv)
     console.set_json("--json" in args)
+    console.set_command(True)
     try:
         return _reported(args)
     except BrokenPipeError:
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         console.set_json(False)
+        console.set_command(False)
 
 
 def _reported(args: list[str]) -> int:

@@ -29,6 +29,7 @@ from vtk.formats import to_json
 from vtk.text import printable, printable_json, several_lines
 
 _json_mode = False
+_in_command = False
 _stages: ContextVar[bool] = ContextVar("stages", default=False)
 _WIDEST = 1 << 16  # of a table that nothing folds
 _WORDS = re.compile(r"\S+\s*|\s+")
@@ -44,6 +45,12 @@ def set_json(on: bool) -> None:
     """With ``on``, stdout is kept for the one JSON object and everything else goes to stderr."""
     global _json_mode
     _json_mode = on
+
+
+def set_command(on: bool) -> None:
+    """Let `note` print: a command runs, and no function that was called from Python."""
+    global _in_command
+    _in_command = on
 
 
 def stream(width: int | None = None) -> Console:
@@ -101,6 +108,12 @@ def stage(text: str) -> None:
     """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
     if _stages.get() and not _json_mode:
         say(f"{text} …", style="dim")
+
+
+def note(text: str) -> None:
+    """Say what a command meets on its way; called from Python, or with ``--json``, nothing is said."""
+    if _in_command and not _json_mode:
+        say(text, style="dim")
 
 
 def emit_json(value: dict[str, Any]) -> None:

@@ -28,6 +28,10 @@ class DataError(VtkError):
     exit_code = 3
 
 
+class HeldError(DataError):
+    """Somebody else writes there now."""
+
+
 class BaseError(DataError):
     """The base weights of a pack were not found, or they are not the ones it was trained on."""
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vtk.errors import DataError
+from vtk.errors import DataError, HeldError
 from vtk.nodes import check_folder, resolve_output
 
 try:
@@ -168,7 +168,7 @@ def _acquire(file: Path, shown: str) -> tuple[int, Callable[[], None]]:
                     _held[key] = descriptor
                     return descriptor, release
             if release is None:
-                raise DataError(f"{shown} is being written by {_who(file)}; wait until it ends, or give another folder")
+                raise HeldError(f"{shown} is being written by {_who(file)}; wait until it ends, or give another folder")
             release()  # the one before took its file away meanwhile
         except BaseException:
             os.close(descriptor)

@@ -27,13 +27,13 @@ from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
 from vtk.runtime import aoti_backend
+from vtk.runtime.given import give_images, judging
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk_export.aoti_compile import compile_package
 from vtk_export.aoti_config import AotiConfig
 from vtk_export.aoti_files import MARKS, write_beside
 from vtk_export.aoti_gate import check_zeros, print_rows, verify_aoti
-from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import move, workspace
 from vtk_export.verify import BATCHES, GateRow, check_rows

@@ -14,15 +14,17 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UsageError
 from vtk.runtime.facts import Facts
+from vtk.runtime.given import Given
 from vtk.runtime.ort_quantize import quantize_dynamic, quantize_static
+from vtk.runtime.photographs import Photographs
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, explicit_attention
-from vtk_export.given import Given
-from vtk_export.judge import Judgement, Photographs
+from vtk_export.fp8 import quantize_fp8, wide_products
+from vtk_export.judge import Judgement
 from vtk_export.neighbours import Dependence
 from vtk_export.nonfinite import mark_rows
 from vtk_export.outputs import WithFeatures, append_softmax, output_names, split_classifier
-from vtk_export.overflow import check_range
+from vtk_export.overflow import check_range, largest_values
 from vtk_export.place import save, write
 from vtk_export.precision import to_half
 from vtk_export.sizes import Sizes, check_sizes, probe_sizes
@@ -102,19 +104,22 @@ def build(
         graph = WithFeatures(choose_form(model.body, config.fuse, **form), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(config.output, softmax=False)
-    console.stage(f"converting it to a graph of opset {config.opset}")
-    proto = convert(graph, card.input, opset=config.opset, static_batch=config.static_batch, names=raw,
+    console.stage(f"converting it to a graph of opset {config.graph_opset}")
+    proto = convert(graph, card.input, opset=config.graph_opset, static_batch=config.static_batch, names=raw,
                     sizes=sizes)  # fmt: skip
     _check_resize(proto, config)
     del graph
     if config.softmax:
         append_softmax(proto)
     proto.ir_version = config.ir
+    if config.dtype == "fp8":
+        console.stage("rounding its wide products to fp8")
+        _round(proto, card, config, folder, given)
     if config.dtype != "fp32":
-        console.stage(f"lowering the graph to {config.dtype}")
+        console.stage(f"lowering the graph to {config.rest}")
         plain = copy.deepcopy(proto)
-        makers = to_half(proto, config.dtype, keep_io_types=config.keep_io_types)
-        check_range(plain, makers, card, images[:_RANGE_IMAGES], dtype=config.dtype, folder=folder,
+        makers = to_half(proto, config.rest, keep_io_types=config.keep_io_types)
+        check_range(plain, makers, card, images[:_RANGE_IMAGES], dtype=config.rest, folder=folder,
                     threads=config.threads, static_batch=config.static_batch)  # fmt: skip
         del plain
     elif config.int8:
@@ -123,13 +128,14 @@ def build(
         mark_rows(proto, clean=config.int8 == "dynamic")
         proto.ir_version = config.ir
     facts = Facts(
-        precision=config.dtype,
+        precision=config.rest,
         int8=config.int8 or "",
+        fp8=config.dtype == "fp8",
         keep_io_types=config.keep_io_types,
         dynamic_size=config.dynamic_size,
         target=config.target or "",
     )
-    if config.file_opset < config.opset:
+    if config.file_opset < config.graph_opset:
         lower(proto, ir_version=config.ir)
     nodes = len(proto.graph.node)
     return File(write(proto, card, folder, facts), model, names, facts, fused, nodes, sizes=sizes)
@@ -153,18 +159,7 @@ def _quantize(
     if config.int8 == "dynamic":
         quantize_dynamic(plain, target)
     else:
-        assert given is not None
-        photographs = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
-        used = []
-
-        def batches() -> Iterator[Tensor]:
-            for images, _ in photographs.batches(card.input, config.static_batch or 1):
-                if config.static_batch in (None, len(images)):
-                    used.append(len(images))
-                    yield images
-
-        quantize_static(plain, target, batches())
-        console.say(f"calibrated on {sum(used)} {photographs.what}")
+        quantize_static(plain, target, _calibration(card, config, given, 1))
     quantized: onnx.ModelProto = onnx.load(target)
     shutil.rmtree(place)
     domains = {node.domain for node in quantized.graph.node} | {""}
@@ -173,3 +168,22 @@ def _quantize(
     quantized.opset_import.extend(kept)
     quantized.producer_name, quantized.producer_version = proto.producer_name, proto.producer_version
     return quantized
+
+
+def _round(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: Given | None) -> None:
+    """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
+    names = dict.fromkeys(node.input[0] for node in wide_products(proto))
+    batches = _calibration(card, config, given, 4)
+    quantize_fp8(proto, largest_values(proto, names, card, batches, folder=folder, threads=config.threads))
+
+
+def _calibration(card: Card, config: OnnxConfig, given: Given | None, size: int) -> Iterator[Tensor]:
+    """Yield batches of the images that calibrate, of the file's size or of ``size``, and say how many they were."""
+    assert given is not None
+    photographs = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
+    used = 0
+    for images, _ in photographs.batches(card.input, config.static_batch or size):
+        if config.static_batch in (None, len(images)):
+            used += len(images)
+            yield images
+    console.say(f"calibrated on {used} {photographs.what}")

@@ -10,8 +10,8 @@ from vtk.options import Config, Option
 from vtk.options.shared import (
     Base,
     CalibrationImages,
-    Dtype,
     Fuse,
+    GraphDtype,
     Int8,
     JudgeImages,
     KeepIoTypes,
@@ -29,7 +29,7 @@ from vtk.options.shared import (
     VerifyData,
     VerifyDataOf,
 )
-from vtk_export.targets import IR_VERSIONS, OLD, Target, check_caps, parse_target
+from vtk_export.targets import FP8_CAPS, IR_VERSIONS, OLD, Target, check_caps, check_fp8_target, parse_target
 
 RunTime = Annotated[
     str | None,
@@ -63,6 +63,7 @@ class ForRunTime:
     if TYPE_CHECKING:  # fields of the config
         target: str | None
         opset: int
+        dtype: str
 
     @property
     def runtime(self) -> Target | None:
@@ -77,7 +78,12 @@ class ForRunTime:
     @property
     def file_opset(self) -> int:
         """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
-        return self.opset if self.runtime is None else min(self.opset, self.runtime.opset)
+        return self.graph_opset if self.runtime is None else min(self.graph_opset, self.runtime.opset)
+
+    @property
+    def graph_opset(self) -> int:
+        """Opset that torch's exporter is asked for: that of the options, or the first that has fp8."""
+        return max(self.opset, FP8_CAPS[0]) if getattr(self, "dtype", "") == "fp8" else self.opset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ class OnnxConfig(ForRunTime, Config):
     data: VerifyData = None
     split: Split = None
     fuse: Fuse = None
-    dtype: Dtype = "fp32"
+    dtype: GraphDtype = "fp32"
     keep_io_types: KeepIoTypes = False
     int8: Int8 = None
     calibration_images: CalibrationImages = 128
@@ -129,6 +135,8 @@ class OnnxConfig(ForRunTime, Config):
             raise UsageError(f"`--int8` leaves the rest in fp32, so --dtype {self.dtype} contradicts it; leave out one")
         if self.int8 == "static" and self.data is None:
             raise UsageError("`--int8 static` measures the activations' ranges on images; give --data FOLDER")
+        if self.dtype == "fp8":
+            self._check_fp8()
         if self.dynamic_size and self.with_preproc:
             raise UsageError(
                 "`--with-preproc` brings images to the model's own size, --dynamic-size opens it; leave one out"
@@ -136,6 +144,23 @@ class OnnxConfig(ForRunTime, Config):
         self._check_target()
         if self.softmax and self.output == "features":
             raise UsageError("`--softmax` is of logits, `--output features` has none; give --output both or logits")
+
+    def _check_fp8(self) -> None:
+        if self.data is None:
+            raise UsageError("`--dtype fp8` is calibrated on training images and judged on held-out ones; give --data "
+                             "FOLDER")  # fmt: skip
+        if self.dynamic_size:
+            raise UsageError(
+                "`--dtype fp8` is calibrated at the model's own size, --dynamic-size opens it; leave one out"
+            )
+        if self.output == "features":
+            raise UsageError("`--dtype fp8` is judged by the classes, `--output features` has none; give --output both")
+        if self.ir < FP8_CAPS[1]:
+            told = self.target if self.ir_version is None else f"--ir-version {self.ir_version}"
+            raise UsageError(f"fp8 came with IR version {FP8_CAPS[1]}, and {told} means {self.ir}; leave that out, or "
+                             "use --dtype fp16")  # fmt: skip
+        if self.runtime is not None and self.runtime != OLD:
+            check_fp8_target(self.runtime)
 
     def _check_target(self) -> None:
         target = self.runtime
@@ -160,6 +185,11 @@ class OnnxConfig(ForRunTime, Config):
     def ir(self) -> int:
         """IR version to write."""
         return self.ir_version or written_ir(self.runtime)
+
+    @property
+    def rest(self) -> Literal["fp32", "fp16", "bf16"]:
+        """Type of inputs, outputs, and of all but the wide products of fp8."""
+        return "fp16" if self.dtype == "fp8" else self.dtype
 
 
 def written_ir(target: Target | None) -> int:

@@ -11,11 +11,13 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
+from vtk.runtime.fp8 import check_agreement
+from vtk.runtime.given import Given, judging
+from vtk.runtime.photographs import Photographs
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
-from vtk_export.given import Given, judging
 from vtk_export.images import gate_images
-from vtk_export.judge import Photographs, check_judgement, judge
+from vtk_export.judge import check_judgement, judge
 from vtk_export.limits import LIMITS, Limits
 from vtk_export.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.nonfinite import mark_rows
@@ -48,7 +50,7 @@ def gate(
         inputs={"pixel_values": (number, (spec.in_chans, *sides))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=config.ir,
     )  # fmt: skip
-    kind = "int8" if file.facts.int8 else file.facts.precision
+    kind = file.facts.kind
     limits = LIMITS[kind]
     console.stage(f"comparing the file with torch at {len(batches)} batch sizes")
     try:
@@ -75,11 +77,13 @@ def gate(
         return file
     limit = pixel_limit(card)
     # not the images that it was calibrated on
-    chosen = given.calibration[1] if file.facts.int8 == "static" else given.judging
+    chosen = given.calibration[1] if file.facts.calibrated else given.judging
     photographs = Photographs(chosen, config.images, max_pixels=limit)
     console.stage(f"judging the file on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, spec, names=file.names, threads=config.threads)
     console.say(judgement.describe())
+    if file.facts.fp8:  # one image more or less is not passed over
+        check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
     check_judgement(judgement, limits)
     return dataclasses.replace(file, judgement=judgement)
 
@@ -171,5 +175,5 @@ def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None
     if not file.facts.verified:
         return None
     drift = measure_drift(file, card, config, given)
-    check_drift(drift, LIMITS["int8" if file.facts.int8 else file.facts.precision])
+    check_drift(drift, LIMITS[file.facts.kind])
     return drift

@@ -2,20 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.images import MAX_PIXELS
-from vtk.errors import DataError, VerificationError
+from vtk.errors import VerificationError
 from vtk.runtime.backend import predictor
-from vtk.runtime.images import Chosen
+from vtk.runtime.photographs import Photographs
 from vtk_export.limits import Limits
 from vtk_export.verify import open_sessions, reference_outputs
 
@@ -53,51 +52,6 @@ class Judgement:
         if self.top1 is None or self.top1_fp32 is None:
             return text
         return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
-
-
-class Photographs:
-    """Images of ``--data`` with their classes, decoded as they are needed.
-
-    Attributes:
-        paths: at even distances over the listing, so that all class folders are met.
-        max_pixels: a larger image cannot be read.
-        labels: class indices, None where the folder does not tell the model's classes.
-        what: they are, in words.
-    """
-
-    def __init__(self, chosen: Chosen, count: int, *, max_pixels: int = MAX_PIXELS) -> None:
-        own, self.max_pixels, self.what = len(chosen.paths), max_pixels, chosen.what
-        taken = [i * own // count for i in range(count)] if own > count else range(own)
-        self.paths = [chosen.paths[i] for i in taken]
-        self.labels = None if chosen.labels is None else [chosen.labels[i] for i in taken]
-
-    def batches(self, spec: InputSpec, size: int) -> Iterator[tuple[Tensor, list[int]]]:
-        """Yield model inputs (≤ size, C, H, W) and the positions of their images; unreadable ones are left out.
-
-        Raises:
-            DataError: no image can be read.
-        """
-        from vtk.data.transforms import eval_transform, read_input
-
-        transform = eval_transform(spec)
-        images: list[Tensor] = []
-        places: list[int] = []
-        read = 0
-        for i, path in enumerate(self.paths):
-            try:
-                images.append(read_input(path, transform, self.max_pixels))
-            except (DataError, OSError) as error:
-                console.warn(f"skipped: {error}")
-                continue
-            places.append(i)
-            if len(images) == size:
-                yield torch.stack(images), places
-                read += len(images)
-                images, places = [], []
-        if images:
-            yield torch.stack(images), places
-        elif not read:
-            raise DataError(f"`--data`: none of {len(self.paths)} images could be read; give others")
 
 
 def judge(

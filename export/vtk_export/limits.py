@@ -34,6 +34,8 @@ LIMITS = {
     # fine-tuned ViT-S/14 has a mean of 0.995 (static) and 0.997 (dynamic) and no image below 0.93; with the rows of one
     # of six matrices shifted by one, the mean was 0.77 to 0.947, though up to 97 % of the classes stayed
     "int8": Limits(cosine=0.7, mean=0.95, agreement=0.9, top1=0.01, batch=0.03),
+    # e4m3 has a mantissa of 3 bits, and each number an error of up to 6 %: what the answers are is counted
+    "fp8": Limits(cosine=0.9, mean=0.98, agreement=0.99, batch=0.08),
 }
 """Per kind of file. int8 rounds so coarsely that its cosine only finds a file that is wrong; its accuracy is judged."""
 

@@ -20,6 +20,7 @@ from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.facts import PLAIN, Facts
+from vtk.runtime.given import Given, give_images, judging
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
@@ -27,7 +28,6 @@ from vtk_export.build import File, build
 from vtk_export.config import OnnxConfig
 from vtk_export.convert import choose_form, convert, export_form, is_parallel
 from vtk_export.gate import gate, gate_preproc
-from vtk_export.given import Given, give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.judge import Judgement
 from vtk_export.neighbours import Dependence
@@ -203,7 +203,8 @@ def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, image
 def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
     """Write the README.md beside a file."""
     page = onnx_page(
-        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, in_graph=config.with_preproc,
+        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
+        in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
         sizes=file.sizes, verified=file.facts.verified,
     )  # fmt: skip

@@ -17,10 +17,10 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backend import Backend
+from vtk.runtime.given import Given
+from vtk.runtime.photographs import Photographs
 from vtk_export.build import File
 from vtk_export.config import OnnxConfig
-from vtk_export.given import Given
-from vtk_export.judge import Photographs
 from vtk_export.limits import LEAST_COSINE, Limits
 from vtk_export.place import save
 from vtk_export.preproc import prepend

@@ -35,6 +35,7 @@ def onnx_page(
     precision: str,
     half_io: bool,
     int8: str = "",
+    fp8: bool = False,
     in_graph: bool = False,
     batch: int | None = None,
     sizes: Sizes | None = None,
@@ -48,12 +49,13 @@ def onnx_page(
         precision: of the weights.
         half_io: inputs and outputs are of that type, too.
         int8: static, dynamic, or nothing.
+        fp8: the wide products read e4m3.
         in_graph: the graph resizes and normalises.
         batch: fixed number of images, None for any.
         sizes: that it takes, where height and width are open.
         verified: its outputs were compared with torch's.
     """
-    kind = f"int8 ({int8}), the rest fp32" if int8 else precision
+    kind = f"int8 ({int8}), the rest fp32" if int8 else f"fp8 (e4m3), the rest {precision}" if fp8 else precision
     checked = "Its outputs were compared with torch's before it was kept." if verified else "It was not verified."
     half = precision if half_io else ""
     code = onnx_code(card, names=names, half=half, in_graph=in_graph, batch=batch)

@@ -38,6 +38,13 @@ TRT: dict[str, Caps] = {
 }
 """TensorRT."""
 
+FP8_CAPS: Caps = (19, 9)
+"""Opset and IR version that brought e4m3, and Q/DQ of it."""
+
+FP8 = {"ort": "1.16", "trt": "10.0"}
+"""First versions that take Q/DQ in e4m3. Of ONNX Runtime the first that takes both numbers of `FP8_CAPS`; of TensorRT
+the first of the table with FLOAT8E4M3FN in docs/operators.md of onnx/onnx-tensorrt."""
+
 
 @dataclass(frozen=True)
 class Release:

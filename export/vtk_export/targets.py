@@ -4,7 +4,11 @@ import re
 from dataclasses import dataclass
 
 from vtk.errors import UsageError
-from vtk_export.runtimes import ORT, RELEASES, TESTED, TRT, Caps, Release
+from vtk_export.runtimes import FP8, FP8_CAPS, ORT, RELEASES, TESTED, TRT, Caps, Release
+
+__all__ = ["FP8_CAPS", "IR_VERSIONS", "KNOWN", "OLD", "OPSETS", "Target", "check_caps", "check_fp8_target",
+           "describe_oldest", "oldest", "parse_target", "same_version", "server_for", "takes", "takes_fp8",
+           "tensorrt_of"]  # fmt: skip
 
 IR_VERSIONS = range(8, 11)
 """IR versions that a file can be stamped with; torch's exporter writes 10 and uses nothing that 8 lacks."""
@@ -111,6 +115,24 @@ def check_caps(target: Target, opset: int, ir_version: int | None) -> None:
     for flag, given, highest in (("opset", opset, most), ("ir-version", ir_version or 0, target.ir_version)):
         if given > highest:
             raise UsageError(f"`--{flag}` {given} is more than {target.text} takes; give at most {highest}")
+
+
+def takes_fp8(target: Target) -> bool:
+    """Return whether a run time has Q/DQ in e4m3; a server's is its ONNX Runtime."""
+    kind, version = ("ort", target.release.ort) if target.release is not None else (target.kind, target.version)
+    table = list({"ort": ORT, "trt": TRT}[kind])
+    return table.index(".".join(version.split(".")[:2])) >= table.index(FP8[kind])
+
+
+def check_fp8_target(target: Target) -> None:
+    """Refuse a run time that has no fp8.
+
+    Raises:
+        UsageError: names the first versions that have it.
+    """
+    if not takes_fp8(target):
+        first = ", ".join(f"{_NAMES[kind]} {version}" for kind, version in FP8.items())
+        raise UsageError(f"`--target` {target.text} has no fp8, which came with {first}; use --dtype fp16")
 
 
 def oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> dict[str, str]:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar
 from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import (
-    Dtype,
+    CalibrationImages,
     Fuse,
+    GraphDtype,
     JudgeImages,
     KeepIoTypes,
     MaybeOut,
@@ -65,7 +66,8 @@ class TensorrtConfig(Config):
         str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
     ] = _ANY
     target: RunTime = None
-    dtype: Dtype = "fp32"
+    dtype: GraphDtype = "fp32"
+    calibration_images: CalibrationImages = 128
     keep_io_types: KeepIoTypes = False
     min: Annotated[int, Option("fewest images of one call", often=True)] = 1
     opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
@@ -115,6 +117,11 @@ class TensorrtConfig(Config):
         return tensorrt_of(parse_target(self.target))
 
     @property
+    def rest(self) -> str:
+        """As of `OnnxConfig`."""
+        return "fp16" if self.dtype == "fp8" else self.dtype
+
+    @property
     def shapes(self) -> tuple[int, int, int]:
         """Fewest, usual and most images of one call."""
         return (self.min, self.opt, self.max) if self.static_batch is None else (self.static_batch,) * 3
@@ -123,7 +130,8 @@ class TensorrtConfig(Config):
         """Return the options of the ONNX file; ``more`` replaces some."""
         options: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("dtype", "keep_io_types", "static_batch", "opset", "fuse", "data", "unverified", "images",
+            for name in ("dtype", "calibration_images", "keep_io_types",
+                         "static_batch", "opset", "fuse", "data", "unverified", "images",
                          "seed", "threads", "profile")
         }  # fmt: skip
         return OnnxConfig(**{**options, "target": self.runtime.text, "out": out, **more})

@@ -11,7 +11,9 @@ many kernels a call starts on CUDA. Importing this package asks nothing of Trito
     packed_attention             attention over one packed matrix of queries, keys and values
     grouped_linear               a linear layer per group of rows
     splitk_linear                a product in slices, for few rows
-    patchify                     images as rows of patches: a patch embedding is one product behind it
+    quantize_rows, add_norm_e4m3 rows in eight bits with a scale each, also behind GELU; residual, norm and that
+    patchify                     images as rows of patches: a patch embedding is one product behind it;
+                                 `patchify_counters` also zeroes counters for products that finish themselves
 """
 
 import importlib

@@ -15,6 +15,8 @@ FIELDS = ("device", "torch", "triton", "op", "dtype", "rows", "n", "k")
 VARIABLE = "VTK_CHOICES"
 """Environment variable with the path of a table that goes over all others."""
 
+_LARGEST = 2**32
+
 Entry = dict[str, Any]
 
 
@@ -36,6 +38,8 @@ def read(path: Path, allowed: Mapping[str, tuple[str, ...]]) -> list[Entry]:
     Raises:
         ChoiceTableError: no file, no table, an entry that says nothing this version knows, or two about the same.
     """
+    if path.exists() and not path.is_file():
+        raise ChoiceTableError(f"{path} is no file")
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         if table["schema"] != 1:
@@ -60,8 +64,8 @@ def check(entries: Any, where: str, allowed: Mapping[str, tuple[str, ...]]) -> l
         for entry in found:
             if entry["choice"] not in allowed[entry["op"]]:
                 raise ValueError(f"`choice` ({entry['choice']!r}) must be one of {allowed[entry['op']]}: {entry}")
-            if not all(isinstance(entry[field], int) and entry[field] > 0 for field in ("rows", "n", "k")):
-                raise ValueError(f"`rows`, `n` and `k` must be whole numbers from 1 on: {entry}")
+            if not all(type(entry[field]) is int and 0 < entry[field] <= _LARGEST for field in ("rows", "n", "k")):
+                raise ValueError(f"`rows`, `n` and `k` must be whole numbers from 1 to 2³²: {entry}")
             if not all(isinstance(entry[field], str) for field in ("device", "torch", "triton", "dtype")):
                 raise ValueError(f"`device`, `torch`, `triton` and `dtype` must be text: {entry}")
             versions(entry)

@@ -1,10 +1,42 @@
-"""What is done to the fp32 sums of a tile of a matrix product before they are stored, in its own kernel."""
+"""What the fp32 sums of a tile of a matrix product start from, and what is done to them before they are stored."""
 
 from typing import no_type_check
 
 from vtk_kernels._gelu import gelu, gelu_byte
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import store_piece
+
+
+@triton.jit
+@no_type_check
+def start_of(
+    b_ptr,  # (F,), or None
+    residual_ptr,  # (T, F); with TMA its tensor map
+    stride_rt,  # from a row of the residual to the next
+    tile_row,
+    tile_out,
+    T,  # 0 for a start from 0
+    F,
+    TMA: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+):
+    """Return residual + bias of a tile in fp32, for a product to be added to: no pass of its own, and no epilogue's.
+
+    They are on their way while the product's first operands are, where an epilogue would wait for them alone.
+    """
+    row = tile_row + tl.arange(0, BLOCK_T)
+    out = tile_out + tl.arange(0, BLOCK_F)
+    mask = (row < T)[:, None] & (out < F)[None, :]
+    if TMA:
+        u = residual_ptr.load([tile_row, tile_out]).to(tl.float32)
+    else:
+        at = residual_ptr + (row.to(tl.int64) * stride_rt)[:, None] + out[None, :]
+        u = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    if b_ptr is not None:
+        b = tl.load(b_ptr + out, mask=out < F, other=0.0).to(tl.float32)
+        u += tl.where(mask, b[None, :], 0.0)
+    return u
 
 
 @triton.jit

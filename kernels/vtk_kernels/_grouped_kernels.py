@@ -8,6 +8,7 @@ from torch import Tensor
 from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._matmul import aligned, has_tensor_map, mapped_product, product, tensor_map
+from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
@@ -193,6 +194,7 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
                 BLOCK_K=block_k,
                 num_warps=warps,
                 num_stages=stages,
+                maxnreg=registers("_grouped_linear_kernel", warps, x) if tma else None,
             )
     return y
 

@@ -11,9 +11,9 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from vtk_kernels._device import chained, follow, is_hopper, multiprocessors
+from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper, multiprocessors
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._epilogue import finish
+from vtk_kernels._epilogue import finish, start_of
 from vtk_kernels._matmul import (
     GROUP,
     has_tensor_map,
@@ -25,6 +25,7 @@ from vtk_kernels._matmul import (
     tile_config,
     tile_of,
 )
+from vtk_kernels._resident import RESIDENT, registers
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
@@ -41,6 +42,7 @@ def _linear_kernel(
     b_ptr,  # (F,), or None
     x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
     residual_ptr,  # (T, F), or None; with TMA its tensor map
+    ahead_ptr,  # (F, K): w, to be fetched before the wait; or None
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
     stride_st,  # of x_stats
@@ -59,18 +61,30 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     HALVES: tl.constexpr,  # finish a tile in two halves of its columns: half the memory for the stores
+    START: tl.constexpr,  # a program owns one tile, whose sums start from residual and bias
     PDL: tl.constexpr,
 ):
+    if ahead_ptr is not None:
+        fetch(ahead_ptr, F * K, tl.program_id(0), programs)
+        if b_ptr is not None:
+            fetch(b_ptr, F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
         row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
         scale = None
+        start = None
+        shift_ptr = b_ptr
+        added_ptr = residual_ptr
+        if START:
+            start = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, T, F, TMA, BLOCK_T, BLOCK_F)
+            shift_ptr = None
+            added_ptr = None
         if TMA:
-            u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K)
+            u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
             if x_stats_ptr is not None:
                 scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False)
         else:
@@ -90,21 +104,22 @@ def _linear_kernel(
                 BLOCK_T,
                 BLOCK_F,
                 BLOCK_K,
+                start,
             )
         if HALVES:
             left, right = tl.split(tl.permute(tl.reshape(u, (BLOCK_T, 2, BLOCK_F // 2)), (0, 2, 1)))
             half: tl.constexpr = BLOCK_F // 2
             finish(
-                y_ptr, q_ptr, y_stats_ptr, left, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, left, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, half,
             )  # fmt: skip
             finish(
-                y_ptr, q_ptr, y_stats_ptr, right, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, right, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out + half, T, F, GELU, TMA, BLOCK_T, half,
             )  # fmt: skip
         else:
             finish(
-                y_ptr, q_ptr, y_stats_ptr, u, scale, b_ptr, residual_ptr, stride_rt,
+                y_ptr, q_ptr, y_stats_ptr, u, scale, shift_ptr, added_ptr, stride_rt,
                 tile_row, tile_out, T, F, GELU, TMA, BLOCK_T, BLOCK_F,
             )  # fmt: skip
 
@@ -152,13 +167,14 @@ def launch(
         block_t, block_f, block_k, warps, stages = residual_tile_config(tma, rows, features, a, weight)
         halves = block_f > PIECE
     else:
-        config = mapped_tile_config(rows, features) if tma else tile_config(rows, features, a, weight)
+        config = mapped_tile_config(rows, features, save_grad) if tma else tile_config(rows, features, a, weight)
         block_t, block_f, block_k, warps, stages = config
         halves = save_grad or block_t * block_f >= 128 * 128
     width = block_f // 2 if halves else block_f
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
-        programs = min(tiles, 2 * multiprocessors(x)) if tma else tiles
+        programs = min(tiles, RESIDENT["_linear_kernel"].hopper * multiprocessors(x)) if tma else tiles
+        options = chained(x, programs)
         with on_device(x):
             _linear_kernel[(programs,)](
                 tensor_map(flat, block_t, width) if tma else y,
@@ -169,6 +185,7 @@ def launch(
                 None if b is None else b.contiguous(),
                 known,
                 tensor_map(past, block_t, width) if tma and past is not None else past,
+                ahead(options, rows, weight),
                 a.stride(0),
                 weight.stride(0),
                 0 if known is None else known.stride(0),
@@ -187,8 +204,10 @@ def launch(
                 BLOCK_K=block_k,
                 GROUP=GROUP,
                 HALVES=halves,
+                START=past is not None and not halves and programs == tiles,
                 num_warps=warps,
                 num_stages=stages,
-                **chained(x, programs),
+                maxnreg=registers("_linear_kernel", warps, x) if tma else None,
+                **options,
             )
     return y, q, stats

@@ -33,10 +33,12 @@ def tile_config(rows: int, features: int, *operands: Tensor) -> tuple[int, int, 
     return 64, 64, 64, 4, 4
 
 
-def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, int]:
+def mapped_tile_config(rows: int, features: int, wide: bool = False) -> tuple[int, int, int, int, int]:
     """Return what `tile_config` does for operands with tensor maps, where no register holds an address.
 
-    Measured on an H200: small tiles while a multiprocessor gets at most two of them, or else tiles of 128 × 128.
+    Measured on an H200: small tiles while a multiprocessor gets at most two of them, or else tiles of 128 × 128. Where
+    these are ``wide``, having a tile of more beside the operands' and the output's, they take shorter steps through K,
+    so that there is still room for two programs a multiprocessor; that has not been measured yet.
     """
     if rows <= 32:
         return 16 if rows <= 16 else 32, 64, 128, 4, 4
@@ -47,15 +49,14 @@ def mapped_tile_config(rows: int, features: int) -> tuple[int, int, int, int, in
         return 64, 64, 64, 4, 4
     if triton.cdiv(rows, 64) * triton.cdiv(features, 128) <= 2 * _ENOUGH_TILES:
         return 64, 128, 64, 4, 4
-    return 128, 128, 64, 8, 3
+    return (128, 128, 32, 8, 5) if wide else (128, 128, 64, 8, 3)
 
 
 def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
     """Return the tiles of a product with residual and row statistics, whose columns are whole pieces of 64.
 
     Tiles of 32 rows where those of 64 would leave half of the multiprocessors without one: sums whose rows are then
-    surveyed cannot be cut along K. The largest tiles take shorter steps through K, so that beside the residual there is
-    still room for two programs a multiprocessor. Neither has been measured yet.
+    surveyed cannot be cut along K. Not measured yet.
     """
     if operands[0].element_size() > 2:
         return 32, 64, 32, 4, 2
@@ -64,8 +65,35 @@ def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tens
             return 32, 64, 128 if mapped else 64, 4, 4
     if not mapped:
         return tile_config(rows, features, *operands)
-    block_t, block_f, block_k, warps, stages = mapped_tile_config(rows, features)
-    return (128, 128, 32, 8, 5) if block_t == 128 else (block_t, block_f, block_k, warps, stages)
+    return mapped_tile_config(rows, features, wide=True)
+
+
+_ALIGN = 128
+"""Slices start at multiples of this many columns, which every BLOCK_K divides."""
+
+PROGRAMS = 132
+"""Multiprocessors of an H100: a program each, or two where a single slice would fill them."""
+
+
+def default_splits(rows: int, features: int, size: int) -> int:
+    """Return into how many equal slices a product of 64 × 64 tiles is cut to fill a large card.
+
+    Args:
+        rows: T.
+        features: F.
+        size: K.
+    """
+    tiles = max(-(-rows // 64) * -(-features // 64), 1)
+    wanted = PROGRAMS // tiles
+    if wanted < 2:
+        wanted = 2 * PROGRAMS // tiles
+    steps = -(-size // _ALIGN)
+    return max((s for s in range(1, min(8, wanted) + 1) if steps % s == 0), default=1)
+
+
+def slice_length(size: int, splits: int) -> int:
+    """Return the columns of a slice of K, of which the last ones may be shorter or empty."""
+    return -(-size // (splits * _ALIGN)) * _ALIGN
 
 
 def has_tensor_map(*operands: Tensor) -> bool:
@@ -141,10 +169,11 @@ def product(
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    start_from=None,  # (BLOCK_T, BLOCK_F) in fp32 that the product is added to, or None for 0
 ):
     """Return x · wᵀ of a tile: (BLOCK_T, BLOCK_F) in fp32; rows and columns outside the masks are 0."""
     step = tl.arange(0, BLOCK_K)
-    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32) if start_from is None else start_from
     for start in range(0, K, BLOCK_K):
         if EVEN_K:
             x = tl.load(x_ptr, mask=x_mask, other=0.0)
@@ -171,9 +200,10 @@ def mapped_product(
     BLOCK_T: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    start_from=None,  # as of `product`
 ):
     """Return x · wᵀ of a tile over some columns, as `product` does; what lies outside a matrix is read as 0."""
-    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32)
+    total = tl.zeros([BLOCK_T, BLOCK_F], tl.float32) if start_from is None else start_from
     for start in range(first, last, BLOCK_K):
         total = tl.dot(x_map.load([tile_row, start]), w_map.load([tile_out, start]).T, total)
     return total

@@ -14,7 +14,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
-from vtk_kernels._device import chained, follow
+from vtk_kernels._device import chained, fetch, follow
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
@@ -76,6 +76,8 @@ def _add_norm_kernel(
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    if PDL and bias_ptr is not None:
+        fetch(bias_ptr, C, tl.program_id(0), tl.num_programs(0))
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK_C)

@@ -17,44 +17,62 @@ Three tables are asked together, and of equally near entries the upper table's d
     the package's own, ``choices.json``
 """
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vtk_kernels import _choice_tables
+from vtk_kernels import _choice_tables, _device
 from vtk_kernels._choice_tables import FIELDS, ChoiceTableError, Entry, Layers, Table
 from vtk_kernels._nearest import OTHER, REACH, Candidate, candidate, nearest, pieces, quantities
 
 __all__ = [
-    "ALLOWED", "DEFAULT", "FAMILIES", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry", "Table",
-    "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
+    "ALLOWED", "DEFAULT", "FAMILIES", "FEW_ROWS", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
+    "Question", "Table", "asked", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
 ]  # fmt: skip
 
 DEFAULT = {
     "grouped_linear": "triton",
+    "kept_attention": "flash",
     "linear_gelu": "triton",
+    "linear_residual": "whole",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
     "splitk_linear": "aten",
 }
 """Choice where nothing was measured."""
 
+FEW_ROWS = {"linear_residual": "finish", "ln_folded": "folded"}
+"""In place of `DEFAULT` on a card of `FAMILIES` for at most `vtk_kernels._device.FEW_ROWS` rows.
+
+Predicted by counts, not measured. It is two kernels less a block: on an H200 each `add_norm` of a ViT-S took 1.5 µs at
+batch 1, and a step from one kernel to the next up to 1 µs. Against them stands what the last program of a tile does
+alone: its count, and slices · 16 KiB read from the L2 cache, at about 100 GB/s a multiprocessor 0.7 + 0.6 µs for four
+slices; and 1/σ of each row in two products. That leaves 0.5 to 1 µs for each of a block's two ends. Partial sums are
+as many bytes as before, and normalised tokens are not written.
+"""
+
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
+    "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten"),
+    "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
-    "packed_attention": ("sdpa", "triton"),
-    "splitk_linear": ("aten", "triton"),
+    "packed_attention": ("sdpa", "triton", "short"),
+    "splitk_linear": ("aten", "triton", "finish"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
 
 "ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
+"finish" is K in slices whose last program finishes its tile (`linear_residual`), "whole" one program for each tile. For
+"splitk_linear" the former comes with `norm`, and "triton" and "aten" with `add_norm`.
 """
 
 FAMILIES = (("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200"),)
@@ -62,6 +80,19 @@ FAMILIES = (("NVIDIA H100", "NVIDIA H200", "NVIDIA GH200"),)
 
 _HALF = {"bfloat16", "float16"}
 _LAYERS = Layers(Path(__file__).with_name("choices.json"), ALLOWED)
+
+
+_asked: "list[Question] | None" = None
+
+
+class Question(NamedTuple):
+    """The arguments of `choose` that are no card."""
+
+    op: str
+    rows: int
+    n: int
+    k: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -100,7 +131,8 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
 
     Args:
         op: key of `DEFAULT`.
-        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head).
+        rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head) and of
+            kept_attention (the same, forward and backward together, where a run trains attention).
         n: F, output features; N, tokens of an image; C, channels of a block.
         k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.
@@ -117,11 +149,24 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
     """
     if op not in DEFAULT:
         raise ValueError(f"`op` ({op!r}) has no choice; these have: {', '.join(sorted(DEFAULT))}")
+    if _asked is not None:
+        _asked.append(Question(op, rows, n, k, dtype))
     if device_name is not None:
         for end, choice in _pieces(op, n, k, dtype, device_name):
             if rows < end:
                 return choice
     return DEFAULT[op]
+
+
+@contextlib.contextmanager
+def asked() -> Iterator[list[Question]]:
+    """Collect what `choose` is asked, by any thread, in order and as often as it is."""
+    global _asked
+    before, _asked = _asked, []
+    try:
+        yield _asked
+    finally:
+        _asked = before
 
 
 def explain(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: str | None) -> Answer:
@@ -130,7 +175,8 @@ def explain(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name:
         raise ValueError(f"`op` ({op!r}) has no choice; these have: {', '.join(sorted(DEFAULT))}")
     found = None if device_name is None else nearest(_candidates(op, n, k, dtype, device_name), rows)
     if found is None:
-        return Answer(DEFAULT[op])
+        few = None if device_name is None else _few(op, device_name)
+        return Answer(few[1] if few is not None and 0 < rows <= few[0] else DEFAULT[op])
     measured = tuple(found.entry[field] for field in ("rows", "n", "k"))
     (a, b), (c, d) = quantities(op, rows, n, k), quantities(op, *measured)
     differs = (*(("shape",) if measured != (rows, n, k) else ()), *found.differs)
@@ -216,7 +262,13 @@ def _candidates(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tup
 
 @functools.lru_cache(maxsize=4096)
 def _cached_pieces(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tuple[tuple[int, str], ...]:
-    return pieces(_candidates(op, n, k, dtype, device), DEFAULT[op])
+    return pieces(_candidates(op, n, k, dtype, device), DEFAULT[op], _few(op, device))
+
+
+def _few(op: str, device: str) -> tuple[int, str] | None:
+    """Return the most rows for which `FEW_ROWS` holds, and its choice; None where it does not."""
+    related = any(device.startswith(names) for names in FAMILIES)
+    return (_device.FEW_ROWS, FEW_ROWS[op]) if related and op in FEW_ROWS else None
 
 
 def _pieces(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tuple[tuple[int, str], ...]:

@@ -16,6 +16,7 @@ from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._gelu import LOW, STEP
 from vtk_kernels._matmul import GROUP, has_tensor_map, product, tensor_map, tile_config, tile_of
+from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows, check_channels
 from vtk_kernels._triton import tl, triton
 
@@ -83,6 +84,8 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
     (rows, channels), features = grad.shape, weight.shape[1]
     tma = is_hopper(g) and has_tensor_map(grad, weight)
     block_t, block_f, block_c, warps, stages = tile_config(rows, features, grad, weight)
+    if tma and block_f == 128:  # of 128 columns, the sums and their bytes leave registers for one program
+        block_f, stages = 64, 4
     if gu.numel():
         with on_device(g):
             _linear_gelu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](
@@ -105,6 +108,7 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
                 GROUP=GROUP,
                 num_warps=warps,
                 num_stages=stages,
+                maxnreg=registers("_linear_gelu_backward_kernel", warps, g) if tma else None,
             )
     return gu
 

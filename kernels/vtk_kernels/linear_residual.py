@@ -2,52 +2,73 @@
 
     y = x + a · wᵀ + b,    row_stats: mean and M2 of each 64 channels of a row of y as stored
 
-A program owns a tile of y whose columns are whole pieces of 64: bias, residual and statistics need nothing of another
-tile. The product that reads y next takes LayerNorm's 1/σ from them (`linear`, `linear_gelu`), so that no kernel of its
-own normalises. Elements moved: reads a and w once per column and row of tiles (cached) and T · C of x; writes T · C,
-and 2 S a row in fp32.
+A tile of y holds whole pieces of 64 columns: bias, residual and statistics need nothing of another tile. The product
+that reads y next takes LayerNorm's 1/σ from them (`linear`, `linear_gelu`), so that no kernel of its own normalises.
+At few rows K can be cut into slices, a program each, of which the last to come finishes its tile: still one kernel, and
+the same bits every time (`_residual_kernel`). Elements moved: reads a and w once per column and row of tiles (cached)
+and T · C of x; writes T · C, and 2 S a row in fp32. Slices write and read T · C in fp32 besides, each, in the L2 cache.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vtk_kernels import _linear_kernel, _residual_kernel
 from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
-from vtk_kernels._linear_kernel import launch
 from vtk_kernels._matmul import check_linear
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.row_stats import pieces_of, row_stats_ref
 
 LAUNCHES["linear_residual"] = 1
 
 
-def linear_residual_ref(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `linear_residual` by torch. Same arguments and results."""
+def linear_residual_ref(
+    a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute `linear_residual` by torch. Same arguments and results; slices and counters change nothing."""
     y = x + F.linear(a, w, b)
     return y, row_stats_ref(y)
 
 
-def _linear_residual_launch(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    y, _, stats = launch(a, w, b, residual=x)
+def _linear_residual_launch(
+    a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    if splits > 1:
+        assert counters is not None
+        return _residual_kernel.launch(a, w, b, x, splits, counters)
+    y, _, stats = _linear_kernel.launch(a, w, b, residual=x)
     assert stats is not None
     return y, stats
 
 
 @torch.library.custom_op("vtk_kernels::linear_residual", mutates_args=())
-def _op(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    _check(a, w, b, x)
-    y, stats = (_linear_residual_launch if runs_kernel(a) else linear_residual_ref)(a, w, b, x)
+def _op(
+    a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    _check(a, w, b, x, splits, counters)
+    run = _linear_residual_launch if runs_kernel(a) else linear_residual_ref
+    y, stats = run(a, w, b, x, splits, counters)
     return y.contiguous(), stats.contiguous()
 
 
 @_op.register_fake
-def _(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+def _(
+    a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     channels = w.shape[0]
     stats = x.new_empty((*x.shape[:-1], pieces_of(channels), 2), dtype=accumulator(x.dtype))
     return x.new_empty(x.shape), stats
 
 
 def linear_residual(
-    a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, *, use_triton: bool | None = None
+    a: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    x: Tensor,
+    splits: int = 1,
+    counters: Tensor | None = None,
+    *,
+    use_triton: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Multiply ``a`` by ``w``ᵀ, add ``b`` and ``x``, and take the statistics of the sum's rows.
 
@@ -58,6 +79,9 @@ def linear_residual(
         w: (C, K), the type of ``a``: the weight of `nn.Linear`.
         b: (C,), the type of ``a``; or None.
         x: (..., C), the type of ``a``: the residual stream; may be strided.
+        splits: slices of K, a program each; 1 for none, see `vtk_kernels._matmul.default_splits`.
+        counters: (n,), int32, all 0, and 0 again when the kernel has ended; with ``splits`` above 1, n at least
+            `counters_needed`. Calls on one stream may share them, calls that may run at the same time must not.
         use_triton: None for the kernel on CUDA in fp16 and bf16; False for torch; True for the kernel, no gradient.
 
     Returns:
@@ -68,16 +92,29 @@ def linear_residual(
     Raises:
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
     """
-    _check(a, w, b, x)
+    _check(a, w, b, x, splits, counters)
     way = inference(route(a, use_triton, w, b, x), a, w, b, x)
     if way == "reference":
         return linear_residual_ref(a, w, b, x)
     run = torch.ops.vtk_kernels.linear_residual if way == "operator" else _linear_residual_launch
-    return run(a, w, b, x)
+    return run(a, w, b, x, splits, counters)
 
 
-def _check(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor) -> None:
+def _check(a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int, counters: Tensor | None) -> None:
     check_linear(a, w, b, "a")
     if x.shape != (*a.shape[:-1], w.shape[0]) or x.dtype != a.dtype:
         wanted = (*a.shape[:-1], w.shape[0])
         raise ValueError(f"`x` is {tuple(x.shape)} {x.dtype}; it must be {wanted} {a.dtype}, like a · wᵀ")
+    if splits < 1:
+        raise ValueError(f"`splits` ({splits}) must be at least 1")
+    if splits == 1:
+        return
+    needed = counters_needed(a.numel() // a.shape[-1], w.shape[0])
+    if counters is None:
+        raise ValueError(f"`splits` ({splits}) needs `counters`: ({needed},) torch.int32, all 0, on {a.device}")
+    plain = counters.ndim == 1 and counters.dtype == torch.int32 and counters.is_contiguous()
+    if not plain or counters.shape[0] < needed or counters.device != a.device:
+        raise ValueError(
+            f"`counters` is {tuple(counters.shape)} {counters.dtype} on {counters.device}; it must be at least "
+            f"({needed},) torch.int32 on {a.device}, all 0"
+        )

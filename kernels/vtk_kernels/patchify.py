@@ -57,6 +57,7 @@ def patchify_backward_ref(g: Tensor, shape: Sequence[int], patch: Sequence[int],
 @no_type_check
 def _patchify_kernel(
     rows_ptr,  # out (B, prefix + N, width)
+    counters_ptr,  # out (counters,), int32: zeros; or None
     images_ptr,  # (B, chans, H, W)
     stride_ib,  # from an image to the next
     stride_ic,  # from a channel to the next
@@ -69,6 +70,7 @@ def _patchify_kernel(
     size,  # chans · PH · PW, the columns that are not zero
     tiles,  # programs of an image that move pixels
     programs,  # all programs of an image: one more where there are zeros to write
+    counters,
     PH: tl.constexpr,
     PW: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -103,9 +105,14 @@ def _patchify_kernel(
             i = start + step
             at = (prefix + i // spare) * width + size + i % spare
             tl.store(rows_ptr + at, zeros, mask=i < patches * spare)
+        if counters_ptr is not None:
+            none = tl.zeros((BLOCK_H * BLOCK_W,), tl.int32)
+            for start in range(0, counters, BLOCK_H * BLOCK_W):
+                tl.store(counters_ptr + start + step, none, mask=(start + step < counters) & (image == 0))
 
 
-def _patchify_launch(images: Tensor, patch: Sequence[int], prefix: int, width: int) -> Tensor:
+def launch(images: Tensor, patch: Sequence[int], prefix: int, width: int, counters: Tensor | None = None) -> Tensor:
+    """Start the kernel; arguments and result as of `patchify`, and ``counters`` (n,), int32, become 0."""
     batch, chans, height, wide = images.shape
     ph, pw = patch
     size = chans * ph * pw
@@ -113,11 +120,12 @@ def _patchify_launch(images: Tensor, patch: Sequence[int], prefix: int, width: i
     block_w = min(triton.next_power_of_2(wide), 256)
     block_h = min(triton.next_power_of_2(height), _TILE // block_w)
     tiles = chans * triton.cdiv(height, block_h) * triton.cdiv(wide, block_w)
-    programs = tiles + (prefix > 0 or width > size)
+    programs = tiles + (prefix > 0 or width > size or counters is not None)
     if batch:
         with on_device(images):
             _patchify_kernel[(batch * programs,)](
                 rows,
+                counters,
                 images,
                 *images.stride(),
                 height,
@@ -127,6 +135,7 @@ def _patchify_launch(images: Tensor, patch: Sequence[int], prefix: int, width: i
                 size,
                 tiles,
                 programs,
+                0 if counters is None else len(counters),
                 PH=ph,
                 PW=pw,
                 BLOCK_H=block_h,
@@ -139,8 +148,8 @@ def _patchify_launch(images: Tensor, patch: Sequence[int], prefix: int, width: i
 
 @torch.library.custom_op("vtk_kernels::patchify", mutates_args=())
 def _op(images: Tensor, patch: Sequence[int], prefix: int, width: int) -> Tensor:
-    _check(images, patch, prefix, width)
-    return (_patchify_launch if runs_kernel(images) else patchify_ref)(images, patch, prefix, width)
+    check(images, patch, prefix, width)
+    return (launch if runs_kernel(images) else patchify_ref)(images, patch, prefix, width)
 
 
 @_op.register_fake
@@ -186,15 +195,20 @@ def patchify(
     """
     if width is None:
         width = images.shape[1] * patch[0] * patch[1] if images.ndim == 4 else 0
-    _check(images, patch, prefix, width)
+    check(images, patch, prefix, width)
     way = route(images, use_triton)
     if way == "reference":
         return patchify_ref(images, patch, prefix, width)
-    run = torch.ops.vtk_kernels.patchify if way == "operator" else _patchify_launch
+    run = torch.ops.vtk_kernels.patchify if way == "operator" else launch
     return run(images, patch, prefix, width)
 
 
-def _check(images: Tensor, patch: Sequence[int], prefix: int, width: int) -> None:
+def check(images: Tensor, patch: Sequence[int], prefix: int, width: int) -> None:
+    """Refuse arguments that `patchify` does not take.
+
+    Raises:
+        ValueError: shapes or types that do not fit.
+    """
     if not images.is_floating_point():
         raise ValueError(f"`images` must be floating point, not {images.dtype}")
     if images.ndim != 4 or images.shape[1] == 0:

@@ -13,14 +13,17 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
-from vtk_kernels._device import chained, follow, is_hopper
+from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._matmul import (
     GROUP,
+    PROGRAMS,
     check_linear,
+    default_splits,
     has_tensor_map,
     mapped_product,
     product,
+    slice_length,
     tensor_map,
     tile_config,
     tile_of,
@@ -28,29 +31,9 @@ from vtk_kernels._matmul import (
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 
+__all__ = ["default_splits", "splitk_linear", "splitk_linear_ref"]
+
 LAUNCHES["splitk_linear"] = 1
-
-_ALIGN = 128
-"""Slices start at multiples of this many columns, which every BLOCK_K divides."""
-
-_PROGRAMS = 132
-"""Multiprocessors of an H100: a program each, or two where a single slice would fill them."""
-
-
-def default_splits(rows: int, features: int, size: int) -> int:
-    """Return into how many equal slices a product of 64 × 64 tiles is cut to fill a large card.
-
-    Args:
-        rows: T.
-        features: F.
-        size: K.
-    """
-    tiles = max(-(-rows // 64) * -(-features // 64), 1)
-    wanted = _PROGRAMS // tiles
-    if wanted < 2:
-        wanted = 2 * _PROGRAMS // tiles
-    steps = -(-size // _ALIGN)
-    return max((s for s in range(1, min(8, wanted) + 1) if steps % s == 0), default=1)
 
 
 def splitk_linear_ref(x: Tensor, w: Tensor, splits: int) -> Tensor:
@@ -60,12 +43,8 @@ def splitk_linear_ref(x: Tensor, w: Tensor, splits: int) -> Tensor:
     return torch.stack([a[..., k] @ b[:, k].T for k in _slices(x.shape[-1], splits)])
 
 
-def _slice_length(size: int, splits: int) -> int:
-    return -(-size // (splits * _ALIGN)) * _ALIGN
-
-
 def _slices(size: int, splits: int) -> list[slice]:
-    length = _slice_length(size, splits)
+    length = slice_length(size, splits)
     return [slice(min(s * length, size), min((s + 1) * length, size)) for s in range(splits)]
 
 
@@ -75,6 +54,7 @@ def _splitk_linear_kernel(
     partials_ptr,  # out (splits, T, F), fp32
     x_ptr,  # (T, K); with TMA the tensor map of its tiles
     w_ptr,  # (F, K); likewise
+    ahead_ptr,  # (F, K): w, to be fetched before the wait; or None
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
     T,
@@ -89,6 +69,9 @@ def _splitk_linear_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    if ahead_ptr is not None:
+        programs = tl.num_programs(0) * tl.num_programs(1)
+        fetch(ahead_ptr, F * K, tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), programs)
     follow(PDL)
     tile_t, tile_f = tile_of(tl.program_id(0), T, F, BLOCK_T, BLOCK_F, GROUP)
     row = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -125,22 +108,24 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
     if tma:
         block_t, block_f, block_k, warps = 16 if rows <= 16 else 64, 64, 128, 4
         # with one program a multiprocessor there is room for a fourth stage
-        stages = 4 if triton.cdiv(rows, block_t) * triton.cdiv(features, block_f) * splits <= _PROGRAMS else 3
+        stages = 4 if triton.cdiv(rows, block_t) * triton.cdiv(features, block_f) * splits <= PROGRAMS else 3
     else:
         block_t, block_f, block_k, warps, stages = tile_config(rows, features, a, b)
     tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
     if partials.numel():
+        options = chained(x, tiles * splits)
         with on_device(x):
             _splitk_linear_kernel[(tiles, splits)](
                 partials,
                 tensor_map(a, block_t, block_k) if tma else a,
                 tensor_map(b, block_f, block_k) if tma else b,
+                ahead(options, rows, b),
                 a.stride(0),
                 b.stride(0),
                 rows,
                 features,
                 size,
-                _slice_length(size, splits),
+                slice_length(size, splits),
                 GROUP=GROUP,
                 TMA=tma,
                 EVEN_K=size % block_k == 0,
@@ -149,7 +134,7 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
                 BLOCK_K=block_k,
                 num_warps=warps,
                 num_stages=stages,
-                **chained(x, tiles * splits),
+                **options,
             )
     return partials
 

@@ -14,10 +14,10 @@ from vtk.data import bands, decoding, images, transforms
 from vtk.data.listing import list_images
 from vtk.errors import DataError
 from vtk.runtime.images import Chosen
+from vtk.runtime.photographs import Photographs
 from vtk.tasks.cards import read_card
 from vtk.tasks.pack import update_card
 from vtk_export.images import gate_images
-from vtk_export.judge import Photographs
 
 LIMIT = 2399  # the photographs have 2400 pixels, but one
 SPEC = InputSpec(32, 48)

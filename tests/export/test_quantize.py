@@ -16,10 +16,11 @@ from onnx import TensorProto, numpy_helper
 
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
+from vtk.runtime.given import give_images
 from vtk.runtime.ort_quantize import quantize_static
+from vtk.runtime.photographs import Photographs
 from vtk_export.config import OnnxConfig
-from vtk_export.given import give_images
-from vtk_export.judge import Judgement, Photographs, check_judgement
+from vtk_export.judge import Judgement, check_judgement
 from vtk_export.limits import LIMITS
 
 

@@ -90,6 +90,32 @@ def _read_cache(folder: Path, file: Path) -> None:
         cache.cache_path = path
 
 
+def _make_choices(folder: Path) -> None:
+    from vtk_kernels import choices
+
+    entries = choices.read(Path(choices.__file__).with_name("choices.json"))
+    (folder / "choices.json").write_text(choices.text(entries[::6]))
+
+
+def _read_choices(folder: Path, file: Path) -> None:
+    import torch
+
+    from vtk.fused.stages import check_choices
+    from vtk_kernels import choices
+
+    os.environ["VTK_CHOICES"] = str(file)
+    try:
+        choices.use(None)
+        check_choices()
+        for op in choices.DEFAULT:
+            asked = (op, 197, 384, 384, torch.float16, "NVIDIA H200")
+            assert choices.choose(*asked) == choices.explain(*asked).choice in choices.ALLOWED[op]
+            str(choices.explain(*asked))
+    finally:
+        del os.environ["VTK_CHOICES"]
+        choices.use(None)
+
+
 def _read_run(folder: Path, file: Path) -> None:
     """What marks, journals, locks and caches read must never raise at all."""
     from vtk import filesets, locks, marks
@@ -125,6 +151,7 @@ READERS = {
     "tables": Reader(800, _make_tables, _read_table, {".csv": (flip,), ".tsv": (flip,), ".parquet": (flip,)}),
     "profile": Reader(500, copy("profile"), _read_profile, {".json": JSON}),
     "analysis": Reader(300, copy("analysis/analysis.json"), _read_analysis, {".json": JSON}),
+    "choices": Reader(300, _make_choices, _read_choices, {".json": JSON}),
     "caches": Reader(400, _make_cache, _read_cache, {".json": JSON}),
     "marks": Reader(
         500,

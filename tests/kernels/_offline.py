@@ -2,15 +2,18 @@
 
     python tests/kernels/_offline.py            compare with offline_baseline.json
     python tests/kernels/_offline.py --write    renew offline_baseline.json
+    python tests/kernels/_offline.py --labels "linear_gelu q" --capabilities 90
 
 The launchers run on meta tensors while a recorder stands in for each kernel, so shapes, block sizes and types are the
-real ones. Registers, stack and local memory come from the cuobjdump that Triton carries; a spill shows as STACK.
+real ones. Registers, stack and local memory come from the cuobjdump that Triton carries; a spill shows as STACK. What
+fits on a multiprocessor follows from registers, shared memory and warps, and is held against `vtk_kernels._resident`.
 Registers depend on the compiler: they are compared only under the Triton version that wrote the baseline.
 """
 
 import argparse
 import importlib
 import json
+import math
 import os
 import pkgutil
 import re
@@ -39,7 +42,9 @@ from vtk_kernels import _device
 if __name__ == "__main__":  # the cases beside this file are a module of a package for pytest only
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.kernels._offline_cases import Case, cases
-from tests.kernels._offline_rules import SHARED_LIMIT, TENSOR_CORES, compare
+from tests.kernels._offline_occupancy import CARDS
+from tests.kernels._offline_order import order_faults
+from tests.kernels._offline_rules import TENSOR_CORES, compare
 
 BASELINE = Path(__file__).with_name("offline_baseline.json")
 
@@ -51,29 +56,34 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Call:
-    """One launch: a kernel, its arguments by name, and its options."""
+    """One launch: a kernel, its arguments by name, its options, and the number of its programs."""
 
     label: str
     kernel: JITFunction
     arguments: dict[str, Any]
     options: dict[str, Any]
+    programs: int
+
+
+_Noted = tuple[JITFunction, dict[str, Any], dict[str, Any], int]
 
 
 class _Recorder:
     """Stands in for a kernel: ``recorder[grid](...)`` notes the call."""
 
-    def __init__(self, kernel: JITFunction, calls: list[tuple[JITFunction, dict[str, Any], dict[str, Any]]]) -> None:
+    def __init__(self, kernel: JITFunction, calls: list[_Noted]) -> None:
         self.kernel, self.calls = kernel, calls
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         assert all(isinstance(n, int) and n > 0 for n in grid), f"grid {grid}"
 
-        def note(*args: Any, num_warps: int = 4, num_stages: int = 3, launch_pdl: bool = False, **named: Any) -> None:
+        def note(*args: Any, **named: Any) -> None:
             names = self.kernel.arg_names
+            options = {"num_warps": 4, "num_stages": 3, "launch_pdl": False, "maxnreg": None}
+            options = {name: named.pop(name, default) for name, default in options.items()}
             arguments = {**dict(zip(names, args, strict=False)), **named}
             assert set(arguments) == set(names), f"{self.kernel.__name__}: {set(arguments) ^ set(names)}"
-            options = {"num_warps": num_warps, "num_stages": num_stages, "launch_pdl": launch_pdl}
-            self.calls.append((self.kernel, arguments, options))
+            self.calls.append((self.kernel, arguments, options, math.prod(grid)))
 
         return note
 
@@ -99,23 +109,23 @@ def record(case: Case, capability: int) -> list[Call]:
     Tensor maps and chained launches are for Hopper and later.
     """
     attributes = _kernel_attributes()
-    calls: list[tuple[JITFunction, dict[str, Any], dict[str, Any]]] = []
+    calls: list[_Noted] = []
     modules = [
         importlib.import_module(f"vtk_kernels.{info.name}") for info in pkgutil.iter_modules(vtk_kernels.__path__)
     ]
-    asking = [module for module in modules if hasattr(module, "is_hopper")]
-    real = _device.is_hopper
+    answers = {"is_hopper": lambda _: 90 <= capability < 120, "capability": lambda _: capability // 10}
+    asking = [(module, name, getattr(_device, name)) for module in modules for name in answers if hasattr(module, name)]
     try:
-        for module in asking:
-            module.is_hopper = lambda _: capability >= 90  # type: ignore[attr-defined]
+        for module, name, _ in asking:
+            setattr(module, name, answers[name])
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, _Recorder(kernel, calls))
         case.launcher(*case.arguments)
     finally:
         for (_, name), (module, kernel) in attributes.items():
             setattr(module, name, kernel)
-        for module in asking:
-            module.is_hopper = real  # type: ignore[attr-defined]
+        for module, name, real in asking:
+            setattr(module, name, real)
     return [Call(case.label if i == 0 else f"{case.label} #{i + 1}", *call) for i, call in enumerate(calls)]
 
 
@@ -146,7 +156,7 @@ def source(call: Call) -> ASTSource:
 
 
 def measure(call: Call, capability: int) -> dict[str, Any]:
-    """Compile a call for a capability (80, 90, 100) and return what it needs."""
+    """Compile a call for a capability, such as 90, and return what it needs."""
     compiled = triton.compile(source(call), target=GPUTarget("cuda", capability, 32), options=call.options)
     folder = Path(triton.backends.nvidia.__file__).parent / "bin"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -163,6 +173,8 @@ def measure(call: Call, capability: int) -> dict[str, Any]:
         "kernel": call.kernel.__name__, "blocks": {k: v for k, v in call.arguments.items() if k.startswith("BLOCK")},
         "registers": registers, "stack": stack, "local": local, "shared": compiled.metadata.shared,
         "warps": call.options["num_warps"], "stages": call.options["num_stages"],
+        "fetches": "prefetch.L2" in compiled.asm["ptx"],
+        "order": list(order_faults(compiled.asm["ptx"], call.arguments, call.options["launch_pdl"])),
         "tensor_cores": None if rows < 64 or instruction is None else compiled.asm["ptx"].count(instruction),
     }  # fmt: skip
 
@@ -173,9 +185,8 @@ def key(call: Call) -> str:
     return repr((call.kernel.__name__, made.signature, made.constants, made.attrs, call.options))
 
 
-def run(capabilities: Sequence[int], essential: bool) -> dict[str, Any]:
-    """Compile the table and return rows by "label sm_NN", and the kernels that no case launches."""
-    chosen = [case for case in cases() if case.essential or not essential]
+def run(capabilities: Sequence[int], chosen: Sequence[Case]) -> dict[str, Any]:
+    """Compile cases and return rows by "label sm_NN", and the kernels that no case launches."""
     rows: dict[str, dict[str, Any]] = {}
     known: dict[tuple[str, int], dict[str, Any]] = {}
     launched = set()
@@ -186,28 +197,46 @@ def run(capabilities: Sequence[int], essential: bool) -> dict[str, Any]:
             if same not in known:
                 known[same] = measure(call, capability)
                 print(f"{call.label:<36} sm_{capability} {known[same]}", file=sys.stderr, flush=True)
-            rows[f"{call.label} sm_{capability}"] = known[same]
+            rows[f"{call.label} sm_{capability}"] = {**known[same], "programs": call.programs}
     return {"triton": triton.__version__, "rows": rows, "never launched": sorted(set(kernels()) - launched)}
+
+
+def baseline(found: dict[str, Any]) -> str:
+    """Return the text of the baseline: a row a line."""
+    rows = {label: {"kernel": row["kernel"], "registers": row["registers"]} for label, row in found["rows"].items()}
+    lines = ",\n".join(f"  {json.dumps(label, ensure_ascii=False)}: {json.dumps(row)}" for label, row in rows.items())
+    return f'{{\n "triton": {json.dumps(found["triton"])},\n "rows": {{\n{lines}\n }}\n}}\n'
+
+
+def _selected(case: Case, args: argparse.Namespace) -> bool:
+    named = any(text in case.label for text in args.labels or ())
+    return named or (args.essential and case.essential) or (args.measured and case.measured)
 
 
 def main() -> int:
     """Compile, compare or write, and return 1 if something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--essential", action="store_true", help="one shape of each kernel")
-    parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=sorted(SHARED_LIMIT))
+    parser.add_argument("--measured", action="store_true", help="the shapes of choices.json, in both half types")
+    parser.add_argument("--labels", nargs="+", metavar="TEXT", help="cases whose labels contain one of these")
+    parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=sorted(CARDS))
     parser.add_argument("--write", action="store_true", help=f"renew {BASELINE.name} from the whole table")
     parser.add_argument("--json", type=Path, help="write what was found to a file")
     args = parser.parse_args()
+    part = not args.write and (args.essential or args.measured or args.labels)
+    chosen = [case for case in cases() if not part or _selected(case, args)]
     with tempfile.TemporaryDirectory() as cache:  # or Triton would hand out what it compiled before
         os.environ["TRITON_CACHE_DIR"] = cache
-        found = run(args.capabilities, args.essential and not args.write)
+        found = run(args.capabilities, chosen)
     if args.json:
         args.json.write_text(json.dumps(found))
     if args.write:
-        rows = {label: {"kernel": row["kernel"], "registers": row["registers"]} for label, row in found["rows"].items()}
-        BASELINE.write_text(json.dumps({"triton": found["triton"], "rows": rows}, indent=1) + "\n")
-    whole = not args.essential and args.capabilities == [80, 90]
-    wrong = compare(found, json.loads(BASELINE.read_text()), whole)
+        BASELINE.write_text(baseline(found))
+    before = json.loads(BASELINE.read_text())
+    if part and not args.essential:  # some kernels are not meant to be there
+        found["never launched"] = []
+        before["rows"] = {label: row for label, row in before["rows"].items() if label in found["rows"]}
+    wrong = compare(found, before, whole=not part and args.capabilities == [80, 90])
     print("\n".join(wrong) or f"{len(found['rows'])} rows, nothing wrong")
     return 1 if wrong else 0
 

@@ -1,22 +1,27 @@
-"""Launches that `_offline` compiles: what ViT-S, B and L with one and two branches give the launchers, in bf16."""
+"""Launches that `_offline` compiles: of ViT-S, B and L with one and two branches in bf16, and of measured shapes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels
+from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
+from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
 from vtk_kernels.linear import _linear_launch
 from vtk_kernels.linear_gelu import _linear_gelu_launch
 from vtk_kernels.linear_gelu_backward import _linear_gelu_backward_launch
 from vtk_kernels.linear_residual import _linear_residual_launch
 from vtk_kernels.norm import _norm_launch, norm_backward_launch
-from vtk_kernels.patchify import _patchify_launch
+from vtk_kernels.patchify import launch as _patchify_launch
+from vtk_kernels.patchify_counters import _patchify_counters_launch
+from vtk_kernels.quantize_rows import _quantize_rows_launch
 from vtk_kernels.row_stats import pieces_of
-from vtk_kernels.splitk_linear import _splitk_linear_launch
+from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
 """Channels and heads."""
@@ -26,12 +31,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a launcher; the default test compiles the essential ones, the slow one all."""
+    """A call of a launcher; default tests compile the essential ones, `make test-peers` also the measured, slow all."""
 
     label: str
     launcher: Callable[..., object]
     arguments: tuple[Any, ...]
     essential: bool
+    measured: bool = False
 
 
 def cases() -> Iterator[Case]:
@@ -46,6 +52,57 @@ def cases() -> Iterator[Case]:
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
+    for size, channels in (("T", 192), *((size, channels) for size, (channels, _) in SIZES.items())):
+        for branches in (1, 2):
+            for label, first, launcher, *arguments in slices(channels, branches):
+                yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
+    for dtype in (torch.bfloat16, torch.float16):
+        for label, launcher, *arguments in measured(dtype):
+            yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
+
+
+def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
+    """Yield (label, launcher, arguments…) of every shape in choices.json, whatever was chosen, and of its relatives.
+
+    The relatives are launched at the same shapes: the other forms of fc1, fc1's gradient, fc2 with the residual.
+    """
+    entries = choices.read(Path(choices.__file__).with_name("choices.json"))
+    for op, rows, n, k in sorted({(e["op"], e["rows"], e["n"], e["k"]) for e in entries}):
+        at = f"{rows}×{n}×{k}"
+        x, w, b = (empty(*shape, dtype=dtype) for shape in ((rows, k), (n, k), (n,)))
+        if op == "packed_attention":
+            qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
+            yield f"{op} {at}", _attention_kernel.launch, qkv, k
+            yield f"{op} short {at}", _short, qkv, k
+        elif op == "linear_gelu":
+            q = empty(rows, n, dtype=torch.uint8)
+            yield f"{op} {at}", _linear_gelu_launch, x, w, b
+            yield f"{op} stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
+            yield f"{op} q {at}", _linear_gelu_launch, x, w, b, True
+            yield f"{op} backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op in ("splitk_linear", "linear_residual"):
+            splits, whole = default_splits(rows, n, k), (x, w, b, empty(rows, n, dtype=dtype))
+            if op == "splitk_linear":
+                yield f"{op} {at}", _splitk_linear_launch, x, w, splits
+            yield f"{op} whole {at}" if op == "splitk_linear" else f"{op} {at}", _linear_residual_launch, *whole
+            if splits > 1:
+                counters = empty(counters_needed(rows, n), dtype=torch.int32)
+                yield f"{op} slices {at}", _linear_residual_launch, *whole, splits, counters
+        elif op == "ln_folded":
+            h, b1, w1 = (empty(*shape, dtype=dtype) for shape in ((rows, n), (k,), (k, n)))
+            yield f"{op} {at}", _linear_residual_launch, x, w, b, h
+            yield f"{op} fc1 {at}", _linear_gelu_launch, h, w1, b1, False, row_stats(rows, n), EPS
+        elif op == "grouped_linear":
+            tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
+            yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
+        else:
+            raise NotImplementedError(f"choices.json has {op}: say how it is launched")
+
+
+def _short(qkv: Tensor, heads: int) -> None:
+    """Launch attention over few keys where it fits."""
+    if _short_attention.fits(qkv, heads, 1.0, False):
+        _short_attention.short_attention(qkv, heads)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -72,9 +129,13 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "norm_backward", False, norm_backward_launch, x, x, rstd
     yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
     yield "add_norm", True, _add_norm_launch, x, x, EPS
-    yield "add_norm partials", False, _add_norm_launch, one, None, EPS, partials, vector
+    yield "add_norm partials", True, _add_norm_launch, one, None, EPS, partials, vector
     yield "add_norm table", False, _add_norm_launch, one, x, EPS
     yield "add_norm table partials", False, _add_norm_launch, one, None, EPS, fp32(4, 8, 197, c), vector
+    yield "add_norm_e4m3", True, _add_norm_e4m3_launch, x, x, EPS
+    yield "quantize_rows", False, _quantize_rows_launch, x
+    yield "quantize_rows GELU", True, _quantize_rows_launch, empty(8, 197, 4 * c), True
+    yield "quantize_rows GELU ×2", False, _quantize_rows_launch, empty(8, 197, 8 * c), True
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
@@ -85,6 +146,7 @@ def stems() -> Iterator[tuple[Any, ...]]:
     """Yield images cut into patches, which no width of a model changes: of one grid, padded, in another order."""
     images = empty(8, 3, 224, 224)
     yield "patchify 16", True, _patchify_launch, images, (16, 16), 1, 768
+    yield "patchify counters", True, _patchify_counters_launch, images, (16, 16), 1, 768, 600
     yield "patchify 14", False, _patchify_launch, images, (14, 14), 5, 592
     yield "patchify 16 384px", False, _patchify_launch, empty(8, 3, 384, 384), (16, 16), 1, 768
     nhwc = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
@@ -157,6 +219,20 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
 
 
+def slices(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
+    """Yield products of few rows in as many slices as a model takes; one where tiles fill the card is no slice."""
+    counters, p = empty(counters_needed(8 * 197, c), dtype=torch.int32), f"×{branches}"
+    for batch in (1, 2, 4, 8):
+        for name, k in (("out", c * branches), ("fc2", 4 * c * branches)):
+            splits = default_splits(197 * batch, c, k)
+            operands = empty(batch, 197, k), empty(c, k), empty(c), empty(batch, 197, c), splits, counters
+            if splits > 1:
+                yield f"slices {name} b{batch} {p}", (name, batch) == ("fc2", 1), _linear_residual_launch, *operands
+    for name, batch, rows, k in (("K=1000", 1, 197, 1000), ("pooled", 8, 1, 4 * c * branches)):
+        operands = empty(batch, rows, k), empty(c, k), empty(c), empty(batch, rows, c), 4, counters
+        yield f"slices {name} {p}", False, _linear_residual_launch, *operands
+
+
 def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     """Yield attention at 224 px (all keys at once), at 384 px, of a pooled token, of segments, folded, wide heads."""
     launch, width = _attention_kernel.launch, 3 * 64 * heads
@@ -175,3 +251,30 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     )  # fmt: skip
     for d, count in ((20, heads), (72, 3), (80, heads), (128, heads)):  # 20 and rows of 9 · 72 are not aligned
         yield f"packed_attention D={d} {h}", False, launch, empty(8, 197, 3 * d * count), count
+    for n in (50, 197, 257, 288):
+        x, scale = empty(8, n, width), fp32(8, n)
+        yield f"short_attention {n} {h}", n == 197, short_attention, x, heads
+        yield f"short_attention folded {n} {h}", n == 197, short_attention, x, heads, None, 1.0, scale, bias
+    yield f"short_attention pooled {h}", False, short_attention, x, heads, 1, 1.0, scale, bias
+    for n, d in ((224, 64), (240, 64), (208, 48), (256, 32)):
+        x = empty(8, n, 3 * d * heads)
+        yield f"short_attention {n} D={d} {h}", False, short_attention, x, heads
+        yield (
+            f"short_attention folded {n} D={d} {h}", False,
+            short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
+        )  # fmt: skip
+
+
+def short_attention(
+    qkv: Tensor,
+    heads: int,
+    queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """Launch what `packed_attention` does where "short" is chosen."""
+    if _short_attention.fits(qkv, heads, scale, row_scale is not None):
+        _short_attention.short_attention(qkv, heads, queries, scale, row_scale, bias)
+    else:
+        _attention_kernel.launch(qkv, heads, None, queries, scale, row_scale, bias)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-"""Shared memory of a block, bytes."""
+from tests.kernels._offline_occupancy import CARDS, resident, wanted
+from vtk_kernels._resident import RESIDENT
 
 GROWTH = 1.10
 """Registers may grow by this factor over the baseline."""
@@ -20,10 +20,21 @@ def faults(row: Row, capability: int, before: Row | None) -> Iterator[str]:
     """Say what is wrong with a row of `measure`; ``before`` is the baseline's, of the same Triton version."""
     if row["stack"] or row["local"]:
         yield f"spills: STACK {row['stack']}, LOCAL {row['local']} bytes with {row['registers']} registers"
-    if row["shared"] > SHARED_LIMIT[capability]:
-        yield f"shared memory {row['shared']} bytes, the card has {SHARED_LIMIT[capability]}"
+    if row["shared"] > CARDS[capability].block:
+        yield f"shared memory {row['shared']} bytes, the card has {CARDS[capability].block}"
+    elif row["kernel"] not in RESIDENT:
+        yield f"`vtk_kernels._resident.RESIDENT` says nothing of {row['kernel']}"
+    else:
+        fit = resident(row["registers"], row["shared"], row["warps"], capability)
+        counted_on = wanted(RESIDENT[row["kernel"]], row["programs"], capability)
+        if fit < counted_on:
+            yield (
+                f"{fit} programs fit on a multiprocessor, its launcher counts on {counted_on}: {row['registers']} "
+                f"registers, {row['warps']} warps, {row['shared']} bytes of shared memory"
+            )
     if row["tensor_cores"] == 0:
         yield f"no {TENSOR_CORES[capability]} in a product of {row['blocks']}"
+    yield from row.get("order", ())
     if before is not None and row["registers"] > GROWTH * before["registers"]:
         yield f"registers {before['registers']} → {row['registers']}"
 

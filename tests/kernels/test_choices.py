@@ -1,8 +1,8 @@
+import importlib.util
 import json
 import math
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,15 +57,29 @@ def test_the_packages_own_table_can_be_read() -> None:
 def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
     table()
     assert choose(op, 197, 384, 384, torch.bfloat16, None) == DEFAULT[op]
-    assert choose(op, 197, 384, 384, torch.bfloat16, CARD) == DEFAULT[op]
+    assert choose(op, 197, 384, 384, torch.bfloat16, "a card") == DEFAULT[op]
+    assert choose(op, 12608, 384, 384, torch.bfloat16, CARD) == DEFAULT[op]
     assert DEFAULT[op] in ALLOWED[op]
+
+
+def test_a_chain_is_the_default_at_few_rows_on_hopper(table: Any) -> None:
+    """Up to eight images of 261 tokens; whatever was measured within reach goes before."""
+    table()
+    for op in DEFAULT:
+        few = {"linear_residual": "finish", "ln_folded": "folded"}.get(op, DEFAULT[op])
+        for rows, wanted in ((0, DEFAULT[op]), (1, few), (8 * 261, few), (8 * 261 + 1, DEFAULT[op])):
+            asked = (op, rows, 384, 384, torch.bfloat16, CARD)
+            assert choose(*asked) == explain(*asked).choice == wanted, asked
+    table({**ENTRY, "op": "ln_folded", "rows": 197, "n": 384, "k": 384, "choice": "separate"})
+    found = [choose("ln_folded", rows, 384, 384, torch.bfloat16, CARD) for rows in (1, 197, 788, 789, 2088, 2089)]
+    assert found == ["folded", "separate", "separate", "folded", "folded", "separate"]
     assert explain(op, 197, 384, 384, torch.bfloat16, CARD).table is None
 
 
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "ln_folded": "separate",
+        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate",
     }  # fmt: skip
 
 
@@ -164,7 +178,7 @@ def test_usual_models_find_a_measurement_at_batch_1_and_8(name: str, card: str, 
 def test_the_choice_for_all_numbers_of_rows_is_that_of_the_nearest_entry(table: Any) -> None:
     """`choose` compares the rows with a few limits, `explain` measures every distance."""
     rng = random.Random(0)
-    for _ in range(20):
+    for _ in range(8):
         entries = {}
         for _ in range(rng.randint(1, 8)):
             entry = {
@@ -249,17 +263,21 @@ def test_a_bad_file_in_the_environment_is_one_line_at_every_choice(
         with pytest.raises(ChoiceTableError) as caught:
             ask()
         line = str(caught.value)
-        assert line.startswith(f"VTK_CHOICES: {path} ") and line.endswith(
-            "give the path of a choice table, or unset it"
-        )
-        assert "\n" not in line
+        assert line.startswith(f"VTK_CHOICES: {path} ") and "\n" not in line
+        assert line.endswith("; give the path of a choice table, or unset it")
     assert ask(device=None) == "triton"  # no card, no table
 
 
-def test_a_bad_file_in_the_environment_does_not_show_at_import(tmp_path: Path) -> None:
-    env = {**os.environ, "VTK_CHOICES": str(tmp_path / "none.json")}
-    done = subprocess.run([sys.executable, "-c", "import vtk_kernels.packed_attention"], capture_output=True, env=env)
-    assert (done.returncode, done.stderr) == (0, b"")
+def test_a_bad_file_in_the_environment_does_not_show_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VTK_CHOICES", str(tmp_path / "none.json"))
+    spec = importlib.util.spec_from_file_location("imported_anew", choices.__file__)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    assert module.choose("linear_gelu", 1, 1, 1, torch.bfloat16, None) == "triton"
+    with pytest.raises(ChoiceTableError, match=r"none\.json cannot be read: No such file or directory; give"):
+        module.layers()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +308,7 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         compiled = torch.compile(step, fullgraph=True, backend="eager", dynamic=dynamic)
-        for batch in (1, 2, 3, 5, 8, 13, 21, 34, 55, 144):
+        for batch in (1, 2, 5, 8, 34, 144):
             x = torch.ones(batch, 197, 1)
             assert torch.equal(compiled(x), step(x)), (dynamic, batch)
         # one more than the two limits in 197 … 28368 rows; another is torch's, for batch 1 or the first, static size
@@ -298,7 +316,7 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
 
 
 def test_an_operation_without_a_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, linear_gelu"):
+    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, kept"):
         choose("norm", 1, 1, 1, torch.bfloat16, None)
 
 
@@ -311,8 +329,10 @@ def test_an_operation_without_a_choice_is_refused() -> None:
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "choice": "magic"}]}), r"`choice` \('magic'\) must be one of"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "op": "norm"}]}), "KeyError: 'norm'"),
         (json.dumps({"schema": 1, "measured": [{"op": "linear_gelu", "choice": "aten"}]}), "KeyError: 'rows'"),
-        (json.dumps({"schema": 1, "measured": [{**ENTRY, "rows": 0}]}), "must be whole numbers from 1 on"),
-        (json.dumps({"schema": 1, "measured": [{**ENTRY, "k": "384"}]}), "must be whole numbers from 1 on"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "rows": 0}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "n": 10**400}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "n": True}]}), "must be whole numbers from 1 to"),
+        (json.dumps({"schema": 1, "measured": [{**ENTRY, "k": "384"}]}), "must be whole numbers from 1 to"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "torch": "new"}]}), "invalid literal"),
         (json.dumps({"schema": 1, "measured": [{**ENTRY, "device": None}]}), "must be text"),
         (json.dumps({"schema": 1, "measured": 3}), "TypeError"),
@@ -325,6 +345,14 @@ def test_a_table_that_cannot_be_used_says_why(content: str, said: str, tmp_path:
     with pytest.raises(ChoiceTableError, match=said) as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / kind
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(ChoiceTableError, match="is no file"):
+        read(path)
 
 
 def test_no_card_is_asked_for_its_name_without_need(monkeypatch: pytest.MonkeyPatch) -> None:

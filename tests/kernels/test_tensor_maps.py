@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels._cases import DEVICE, assert_close, assert_stats, error, nan_filled, needs_kernel
-from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul
+from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul, _residual_kernel
 from vtk_kernels import linear_gelu_backward as backward_module
 from vtk_kernels import splitk_linear as splitk_module
 from vtk_kernels.grouped_linear import grouped_linear, grouped_linear_ref, make_tile_map
@@ -31,7 +31,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         seen.append((rows, columns))
         return made(matrix, rows, columns)
 
-    modules: tuple[ModuleType, ...] = (_grouped_kernels, _linear_kernel, backward_module, splitk_module)
+    modules: tuple[ModuleType, ...] = (
+        _grouped_kernels,
+        _linear_kernel,
+        _residual_kernel,
+        backward_module,
+        splitk_module,
+    )
     for module in modules:
         monkeypatch.setattr(module, "is_hopper", lambda x: True)
         monkeypatch.setattr(module, "tensor_map", noted)
@@ -68,12 +74,16 @@ def test_linear_gelu_takes_every_tile_once(
     assert_close(y, expected, 1e-3)
 
 
-def test_linear_gelu_with_a_byte_and_with_statistics(hopper: list[tuple[int, ...]]) -> None:
-    x, w, b = half(70, 72), half(48, 72, scale=0.125), half(48)
+@pytest.mark.parametrize("enough,tile", [(128, (64, 128)), (1, (128, 32))], ids=["small tiles", "large tiles"])
+def test_linear_gelu_with_a_byte_and_with_statistics(
+    enough: int, tile: tuple[int, int], hopper: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
+    x, w, b = half(70, 72), half(144 if enough == 1 else 48, 72, scale=0.125), half(144 if enough == 1 else 48)
     with nan_filled():
         y, q = linear_gelu(x, w, b, True, use_triton=True)
     expected, wanted = linear_gelu_ref(x.double(), w.double(), b.double(), True)
-    assert hopper and error(y, expected) <= 1e-3
+    assert hopper[1] == tile and error(y, expected) <= 1e-3  # of x
     assert (q.int() - wanted.int()).abs().max() <= 1
     for run, ref in ((linear, linear_ref), (linear_gelu, linear_gelu_ref)):
         with nan_filled():
@@ -101,6 +111,18 @@ def test_linear_residual_takes_every_tile_and_piece_once(
     assert_stats(stats, y)
 
 
+@pytest.mark.parametrize("rows,k,c", [(1, 256, 64), (30, 384, 72), (66, 776, 136)])
+def test_slices_of_linear_residual_are_the_formula(rows: int, k: int, c: int, hopper: list[tuple[int, ...]]) -> None:
+    a, w, b, x = half(rows, k), half(c, k, scale=k**-0.5), half(c), half(rows, c)
+    counters = torch.zeros(_residual_kernel.counters_needed(rows, c), dtype=torch.int32, device=DEVICE)
+    with nan_filled():
+        y, stats = linear_residual(a, w, b, x, 3, counters, use_triton=True)
+    assert hopper == [(16 if rows == 1 else 32 if rows == 30 else 64, 128), (64, 128)]  # of a and w
+    assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
+    assert_stats(stats, y)
+    assert not counters.any()
+
+
 @pytest.mark.parametrize("why,rows,k,f", [("x and w", 40, 100, 64), ("y", 40, 64, 100)])
 def test_rows_that_start_anywhere_are_copied_by_threads(
     why: str, rows: int, k: int, f: int, hopper: list[tuple[int, ...]]
@@ -123,13 +145,30 @@ def test_splitk_linear_sums_to_the_product(rows: int, k: int, f: int, hopper: li
     assert len(hopper) == 2 * len({default_splits(rows, f, k), 3})
 
 
-@pytest.mark.parametrize("rows,c,f", [(5, 64, 72), (70, 104, 200), (140, 64, 136)])
-def test_linear_gelu_backward(rows: int, c: int, f: int, hopper: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(
+    "rows,c,f,enough,tile",
+    [
+        (5, 64, 72, 128, (16, 64)),
+        (70, 104, 200, 128, (64, 64)),
+        (140, 64, 136, 128, (64, 64)),
+        (140, 80, 144, 1, (128, 64)),
+    ],
+)
+def test_linear_gelu_backward(
+    rows: int,
+    c: int,
+    f: int,
+    enough: int,
+    tile: tuple[int, int],
+    hopper: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
     g, w2 = half(rows, c), half(c, f, scale=c**-0.5)
     q = torch.randint(0, 256, (rows, f), dtype=torch.uint8, device=DEVICE)
     with nan_filled():
         gu = linear_gelu_backward(g, w2, q, use_triton=True)
-    assert len(hopper) == 2
+    assert len(hopper) == 2 and (hopper[0][0], hopper[1][1]) == tile  # of g and w2
     assert_close(gu, linear_gelu_backward_ref(g.double(), w2.double(), q), 1e-3)
 
 

@@ -193,6 +193,8 @@ def check_devices() -> Iterator[Check]:
             detail = f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}"
             detail += f", {console.size(free)} of {console.size(total)} free, torch for CUDA {torch.version.cuda}"
             yield Check("devices", f"cuda:{index}", "ok", detail)
+        detail = "`fused` models and banks are replayed as graphs; fused+nograph, bank+nograph: kernel by kernel"
+        yield Check("devices", "CUDA graphs", "ok", detail)
     elif nvidia_driver():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         mend = "update the NVIDIA driver, and let the container see the GPU (--gpus all)"
@@ -222,11 +224,22 @@ def check_triton() -> Iterator[Check]:
     yield Check("devices", "triton", "ok" if status.usable else "note", detail)
     from vtk_kernels.choices import ChoiceTableError, layers
 
+    load_tuned()
     try:
         tables = ", ".join(f"{len(table.entries)} of {table.name}" for table in layers())
         yield Check("devices", "measured choices", "ok", tables)
     except ChoiceTableError as error:
         yield Check("devices", "measured choices", "problem", str(error))
+
+
+def load_tuned() -> None:
+    """Read what was tuned on the first card, so that it is counted."""
+    with contextlib.suppress(Exception):  # torch or its devices are broken, which other checks say
+        import torch
+
+        from vtk.fused.tuned import load_for
+
+        load_for(torch.device("cuda", 0))
 
 
 def is_onnxruntime(name: str) -> bool:

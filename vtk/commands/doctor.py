@@ -1,27 +1,31 @@
-"""``vtk doctor``: versions, devices, ONNX Runtime providers that really load, conflicts; and how to mend each."""
+"""``vtk doctor``: versions, devices, ONNX Runtime providers that really load, conflicts; and how to mend each.
+
+`vtk doctor --tune` measures on a CUDA card which implementations are quickest for one's models, and keeps that."""
 
 import dataclasses
 import itertools
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from vtk import console
 from vtk.commands import _checks, _cli, _providers
 from vtk.commands._checks import Check
-from vtk.options import Config
+from vtk.commands._doctor_tune import DoctorConfig, run
 
 _STYLES = {"ok": None, "note": "dim", "problem": "yellow", "fatal": "bold red"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig(Config):
-    """``vtk doctor`` has no options of its own."""
-
-
 def main(argv: list[str]) -> int:
-    """Run ``vtk doctor``; exit code 1 when something makes fine-tuning, evaluating or exporting impossible."""
-    _cli.parse(DoctorConfig, argv, prog="vtk doctor", description=__doc__, examples=("vtk doctor", "vtk doctor --json"))
+    """Run ``vtk doctor``; exit code 1 when something makes fine-tuning, evaluating or exporting impossible.
+
+    With ``--tune`` nothing is examined: choices are measured on the card.
+    """
+    config = _cli.parse(
+        DoctorConfig, argv, prog="vtk doctor", description=__doc__, positional=("models",),
+        examples=("vtk doctor", "vtk doctor --json", "vtk doctor --tune runs/pets/task --batch-sizes 1,16"),
+    )  # fmt: skip
+    if config.tune:
+        return run(config)
     found = tuple(examine())
     show(found)
     code = exit_code(found)

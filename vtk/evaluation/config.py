@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import (
     Base,
     Folder,
+    Fp8Images,
     MaybeOut,
     NamedSource,
     Overwrite,
@@ -21,6 +23,9 @@ from vtk.options.shared import (
     Trust,
     Workers,
 )
+
+FP8_BACKENDS = ("fused", "fused+graph")
+"""Those that have fp8."""
 
 _Table = Annotated[
     Path | None, Option("CSV file of paths, labels and scores (default: they are printed)", "output", often=True)
@@ -73,6 +78,24 @@ class PredictConfig(RunOptions):
     ] = None  # fmt: skip
     out: _Table = None
     overwrite: Overwrite = False
+    data: Fp8Images = None
+
+    def check(self) -> None:
+        """Refuse fp8 without images, and images that nothing needs."""
+        check_fp8(self.precision, self.data)
+
+
+def check_fp8(precision: str | None, data: Path | None) -> None:
+    """Refuse fp8 without the images that calibrate and judge it, and such images for nothing.
+
+    Raises:
+        UsageError: says which.
+    """
+    if precision == "fp8" and data is None:
+        raise UsageError("`--precision fp8` is calibrated on training images and judged on held-out ones; give --data "
+                         "FOLDER")  # fmt: skip
+    if data is not None and precision != "fp8":
+        raise UsageError(f"`--data` {data} calibrates --precision fp8, which was not given; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

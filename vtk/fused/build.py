@@ -22,7 +22,12 @@ _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool"
 
 
 def fuse(
-    model: Any, dtype: torch.dtype | None = None, *, keep_source: bool = True, ln_folded: bool | None = None
+    model: Any,
+    dtype: torch.dtype | None = None,
+    *,
+    keep_source: bool = True,
+    ln_folded: bool | None = None,
+    graphs: bool = True,
 ) -> FusedViT:
     """Fold and merge a timm Vision Transformer for inference; the model itself is not changed.
 
@@ -38,6 +43,7 @@ def fuse(
         ln_folded: on CUDA in fp16 and bf16: True for the form of 5 kernels a block, in which products apply the norms;
             False for that of 7, in which kernels do; None for the quicker one where it was measured, else 7. By True
             a stage that needs normalised tokens (RMSNorm, or Context Broadcasting of them) gets them from a kernel.
+        graphs: on CUDA, replay each batch size as one CUDA graph; False to start kernel by kernel.
 
     Raises:
         UsageError: a part that is not known, by name, with what to do; a ``dtype`` without arithmetic; or
@@ -65,7 +71,7 @@ def fuse(
             "`ln_folded` is True and nothing of this model can do without normalised tokens: after the first, every "
             "norm is an RMSNorm or has Context Broadcasting behind it; leave it out"
         )
-    fused.ln_folded = ln_folded
+    fused.ln_folded, fused.graphs = ln_folded, graphs
     if keep_source:
         fused._source = OrderedDict(model.state_dict())
     return fused

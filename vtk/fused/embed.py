@@ -16,6 +16,7 @@ from vtk.fused.patches import check_images, padded_matrix, takes_patches, token_
 from vtk.fused.stages import Plan
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
+from vtk_kernels.patchify_counters import patchify_counters
 
 
 class Embedding(nn.Module):
@@ -63,13 +64,14 @@ class Embedding(nn.Module):
             self.table = token_table(self.stem, self.prefix, self.pos_embed)
             self.padded = padded_matrix(self.stem)
 
-    def forward(self, images: Tensor, norm: NormSpec, plan: Plan) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, norm: NormSpec, plan: Plan, counters: int = 0) -> tuple[Tensor, ...]:
         """Map images to tokens and their form normalised for the first stage, both (B, prefix + N, C).
 
         Args:
             images: (B, chans, height, width), of the model's type.
             norm: of the first stage.
             plan: with kernels, a product of patches takes three of them.
+            counters: so many int32 zeros are a third result, with kernels where `table` is no None; 0 for none.
 
         Raises:
             UsageError: images of a size that the stem does not take.
@@ -79,13 +81,17 @@ class Embedding(nn.Module):
             conv: Any = self.stem.proj
             matrix = conv.weight.flatten(1) if self.padded is None else self.padded
             prefix = 0 if self.prefix is None else self.prefix.shape[1]
-            added = F.linear(patchify(images, conv.kernel_size, prefix, matrix.shape[1]), matrix)
+            if counters:
+                rows, *zeros = patchify_counters(images, conv.kernel_size, prefix, matrix.shape[1], counters)
+            else:
+                rows, zeros = patchify(images, conv.kernel_size, prefix, matrix.shape[1]), []
+            added = F.linear(rows, matrix)
             if self.pre is None and norm.kind == "layer":
-                return add_norm(self.table, added, norm.eps)[:2]
+                return *add_norm(self.table, added, norm.eps)[:2], *zeros
             x = self._before_blocks(self.table + added)
         else:
-            x = self._before_blocks(self._tokens(self.stem(images)))
-        return x, normalize(x, norm, plan.kernels)
+            x, zeros = self._before_blocks(self._tokens(self.stem(images))), []
+        return x, normalize(x, norm, plan.kernels), *zeros
 
     def _tokens(self, x: Tensor) -> Tensor:
         """Add to the stem's output what does not depend on the image."""

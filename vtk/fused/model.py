@@ -9,36 +9,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk import console
 from vtk.errors import UsageError
 from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
-from vtk.fused.graphs import GraphCache
+from vtk.fused.graphed import Graphed
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.prepacked import forget, observed
+from vtk.fused.prepacked import observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
-from vtk.fused.stages import Plan, Stage, context_mean
+from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
+from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF
+from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.choices import choose, device_name
 from vtk_kernels.context_broadcast import context_broadcast
+from vtk_kernels.linear_residual import linear_residual
+from vtk_kernels.norm import norm as kernel_norm
 from vtk_kernels.splitk_linear import default_splits, splitk_linear
 
 
-class FusedViT(nn.Module):
+class FusedViT(Graphed):
     """An inference model of folded, merged blocks.
 
-    On CUDA in fp16 and bf16 it runs the Triton operations, and one CUDA graph per batch size where graphs are on.
-    Elsewhere it is plain torch. It holds no gradient and has no training mode.
+    On CUDA it is replayed as one CUDA graph per batch size, in fp16 and bf16 of the Triton operations. Elsewhere it is
+    plain torch. It holds no gradient and has no training mode.
 
     The operations have two forms. With norms of their own a block is 7 kernels: qkv, attention, output projection, add
     and norm, fc1 with GELU, fc2, add and norm. Folded it is 5: the norms' statistics come from the products that write
     the residual stream, their scale is applied by those that read it, and no kernel only normalises.
 
     Attributes:
-        graphs: whether batches of up to 256 images are captured and replayed (CUDA only).
+        graphs: whether batches of up to 256 images are captured at their first call and replayed (CUDA only; the
+            default). Eight shapes are kept, the least recently used one goes. Traced, transformed, with gradients,
+            inside of another capture, with hooks of its parts, or where a capture fails, it runs kernel by kernel.
         ln_folded: which form runs on CUDA in fp16 and bf16: folded, not, or by None the one that
             `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
-            those that can are folded. Graphs that were captured keep the form they had.
+            those that can are folded. Each form has graphs of its own.
         cache_bytes: the last-level cache the CPU's plan counts with.
     """
 
@@ -46,18 +53,11 @@ class FusedViT(nn.Module):
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.pruned = pruned
-        self.graphs = False
-        self.ln_folded: bool | None = None
+        ends = [m for stage in stages for m in stage.modules() if isinstance(m, AttentionStage | MlpStage)]
+        self._ends = sorted({tuple(m.w_out.shape) for m in ends if hasattr(m, "w_out")})  # not those in fp8
         self.cache_bytes = last_level_cache()
-        self._graph_cache = GraphCache()
         self._source: OrderedDict[str, Tensor] | None = None
         self.eval()
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, chans, height, width), any floating type, to logits (B, classes) in the model's type."""
-        if self._graph_cache.takes(images, on_demand=self.graphs):
-            return self._graph_cache.run(self.compute, self._cast(images))
-        return self.compute(images)
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
         """Run without a graph; ``plan`` by default is that of the device, the type and `ln_folded`."""
@@ -69,9 +69,17 @@ class FusedViT(nn.Module):
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
             plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
-        x, h = self.embed(images, stages[0].norm, plan)
-        if plan.ln_folded is None:
-            plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan))
+        own, needed, table = plan.ln_folded is None, 0, self.embed.table
+        if own and plan.kernels and table is not None and images.ndim == 4:
+            rows = images.shape[0] * table.shape[1]
+            plan = Plan(True, plan.device_name, self._folds(rows, table, plan))
+            needed = self._counters_needed(rows, table, plan)
+        x, h, *counters = self.embed(images, stages[0].norm, plan, needed)
+        if own:
+            folded = plan.ln_folded
+            if folded is None:
+                folded = plan.kernels and self._folds(x.shape[0] * x.shape[1], x, plan)
+            plan = Plan(plan.kernels, plan.device_name, folded, *counters)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -79,33 +87,10 @@ class FusedViT(nn.Module):
                 x = x[:, :queries]
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
-                x, h = _close_raw(stage, x, pairs, reader.norm)
+                x, h = _close_raw(stage, x, pairs, reader.norm, plan)
             else:
                 x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
         return self.head(h, plan.kernels)
-
-    def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:
-        """Record a CUDA graph for each of these batch sizes, also above 256, unless there is one already.
-
-        Args:
-            batch_sizes: images per call.
-            size: height and width in pixels, by default the model's own.
-
-        Raises:
-            UsageError: the model is not on a CUDA device.
-        """
-        if self.device.type != "cuda":
-            raise UsageError(f"CUDA graphs need a model on a CUDA device; this one is on {self.device}")
-        height, width = size or self.image_size
-        for batch in batch_sizes:
-            shape = torch.Size((batch, self.in_chans, height, width))
-            if not self._graph_cache.has(shape):
-                self._graph_cache.keep(shape)
-                self._graph_cache.run(self.compute, torch.zeros(shape, dtype=self.dtype, device=self.device))
-
-    def drop_graphs(self) -> None:
-        """Forget every captured graph and give its memory back."""
-        self._graph_cache.clear()
 
     def source_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict of the model this one was made of: timm's keys, the very same tensors.
@@ -120,16 +105,6 @@ class FusedViT(nn.Module):
         return dict(self._source)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of weights, activations and logits."""
-        return self._bias().dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._bias().device
-
-    @property
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels that the position table is for."""
         size: Any = self.embed.stem.img_size
@@ -139,6 +114,11 @@ class FusedViT(nn.Module):
     def in_chans(self) -> int:
         """Channels of an image."""
         return next(m.in_channels for m in self.embed.stem.modules() if isinstance(m, nn.Conv2d))
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
+        self._source = None
+        return super().load_state_dict(*args, **kwargs)
 
     def train(self, mode: bool = True) -> "FusedViT":
         """Stay in eval mode; asking for train mode is a mistake.
@@ -151,18 +131,15 @@ class FusedViT(nn.Module):
         super().train(False)
         return self
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
-        self._graph_cache.clear()
-        self._source = None
-        return super().load_state_dict(*args, **kwargs)
+    def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
+        from vtk.fused.tuning_card import tune_model
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedViT":
-        self._graph_cache.clear()  # graphs read the weights at their old addresses
-        forget(self)
-        return super()._apply(fn, recurse)
+        for found in tune_model(self, batch_sizes, size):
+            console.say(str(found))
+            if found.stopped:
+                raise KeyboardInterrupt
 
-    def _bias(self) -> Tensor:
+    def _weight(self) -> Tensor:
         bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
         return bias
 
@@ -179,15 +156,29 @@ class FusedViT(nn.Module):
             copied.__dict__[key] = value if key == "_source" else copy.deepcopy(value, memo)
         return copied
 
-    def _folds(self, x: Tensor, plan: Plan) -> bool:
-        """Whether a pass with kernels over the tokens x (B, N, C) is one without norms of their own."""
+    def _folds(self, rows: int, like: Tensor, plan: Plan) -> bool:
+        """Whether a pass with kernels over so many tokens like these (…, C) is one without norms of their own."""
         if self.ln_folded is not None:
             return self.ln_folded
         stages: list[Any] = list(self.stages)
         if not all(stage.reads_raw for stage in stages[1:]):
             return False
-        rows, hidden = x.shape[0] * x.shape[1], max(stage.hidden() for stage in stages)
-        return choose("ln_folded", rows, x.shape[2], hidden, x.dtype, plan.device_name) == "folded"
+        hidden = max(stage.hidden() for stage in stages)
+        return choose("ln_folded", rows, like.shape[-1], hidden, like.dtype, plan.device_name) == "folded"
+
+    def _counters_needed(self, rows: int, like: Tensor, plan: Plan) -> int:
+        """How many counters the embedding should zero for products that finish themselves, 0 where none does.
+
+        There they are free. A stem that is no product of patches would start a kernel for them, and goes without.
+        """
+        if plan.device_name is None or rows > FEW_ROWS:
+            return 0
+        op = "linear_residual" if plan.ln_folded else "splitk_linear"
+        for channels, length in self._ends:
+            if default_splits(rows, channels, length) > 1:
+                if choose(op, rows, channels, length, like.dtype, plan.device_name) == "finish":
+                    return counters_needed(rows, channels)
+        return 0
 
     def _pairs(self, stage: Stage, h: Reading, queries: int | None, plan: Plan) -> Iterable[Pair]:
         """Return a stage's activations and their matrices."""
@@ -217,29 +208,46 @@ def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None
     return x, (x if norm is None else normalize(x, norm, plan.kernels))
 
 
-def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec) -> tuple[Tensor, RawTokens]:
+def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec, plan: Plan) -> tuple[Tensor, RawTokens]:
     """Return x + the stage's output, and the same with its rows' statistics for a stage that reads raw tokens."""
     if stage.end:
         m = accumulate(None, stage.bias, pairs)
         x, row_stats = context_broadcast(x, m, stage.end_scale, stats=True)
     else:
-        x, row_stats = close_with_stats(x, stage.bias, list(pairs))
+        last = list(pairs)
+        splits = _slices(*last[-1], plan)
+        x, row_stats = close_with_stats(x, stage.bias, last, splits, plan.counters if splits > 1 else None)
     return x, RawTokens(x, row_stats, norm.eps)
 
 
 def close_with_norm(x: Tensor, bias: Tensor, pairs: list[Pair], eps: float, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm, by `add_norm`.
+    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm.
 
-    A single product too small to fill the card is cut along its length, and `add_norm` sums the slices, where a
-    measurement found that quicker.
+    A single product too small to fill the card is cut along its length where a choice says so: `add_norm` sums the
+    slices, or the product itself does and `norm` follows. Each is two kernels, like cuBLAS and `add_norm`.
     """
     if len(pairs) == 1:
         activation, matrix = pairs[0]
         rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
-        if choose("splitk_linear", rows, features, length, x.dtype, plan.device_name) == "triton":
-            partials = splitk_linear(activation, matrix, default_splits(rows, features, length))
-            return add_norm(x, None, eps, partials=partials, bias=bias)[:2]
+        choice = choose("splitk_linear", rows, features, length, x.dtype, plan.device_name)
+        splits = default_splits(rows, features, length)
+        if choice == "finish" and splits > 1 and plan.counters is not None:
+            y, _ = linear_residual(activation, matrix, bias, x, splits, plan.counters)
+            return y, kernel_norm(y, eps)[0]
+        if choice != "aten":
+            return add_norm(x, None, eps, partials=splitk_linear(activation, matrix, splits), bias=bias)[:2]
     return add_norm(x, accumulate(None, bias, pairs), eps)[:2]
+
+
+def _slices(activation: Tensor, matrix: Tensor, plan: Plan) -> int:
+    """Return into how many slices `linear_residual` cuts a product, 1 for none."""
+    if plan.counters is None:
+        return 1
+    rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
+    splits = default_splits(rows, features, length)
+    if splits > 1 and choose("linear_residual", rows, features, length, matrix.dtype, plan.device_name) != "finish":
+        return 1
+    return splits
 
 
 def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:

@@ -54,15 +54,18 @@ def first(h: Reading, tokens: int | None) -> Reading:
     return RawTokens(h.x[:, :tokens], h.row_stats[:, :tokens], h.eps)
 
 
-def close_with_stats(x: Tensor, bias: Tensor, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor]:
+def close_with_stats(
+    x: Tensor, bias: Tensor, pairs: Sequence[Pair], splits: int = 1, counters: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return y = x + bias + Σ activation · matrixᵀ, and the statistics of its rows, by `linear_residual`.
 
     Args:
         x: residual stream (B, N, C).
         bias: (C).
         pairs: at least one, of an activation (B, N, K) and a matrix (C, K); all but the last are added to x before it.
+        splits, counters: of `linear_residual`, for the last.
     """
     *before, (activation, matrix) = pairs
     for a, w in before:
         x = torch.addmm(x.flatten(0, 1), a.flatten(0, 1), w.t()).view(x.shape)
-    return linear_residual(activation, matrix, bias, x)
+    return linear_residual(activation, matrix, bias, x, splits, counters)

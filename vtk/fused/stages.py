@@ -8,7 +8,7 @@ branches; LayerNorm's affine part, 1/√D and LayerScale are inside the matrices
 
 import abc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,11 +36,13 @@ class Plan:
         device_name: on which card's measured choices.
         ln_folded: of a pass with kernels: stages that can, read raw tokens (five kernels a block); else a kernel
             normalises them (seven). None for what the model says.
+        counters: (n,), int32, 0 between kernels, for products that finish themselves; None: none does.
     """
 
     kernels: bool
     device_name: str | None = None
     ln_folded: bool | None = False
+    counters: Tensor | None = field(default=None, compare=False)
 
 
 def check_choices() -> None:

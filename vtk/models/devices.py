@@ -8,6 +8,10 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 """Names of precisions on the command line and in cards."""
 
 
+FP8 = "fp8"
+"""Name of a precision of products alone: e4m3, with bf16 around them. No tensor of a whole model has it."""
+
+
 def resolve_device(text: str | torch.device) -> torch.device:
     """Turn ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` into a device that is here.
 

@@ -70,7 +70,7 @@ Overwrite = Annotated[bool, Option("replace what is there", "output", often=True
 # ---- images
 Split = Annotated[
     Literal["val", "train", "all"] | None,
-    Option("part of the images: val, held out, judges; train calibrates int8", "data", often=True),
+    Option("part of the images: val, held out, judges; train calibrates int8 and fp8", "data", often=True),
 ]
 """None is the default of what both judges and calibrates; elsewhere it is ``val``."""
 Folder = Annotated[Path, Option("train/ and val/, class folders, or a table of labels", "data", often=True)]
@@ -96,7 +96,7 @@ VerifyDataOf = Annotated[
     ),
 ]  # fmt: skip
 JudgeImages = Annotated[
-    int, Option("images of --data on which fp16, bf16 and int8 files are judged", "verification", least=1)
+    int, Option("images of --data on which fp16, bf16, fp8 and int8 files are judged", "verification", least=1)
 ]
 Unverified = Annotated[
     bool, Option("keep a file that cannot be verified on this machine; marked as unverified", "verification")
@@ -118,24 +118,37 @@ Dtype = Annotated[
     Literal["fp32", "fp16", "bf16"],
     Option("weights and arithmetic, inputs and outputs; norms and softmax stay fp32", "format", often=True),
 ]
+GraphDtype = Annotated[
+    Literal["fp32", "fp16", "bf16", "fp8"],
+    Option(
+        "weights and arithmetic, inputs and outputs; norms and softmax stay fp32; fp8: wide products in e4m3, "
+        "calibrated on --data, the rest fp16", "format", often=True,
+    ),
+]  # fmt: skip
 KeepIoTypes = Annotated[bool, Option("inputs and outputs stay fp32 whatever the --dtype", "format")]
 Int8 = Annotated[
     Literal["dynamic", "static"] | None,
     Option("int8: dynamic, for CPUs, one image a call; static, calibrated on --data", "format", often=True),
 ]
-CalibrationImages = Annotated[int, Option("--int8 static: images of --data to calibrate on", "format", least=1)]
+CalibrationImages = Annotated[
+    int, Option("--int8 static, --dtype fp8: images of --data to calibrate on", "format", least=1)
+]
 Softmax = Annotated[bool, Option("the output is `probabilities` instead of `logits`", "format")]
 
 # ---- how a model is run, judged and measured
 RunBackend = Annotated[
     str | None,
     Option(
-        "eager, compile, fused, fused+graph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
+        "eager, compile, fused, fused+nograph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
         nonempty=True,
     ),
 ]  # fmt: skip
 RunPrecision = Annotated[
-    Literal["fp32", "bf16", "fp16"] | None, Option("number format (default: the training run's)", "running")
+    Literal["fp32", "bf16", "fp16", "fp8"] | None,
+    Option("number format (default: the training run's); fp8 is calibrated and judged on --data", "running"),
+]
+Fp8Images = Annotated[
+    Path | None, Option("--precision fp8: folder whose training images calibrate and held-out ones judge it", "data")
 ]
 RunDevice = Annotated[
     str | None,

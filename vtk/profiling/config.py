@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import FP8_BACKENDS, check_fp8
 from vtk.options import Config, Option
 from vtk.options.shared import (
     BudgetMs,
     Device,
+    Fp8Images,
     ImgSize,
     MaybeOut,
     Overwrite,
@@ -39,9 +41,10 @@ class ProfileConfig(Config):
     ] = ()
     device: Device = "auto"
     precision: Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"],
+        Literal["auto", "fp32", "bf16", "fp16", "fp8"],
         Option("number format of weights and inputs; auto: an exported file's own, else fp32", often=True),
     ] = "auto"
+    data: Fp8Images = None
     threads: Threads = None
     duration: Annotated[float, Option("most seconds per cell; a stable one ends earlier", often=True, above=0)] = 10.0
     stability: Stability = 3.0
@@ -67,6 +70,9 @@ class ProfileConfig(Config):
         """Refuse options that contradict each other."""
         if self.tasks and not {"bank", "bank+graph"} & set(self.backends):
             raise UsageError(f"`--tasks` {_show(self.tasks)} is for the back-end `bank`; add it to --backends")
+        check_fp8(self.precision, self.data)
+        if self.precision == "fp8" and (others := [name for name in self.backends if name not in FP8_BACKENDS]):
+            raise UsageError(f"`--backends` {_show(tuple(others))} has no fp8; give {' and '.join(FP8_BACKENDS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,9 +64,9 @@ def profile_onnx(
     Returns:
         As of `profile_export`.
     """
-    chosen = onnx_backends(config.dtype) if backends is None else backends
+    chosen = onnx_backends(config.rest) if backends is None else backends
     return profile_export(
-        path, config.profile, backends=chosen, precision=config.dtype, threads=config.threads, reference=source,
+        path, config.profile, backends=chosen, precision=config.rest, threads=config.threads, reference=source,
         shown=shown,
     )  # fmt: skip
 

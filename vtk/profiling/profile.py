@@ -10,8 +10,9 @@ import torch
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.evaluation.config import FP8_BACKENDS
 from vtk.filesets import open_folder
-from vtk.models.devices import resolve_device
+from vtk.models.devices import FP8, resolve_device
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling import ceilings
@@ -113,6 +114,8 @@ def run(
     if not config.backends and source.kind in ONE_WAY:
         config = replace(config, backends=(source.kind,))  # nothing else runs it, so its absence is no row but the end
     names = config.backends or default_backends(device, source.kind)
+    if config.precision == FP8:
+        names = tuple(name for name in names if name in FP8_BACKENDS)
     before = torch.get_num_threads()
     threads = config.threads or before
     spec = source.card.input
@@ -176,7 +179,7 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     if kind in ONE_WAY:
         return (kind,)
     cuda = device.type == "cuda"
-    names = ("eager", "compile", "fused", *(("fused+graph", "ort-cuda") if cuda else ("ort-cpu",)))
+    names = ("eager", "compile", "fused", "ort-cuda" if cuda else "ort-cpu")
     return tuple(name for name in names if fits(name, kind))
 
 

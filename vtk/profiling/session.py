@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UsageError, VerificationError, VtkError
+from vtk.models.devices import FP8
 from vtk.profiling.compare import gives_probabilities, torch_reference
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
 from vtk.runtime.backend import Backend, least_images
 from vtk.runtime.engine import model_beside, read_stamp
+from vtk.runtime.given import fp8_images
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 
@@ -94,6 +96,8 @@ class Session:
                 continue  # a row says so
             if name == "eager" and self.source.kind not in FILES:
                 continue  # torch is here
+            if self.config.precision == FP8:
+                continue  # calibrated once is enough
             with self.loaded(name):
                 pass
 
@@ -116,7 +120,8 @@ class Session:
                              "its own pack")  # fmt: skip
         # bytes are prepared by Pillow for all but the file that prepares them itself
         outside = raw and not source.facts.preprocessing
-        kind = "int8" if self.source.facts.int8 else "raw" if outside else self.config.precision
+        kind: str = "raw" if outside else self.config.precision
+        kind = self.source.facts.kind if self.source.facts.kind in ("int8", "fp8") else kind
         how = " with Pillow's preprocessing" if outside else ""
         images = inputs.normalised(source.card.input) if outside else inputs.images
         if source.kind == "tensorrt" and (model := _model_of(source)) is not None:
@@ -166,6 +171,7 @@ class Session:
             options["tasks"] = self.config.tasks
         if name.startswith("ort-") and source.facts.preprocessing:
             options["raw"] = True
+        options |= fp8_images(source, self.config.precision, self.config.data)
         backend = self.load(name, source, device=device, dtype=self.config.precision, threads=self.threads, **options)
         try:
             if "raw" in options and not {"logits", "probabilities"} & set(getattr(backend, "outputs", ("logits",))):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of one number in each precision."""
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Of one number in each precision; of fp8 the least, which is that of its wide matrices."""
 
 
 @dataclass(frozen=True)

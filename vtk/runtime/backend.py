@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.evaluation.config import FP8_BACKENDS
 from vtk.evaluation.labels import check_finite
-from vtk.models.devices import dtype_name, resolve_device, resolve_dtype
+from vtk.models.devices import FP8, dtype_name, resolve_device, resolve_dtype
 from vtk.options.shared import MOST_THREADS
 from vtk.runtime.source import Source
 
@@ -19,12 +20,14 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "compile": ("vtk.runtime.torch_backend", "CompileBackend"),
     "fused": ("vtk.runtime.fused_backend", "FusedBackend"),
     "fused+graph": ("vtk.runtime.fused_backend", "GraphBackend"),
+    "fused+nograph": ("vtk.runtime.fused_backend", "NoGraphBackend"),
     "ort-cpu": ("vtk.runtime.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.ort_backend", "OrtCudaBackend"),
     "ort-trt": ("vtk.runtime.ort_trt_backend", "OrtTrtBackend"),
     "aoti": ("vtk.runtime.aoti_backend", "AotiBackend"),
     "bank": ("vtk.runtime.bank_backend", "BankBackend"),
     "bank+graph": ("vtk.runtime.bank_backend", "BankGraphBackend"),
+    "bank+nograph": ("vtk.runtime.bank_backend", "BankNoGraphBackend"),
     "tensorrt": ("vtk.runtime.tensorrt_backend", "TensorrtBackend"),
 }
 """Name to (module, class) of the back-ends of this version."""
@@ -100,10 +103,10 @@ def load_backend(
         name: a key of `BACKENDS`.
         source: from `vtk.runtime.source.open_source`.
         device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (CUDA when there is one). A torch device passes through.
-        dtype: ``fp32``, ``bf16`` or ``fp16``.
+        dtype: ``fp32``, ``bf16`` or ``fp16``; ``fp8`` with ``fused`` and ``fused+graph``.
         threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
         options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*),
-            ``tasks`` (bank).
+            ``tasks`` (bank), ``given`` (fp8: a `vtk.runtime.given.Given` to calibrate and to judge on).
 
     Raises:
         UsageError: an unknown name, precision or option, or a source that this back-end does not run.
@@ -111,9 +114,21 @@ def load_backend(
     """
     check_backend(name)
     check_threads(threads)
+    if dtype == FP8:
+        if name not in FP8_BACKENDS:
+            raise UsageError(f"back-end `{name}` has no fp8; give {' or '.join(FP8_BACKENDS)}, or a file that was "
+                             "exported with --dtype fp8, in its own precision")  # fmt: skip
+        dtype, options = torch.bfloat16, {"given": None, **options}
+    elif "given" in options:
+        raise UsageError(f"`given` images are for fp8, not for {dtype}; leave them out")
     return _class(name).load(
         source, device=resolve_device(device), dtype=resolve_dtype(dtype), threads=threads, **options
     )
+
+
+def precision_of(backend: Backend) -> str:
+    """Return the precision of a back-end's products: ``fp32``, ``bf16``, ``fp16`` or ``fp8``."""
+    return FP8 if getattr(backend, "arithmetic", "") == FP8 else dtype_name(backend.dtype)
 
 
 def check_threads(threads: int | None) -> None:
@@ -161,7 +176,7 @@ def most_images(backend: Backend) -> int | None:
 
 def describe(backend: Backend) -> str:
     """Return back-end and precision, for messages."""
-    return f"{backend.name} in {dtype_name(backend.dtype)}"
+    return f"{backend.name} in {precision_of(backend)}"
 
 
 def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.models.fp32 import FullPrecision
+from vtk.runtime.fused_backend import note_graph
 from vtk.runtime.source import Source
 from vtk.tasks.load import Task
 
@@ -23,7 +24,7 @@ class BankBackend:
     name = "bank"
     batch: int | None = None
     options = ("tasks",)
-    graphs = False
+    graphs: bool | None = None
 
     def __init__(self, bank: Any, task: str, device: torch.device, dtype: torch.dtype) -> None:
         self.bank, self.task, self.device, self.dtype = bank, task, device, dtype
@@ -54,6 +55,8 @@ class BankBackend:
         try:
             bank = TaskBank(source.base, device=device, dtype=dtype, graphs=cls.graphs)
             held = source.held if isinstance(source.held, Task) else None
+            if (graphs := getattr(bank, "graphs", None)) is not None:
+                graphs.notice = note_graph
             bank.add(source.name, source.path if held is None else dataclasses.replace(held, model=source.model()))
             for number, path in enumerate(others, 2):
                 bank.add(f"{number}: {path}", path)
@@ -68,11 +71,12 @@ class BankBackend:
 
     @property
     def provider(self) -> str:
-        """``bank of N tasks, cpu`` or ``… cuda (NAME)``."""
+        """``bank of N tasks, cpu`` or ``… cuda (NAME)``, and ``, graph`` where calls are replayed."""
         count = len(self.bank.tasks)
+        replayed = self.graphs or getattr(self.bank, "graphs", None) is not None
         cpu = self.device.type == "cpu"
         where = "cpu" if cpu else f"cuda ({torch.cuda.get_device_name(self.device)})"
-        return f"bank of {count} task{'s' * (count != 1)}, {where}"
+        return f"bank of {count} task{'s' * (count != 1)}, {where}{', graph' if replayed else ''}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
@@ -97,7 +101,7 @@ class BankBackend:
 
 
 class BankGraphBackend(BankBackend):
-    """The same, its calls replayed as CUDA graphs: one for each bucket of lengths, captured when first needed."""
+    """The same where calls must be replayed as CUDA graphs; `bank` does so where it can."""
 
     name = "bank+graph"
     graphs = True
@@ -119,7 +123,9 @@ class BankGraphBackend(BankBackend):
             raise UsageError("`bank+graph` captures the kernels of fp16 and bf16; give one as --precision, or use bank")
         return super().load(source, device=device, dtype=dtype, threads=threads, **options)
 
-    @property
-    def provider(self) -> str:
-        """As of `BankBackend`, with the graph named."""
-        return f"{super().provider}, graph"
+
+class BankNoGraphBackend(BankBackend):
+    """The same without graphs."""
+
+    name = "bank+nograph"
+    graphs = False

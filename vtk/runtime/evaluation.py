@@ -20,11 +20,11 @@ from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.marks import begins, json_with, png
-from vtk.models.devices import dtype_name
 from vtk.packages import require
 from vtk.runtime.agreement import Agreement
-from vtk.runtime.backend import load_backend, predictor
+from vtk.runtime.backend import load_backend, precision_of, predictor
 from vtk.runtime.facts import PLAIN, Facts
+from vtk.runtime.given import fp8_images
 from vtk.runtime.images import find_images
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
@@ -136,8 +136,9 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
     )
     with contextlib.ExitStack() as stack:
         backend = load_backend(
-            conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
-        )
+            conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads,
+            **fp8_images(source, conditions.precision, config.data),
+        )  # fmt: skip
         stack.callback(backend.close)
         judge = Agreement.of(source, reference, conditions, config)
         if judge is not None:
@@ -151,7 +152,7 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         split=config.split or "val",
         backend=backend.name,
         provider=backend.provider,
-        precision=dtype_name(backend.dtype),
+        precision=precision_of(backend),
         device=str(backend.device),
         batch_size=1 if getattr(backend, "apart", False) else conditions.batch_size,
         agreement=judge.fraction if judge else None,

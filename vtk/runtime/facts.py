@@ -30,6 +30,7 @@ class Facts:
         target: run time that it was made for, "" for any.
         batch_dependence: how far the other images of a call changed an image's outputs when the file was verified, as
             a fraction of the largest; 0 where that is rounding.
+        fp8: whether the wide products read e4m3; ``precision`` is then that of all else.
     """
 
     precision: str = "fp32"
@@ -40,6 +41,17 @@ class Facts:
     verified: bool = True
     target: str = ""
     batch_dependence: float = 0.0
+    fp8: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What its answers are judged by: ``int8``, ``fp8``, or the precision."""
+        return "int8" if self.int8 else "fp8" if self.fp8 else self.precision
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether training images went into it, so that others judge it."""
+        return self.int8 == "static" or self.fp8
 
     @property
     def apart(self) -> bool:
@@ -54,7 +66,7 @@ class Facts:
         """Return what a command that runs the file says."""
         if self == PLAIN:
             return ()
-        kind = f"int8 ({self.int8})" if self.int8 else self.precision
+        kind = f"int8 ({self.int8})" if self.int8 else f"fp8, the rest {self.precision}" if self.fp8 else self.precision
         if not self.verified:
             return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
         ends = ", its inputs and outputs fp32" if self.keep_io_types else ""

@@ -49,6 +49,8 @@ class OrtCpuBackend:
     execution_provider = "CPUExecutionProvider"
     apart = False
     """Whether labels want each image in a call of its own (`Facts.apart`)."""
+    arithmetic = ""
+    """``fp8`` where the wide products of a file read e4m3."""
 
     def __init__(
         self,
@@ -58,10 +60,11 @@ class OrtCpuBackend:
         optimize: bool,
         raw: bool = False,
         prepack: bool = True,
+        fp8: bool = False,
     ) -> None:
         self.device = device
         self.load_s = 0.0
-        self.session = _open(path, self.execution_provider, device, threads, optimize, prepack)
+        self.session = _open(path, self.execution_provider, device, threads, optimize, prepack, fp8)
         self.provider: str = self.session.get_providers()[0]
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.outputs = [o.name for o in outputs]
@@ -102,10 +105,11 @@ class OrtCpuBackend:
                 "file exported without --with-preproc"
             )
         start = time.perf_counter()
-        switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True))
+        switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True)), source.facts.fp8
         backend = cls(source.path, cls._device(device), threads, *switches)
         backend.dtype = _PRECISIONS[source.facts.precision]
         backend.apart = source.facts.apart
+        backend.arithmetic = "fp8" if source.facts.fp8 else ""
         if dtype != backend.dtype:
             backend.close()
             raise UsageError(
@@ -240,7 +244,13 @@ def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
 
 
 def _open(
-    path: Path, provider: str, device: torch.device, threads: int | None, optimize: bool, prepack: bool = True
+    path: Path,
+    provider: str,
+    device: torch.device,
+    threads: int | None,
+    optimize: bool,
+    prepack: bool = True,
+    fp8: bool = False,
 ) -> Any:
     """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
     require("onnxruntime")
@@ -252,6 +262,8 @@ def _open(
     options.intra_op_num_threads = threads or torch.get_num_threads()
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
+    if fp8:  # its rules for Q/DQ are those of int8, and would let a product of floats read e4m3
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
     wanted = _providers(path, provider, device)

@@ -27,6 +27,7 @@ from vtk.evaluation.labels import Prediction, check_finite, check_threshold, pre
 from vtk.files import replace_file
 from vtk.nodes import check_file
 from vtk.runtime.backend import describe, load_backend, predictor
+from vtk.runtime.given import fp8_images
 from vtk.runtime.regime import choose_conditions
 from vtk.runtime.source import Source
 from vtk.text import one_line
@@ -98,8 +99,9 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     for note in conditions.notes:
         console.say(note)
     backend = load_backend(
-        conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
-    )
+        conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads,
+        **fp8_images(source, conditions.precision, config.data),
+    )  # fmt: skip
     transform = eval_transform(source.card.input)
     found: list[Prediction] = []
     skipped: list[tuple[Path, str]] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from vtk.errors import DataError
-from vtk.models.devices import DTYPES, resolve_device
+from vtk.models.devices import DTYPES, FP8, resolve_device
 from vtk.runtime.source import Source
 
 
@@ -15,7 +15,7 @@ class Conditions:
 
     Attributes:
         backend: name of the back-end.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
         device: for `load_backend`.
         batch_size: images per call.
         same: whether this is how ``card.metrics`` were measured, so that they must come out again exactly.
@@ -43,7 +43,7 @@ def choose_conditions(
     Args:
         source: what will run.
         backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, ``tensorrt`` with an engine, else
-            ``eager``.
+            ``eager``, or ``fused`` in fp8.
         precision: None for the regime's; exported files have their own.
         device: None for the regime's if it is here, else the CPU.
         batch_size: None for the regime's.
@@ -86,4 +86,5 @@ def choose_conditions(
         and kind == regime.device.partition(":")[0]
         and (batch_size or regime.batch_size) == regime.batch_size
     )
-    return Conditions(backend or "eager", chosen, place, batch_size or regime.batch_size, same, tuple(notes))
+    name = backend or ("fused" if chosen == FP8 else "eager")
+    return Conditions(name, chosen, place, batch_size or regime.batch_size, same, tuple(notes))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
+from vtk.fused.tuned import load_for
 from vtk.models.base import Base
 from vtk.serving.calls import Place, run
 from vtk.serving.entry import Entry, make_entry
@@ -44,7 +45,8 @@ class TaskBank:
         fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
             shared part once and of each task's; by default on a CPU, and on CUDA in fp16 and bf16, where the model can
             be folded.
-        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it.
+        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it; by
+            default where the bank is fused, in fp16 and bf16 on CUDA.
 
     Raises:
         UsageError: a type without arithmetic, a budget below 1, graphs where there are none, or a VTK_CHOICES that
@@ -61,7 +63,7 @@ class TaskBank:
         max_gpu_bytes: int | None = None,
         kernels: bool | None = None,
         fused: bool | None = None,
-        graphs: bool = False,
+        graphs: bool | None = None,
     ) -> None:
         self.device = torch.device(device)
         if self.device.type not in ("cpu", "cuda"):
@@ -83,13 +85,20 @@ class TaskBank:
                 f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
             )
         check_choices()
+        load_for(self.device)
         self.fused = fused
         self._folds = (half or not cuda) if fused is None else fused
-        self._graphs = BucketGraphs() if graphs else None
+        self._graphs = BucketGraphs() if half and self.kernels and self._folds and graphs is not False else None
+        self._unasked = graphs is None and self._graphs is not None
         self._base = store_base(base) if isinstance(base, Base) else None if base is None else Path(base)
         self._store: Store = StackStore(self.device) if cuda or self.kernels else HeldStore()
         self._state = State()
         self._changing = threading.Lock()
+
+    @property
+    def graphs(self) -> BucketGraphs | None:
+        """The CUDA graphs of its calls; None where calls start kernel by kernel."""
+        return self._graphs
 
     @property
     def tasks(self) -> dict[str, TaskInfo]:
@@ -171,7 +180,8 @@ class TaskBank:
             tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
             fixed = state.fixed_bytes()
             base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
-            return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes())
+            graphs = 0 if self._graphs is None else self._graphs.nbytes
+            return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes(), graphs)
 
     def _run(self, state: State, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(images, Mapping):
@@ -194,7 +204,7 @@ class TaskBank:
         try:
             return task, fold(task.model, self.dtype, whole=not self._state.entries)
         except UsageError:
-            if self.fused or self._graphs is not None:
+            if self.fused or (self._graphs is not None and not self._unasked):
                 raise
             return task, None
 

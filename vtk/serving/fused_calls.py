@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vtk.fused.ring import PinnedRing
 from vtk.fused.stages import Plan
 from vtk.models.packed_rows import Layer
 from vtk.serving.ends import Ends
@@ -89,7 +90,7 @@ class FusedCall:
             graphs: captured before; None to start kernel by kernel.
             generation: of the weights, for graphs.
         """
-        rows = self.rows(images, device, dtype)
+        rows = self.rows(images, device, dtype, None if graphs is None else graphs.ring)
         bucket = Bucket.exact(self.parts)
         plan = Plan(self.kernels, device_name(rows[0]) if self.kernels else None)
         if graphs is not None and graphs.fits(bucket.up()):
@@ -111,8 +112,13 @@ class FusedCall:
             self.parts, bucket, len(self.ends.heads), skip, device.type == "cuda" and torch.cuda.is_available()
         )
 
-    def rows(self, images: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-        """Return the images' patches (n, width) by size, or where tasks embed their own images tokens (n, C)."""
+    def rows(
+        self, images: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None = None
+    ) -> list[Tensor]:
+        """Return the images' patches (n, width) by size, or where tasks embed their own images tokens (n, C).
+
+        With a ``ring``, images on the host go to the device by way of pinned memory, without waiting.
+        """
         stem = self.folded.stem
         if stem is None:
             return [e.embed(images[e.name].to(device, dtype)).flatten(0, 1) for e in self.entries]
@@ -121,7 +127,7 @@ class FusedCall:
             by_size.setdefault(part.size, []).append(images[entry.name])
         width = self.folded.matrix.shape[1]
         return [
-            patchify(_joined(by_size[size], device, dtype), stem.patch, stem.prefix, width).flatten(0, 1)
+            patchify(_joined(by_size[size], device, dtype, ring), stem.patch, stem.prefix, width).flatten(0, 1)
             for size in sorted(by_size)
         ]
 
@@ -149,8 +155,12 @@ class FusedCall:
         return found
 
 
-def _joined(batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _joined(batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None) -> Tensor:
     """Return all images in one tensor, moved and cast at once where they are alike."""
+    if ring is not None and device.type == "cuda" and all(b.device.type == "cpu" for b in batches):
+        with torch.inference_mode(False):
+            joined = torch.empty(sum(map(len, batches)), *batches[0].shape[1:], dtype=dtype, device=device)
+        return ring.send(batches, joined)
     if len({(b.device, b.dtype) for b in batches}) > 1:
         batches = [b.to(device, dtype) for b in batches]
     return (batches[0] if len(batches) == 1 else torch.cat(list(batches))).to(device, dtype)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,12 @@ class BucketGraphs(GraphCache):
     def __len__(self) -> int:
         return len(self._captured)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pool and of the static inputs."""
+        rows = 0 if self._rows is None else self._rows.nbytes
+        return self.pool_bytes() + rows + sum(entry.values.nbytes for entry in self._captured.values())
+
     def fits(self, bucket: Bucket) -> bool:
         """Return whether calls of this bucket run as a graph, here and now."""
         return bucket.rows <= MAX_ROWS and not torch.cuda.is_current_stream_capturing()
@@ -71,41 +78,59 @@ class BucketGraphs(GraphCache):
             self.clear()
             self._generation = generation
         entry = self._captured.get(bucket)
-        if entry is None:
-            entry = self._add(bucket, inputs, values, compute)
-        else:
+        if entry is not None:
             self._captured.move_to_end(bucket)
             _fill(entry.rows, inputs)
             entry.values.copy_(values, non_blocking=True)
+        else:
+            make = partial(self._add, bucket, inputs, values, compute)
+            plain = partial(self._plain, bucket, inputs, values, compute)
+            if not self._patience.waits(bucket):
+                entry = self.attempt(bucket, f"a call of up to {bucket.rows} rows", make, plain)
+            if entry is None:
+                return plain()
         entry.graph.replay()
         return entry.out.clone()
 
-    def clear(self) -> None:
+    def expire(self) -> None:
         """Drop every graph and the static input."""
-        super().clear()
+        super().expire()
         while self._captured:
             self._drop_oldest()
         self._rows = None
-        self._generation = None
+
+    def _plain(
+        self, bucket: Bucket, inputs: Sequence[Tensor], values: Tensor, compute: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Compute the same without a graph."""
+        rows = inputs[0].new_zeros(bucket.rows, inputs[0].shape[1])
+        _fill(rows, inputs)
+        return compute(rows, values.to(rows.device))
 
     def _add(
         self, bucket: Bucket, inputs: Sequence[Tensor], values: Tensor, compute: Callable[[Tensor, Tensor], Tensor]
     ) -> _Captured:
         while len(self._captured) >= self.max_graphs:
-            self._drop_oldest()  # the pool stays: the next graph takes its memory
+            self._patience.dropped(self._drop_oldest())  # the pool stays: the next graph takes its memory
+        if not self._captured:
+            self._pool = None
         with torch.inference_mode(False), torch.no_grad():
             rows = self._static(bucket.rows, inputs[0])
             static_values = values.to(rows.device, copy=True)
             _fill(rows, inputs)
+            before = self.pool_bytes()
             graph, out = self._record(lambda x: compute(x, static_values), rows)
         entry = self._captured[bucket] = _Captured(graph, rows, static_values, out)
+        if self.notice is not None:
+            self.notice(f"CUDA graph of up to {bucket.rows} rows", rows.nbytes + self.pool_bytes() - before)
         return entry
 
-    def _drop_oldest(self) -> None:
-        _, entry = self._captured.popitem(last=False)
+    def _drop_oldest(self) -> Bucket:
+        bucket, entry = self._captured.popitem(last=False)
         for tensor in (entry.rows, entry.values):
             if tensor.is_cuda:  # this stream has waited for all calls; the one the memory is of has not
                 tensor.record_stream(torch.cuda.current_stream())
+        return bucket
 
     def _static(self, rows: int, like: Tensor) -> Tensor:
         """Return the first rows of an input that all graphs share: calls take turns."""

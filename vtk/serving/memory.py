@@ -32,6 +32,7 @@ class Memory:
         tasks: by name; tasks that trained no attention share the base's, which counts with the base.
         device_bytes: all weights on the device, free slots included.
         host_bytes: copies for paging, in pinned host memory.
+        graph_bytes: of CUDA graphs on the device, their inputs included; no part of ``max_gpu_bytes``.
     """
 
     device: str
@@ -39,8 +40,9 @@ class Memory:
     tasks: Mapping[str, TaskMemory]
     device_bytes: int
     host_bytes: int
+    graph_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.device_bytes + self.host_bytes
+        return self.device_bytes + self.host_bytes + self.graph_bytes

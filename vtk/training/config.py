@@ -14,7 +14,7 @@ from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.packs import MODES, MemoryMode, PackOptions
 from vtk.training.options.policy import PolicyName, PolicyOptions
 from vtk.training.options.recipe import LayerRateOptions, RecipeOptions
-from vtk.training.options.running import DryRunOptions, RunningOptions
+from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
@@ -27,6 +27,7 @@ __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 class FinetuneConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
+    GraphOptions,
     RunningOptions,
     TrialOptions,
     PackOptions,
@@ -118,5 +119,10 @@ class FinetuneConfig(
             )
         if self.grad_checkpointing:
             raise UsageError("`--grad-checkpointing` is for runs of one task; use --memory minimal")
+        if self.cuda_graph == "on":
+            raise UsageError(
+                "`--cuda-graph` on: the steps of several tasks hold other images each time; leave it out, or give one "
+                "run for each"
+            )
         if self.compile:
             raise UsageError("`--compile` is for runs of one task: every mixture of tasks would be compiled anew")

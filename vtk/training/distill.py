@@ -60,6 +60,8 @@ class Distillation:
         UsageError: the models' features cannot be compared.
     """
 
+    static = True  # the teacher is asked in `prepare`
+
     def __init__(
         self, inner: Criterion | None, teacher: Teacher, student: nn.Module, *, kind: DistillKind = "soft",
         alpha: float = 0.5, temperature: float = 1.0, multi_label: bool = False, spec: InputSpec | None = None,

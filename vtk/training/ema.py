@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from vtk.errors import DataError
 
+WARMING = 10
+"""Updates from which on the average keeps about half of itself and more."""
+
 
 def decay_at(step: int, decay: float) -> float:
     """Return the share of the average that update ``step`` (from 1) keeps."""
-    return min(decay, (1 + step) / (10 + step))
+    return min(decay, (1 + step) / (WARMING + step))
 
 
 class Ema:
@@ -40,8 +43,11 @@ class Ema:
     def update(self) -> None:
         """Take in the parameters as they are now."""
         self.step += 1
-        new = [p.detach() for p in self._parameters.values()]
-        torch._foreach_lerp_(list(self.averages.values()), new, 1 - decay_at(self.step, self.decay))
+        torch._foreach_lerp_(list(self.averages.values()), self.tensors(), 1 - decay_at(self.step, self.decay))
+
+    def tensors(self) -> list[Tensor]:
+        """Return the parameters as they are, in the order of ``averages``."""
+        return [p.detach() for p in self._parameters.values()]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

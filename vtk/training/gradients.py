@@ -134,7 +134,11 @@ class Gradients:
 
     def _note(self, numbers: Mapping[str, Tensor | float], images: int) -> None:
         for key, value in numbers.items():
-            number = torch.as_tensor(value, dtype=torch.float32, device=self.means.ranks.device).detach()
+            device = self.means.ranks.device
+            if isinstance(value, Tensor):
+                number = value.detach().to(device, torch.float32)
+            else:
+                number = torch.full((), value, device=device)  # a kernel, where copying it would wait for the device
             self.told[key] = self.told.get(key, torch.zeros_like(number)) + number * images
 
     @contextlib.contextmanager

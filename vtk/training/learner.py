@@ -30,6 +30,7 @@ class Learner:
         steps: of the whole run.
 
     Attributes:
+        steps: of the whole run.
         parameters: those that require gradients.
         optimizer: over them.
         schedule: of its learning rate.
@@ -40,7 +41,7 @@ class Learner:
     """
 
     def __init__(self, name: str, model: nn.Module, config: LearnerConfig, steps: int) -> None:
-        self.name, self.config = name, config
+        self.name, self.config, self.steps = name, config, steps
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(model, config)
         self.schedule = make_schedule(self.optimizer, config, steps)
@@ -81,6 +82,10 @@ class Learner:
             torch._foreach_copy_(self.buffers, self._kept)
         self.in_row = 0 if stepped else self.in_row + 1
         return stepped
+
+    def factor(self, step: int) -> float:
+        """Return the factor on the learning rate of update ``step`` (from 0)."""
+        return float(self.schedule.lr_lambdas[0](step))
 
     def begin(self) -> None:
         """Remember, before the step's first forward pass, what it changes besides the parameters."""

@@ -27,6 +27,8 @@ from vtk.training.random_states import random_states, set_random_states
 from vtk.training.result import FitState
 from vtk.training.rules import StepRule
 from vtk.training.saves import Interrupted, Saves
+from vtk.training.static_step.make import make_static_step
+from vtk.training.static_step.rules import GraphChoice
 from vtk.training.steps import Feed, Step, plan_joint, plan_steps, planned_epochs
 from vtk.training.streams import Stream, batches
 
@@ -60,6 +62,8 @@ class FitConfig(LearnerConfig, Protocol):
     def grad_checkpointing(self) -> bool: ...  # noqa: D102
     @property
     def compile(self) -> bool: ...  # noqa: D102
+    @property
+    def cuda_graph(self) -> GraphChoice: ...  # noqa: D102
     @property
     def seed(self) -> int: ...  # noqa: D102
     @property
@@ -121,6 +125,8 @@ class Loop:
         self.wrapped = model if self.joint else ranks.wrap(model)
         self.steps_of = steps_of(model, self.sizes, compile=config.compile, checkpointing=config.grad_checkpointing)
         self.means = Means(model, self.wrapped, objective, precision, ranks, self.joint)
+        images = [sum(sum(sizes) for _, sizes in step) for step in self.groups]
+        self.static = make_static_step(config, self.means, self.learners[0], step_rule, images)
         self.epoch = self.step = self.seen = 0
         self.stopped = False
         self.midway: Midway | None = None
@@ -134,8 +140,12 @@ class Loop:
             learner.load(*(part[learner.name] if self.joint and part else part for part in parts))
         self.precision.scaler.load_state_dict(state.scaler)
         self.epoch, self.step = state.epoch, state.epoch * self.count + state.step
-        if not state.step:
-            return
+        if state.step:
+            self._load_midway(state)
+        if self.static is not None:
+            self.static.load()
+
+    def _load_midway(self, state: FitState) -> None:
         try:
             own = state.parts[self.ranks.rank]
             self.midway = Midway.of_state(own["midway"], self.ranks.device)
@@ -155,6 +165,7 @@ class Loop:
         """Return the state within the epoch in progress; ``rows`` are of those before. All processes take part."""
         part = self.midway
         assert part is not None
+        self._settle(part)
         own = {
             "midway": part.state_dict(), "random": random_states(self.ranks.device), "buffers": self._own_buffers(),
             "objective": self.objective.state_dict() if isinstance(self.objective, Drawing) else {},
@@ -172,7 +183,10 @@ class Loop:
 
     def save(self, rows: list[dict[str, float]]) -> FitState:
         """Return the state after the epochs done, whose numbers are ``rows``."""
-        optimizers = {learner.name: learner.optimizer.state_dict() for learner in self.learners}
+        optimizers = {
+            learner.name: self.static.update.state_dict() if self.static else learner.optimizer.state_dict()
+            for learner in self.learners
+        }
         schedules = {learner.name: learner.schedule.state_dict() for learner in self.learners}
         scaler = self.precision.scaler.state_dict()
         averages = {learner.name: learner.ema.state_dict() for learner in self.learners if learner.ema is not None}
@@ -256,13 +270,15 @@ class Loop:
         progress = self.callbacks.steps(part.epoch + 1, self.epochs, count, total, part.step, part.seen)
         with self.steps_of(show), progress:
             for i, step in enumerate(self.groups[part.step :], part.step):
-                losses = self._step(sources, step, part)
+                losses = (self._step if self.static is None else self._static_step)(sources, step, part)
                 part.totals += losses
                 images = sum(sum(sizes) for _, sizes in step)
                 part.seen += images
                 part.step = i + 1
                 look = (i + 1) % interval == 0 or i + 1 == count
                 seconds = before + time.perf_counter() - begin
+                if look:
+                    self._settle(part)
                 heard = _Heard(bool(saves.signals.number), saves.late(), seconds > _SLOW * part.step)
                 known = self._finite(part.totals, losses, i, heard) / images if look else None
                 self._tell(i, images, known, losses)
@@ -270,6 +286,7 @@ class Loop:
                 interval = 1 if look and heard.slow else interval
                 if self.stopped:
                     if not look:
+                        self._settle(part)
                         self._finite(part.totals, losses, i, heard)
                     break
                 saves.signals.check()  # alone, a process need not look
@@ -376,6 +393,29 @@ class Loop:
         self.step_rule.step(gradients, update)
         self.step += 1
         return losses
+
+    def _static_step(self, sources: Sequence[Iterator[Batch]], step: Step, part: Midway) -> Tensor:
+        """Do the same without a look at the device; `_settle` finds out later what came of it."""
+        assert self.static is not None
+        ((stream, sizes),) = step
+        batches = [self._prepare(dataclasses.replace(next(sources[stream]), stream=stream)) for _ in sizes]
+        losses = self.static(batches)
+        for key, number in self.static.told.items():
+            part.logs[key] = part.logs[key] + number if key in part.logs else number.clone()
+        self.step += 1
+        return losses.clone() if self.callbacks.all else losses  # a callback may read it later
+
+    def _settle(self, part: Midway) -> None:
+        """Bring what the host knows of the static steps up to date; waits for the device."""
+        if self.static is None:
+            return
+        counts = self.static.settle()
+        part.skipped += counts.skipped
+        part.counted[0] += counts.images
+        if counts.in_row >= PATIENCE:
+            raise DivergedError(
+                self._advice(self.learners[0], f"in {PATIENCE} steps in a row, in epoch {self.epoch + 1}")
+            )
 
     def _prepare(self, batch: Batch) -> Batch:
         return self.objective.prepare(batch.to(self.ranks.device))

@@ -34,7 +34,10 @@ class Batch:
 
 
 class Objective(Protocol):
-    """A training task."""
+    """A training task.
+
+    One whose ``static`` is true computes its loss without looking at a number on the host, so a step may be captured.
+    """
 
     def start_epoch(self, seed: int) -> None:
         """Seed whatever `prepare` draws; called at the start of each epoch so that a resumed run draws the same."""
@@ -63,6 +66,8 @@ class Classification:
         weights: of each class; None for all alike. The mean is over images, so that neither the batch size nor the
             number of processes changes what an image counts.
     """
+
+    static = True
 
     def __init__(
         self, num_classes: int, *, smoothing: float = 0.0, mixup: float = 0.0, cutmix: float = 0.0, prob: float = 1.0,
@@ -125,7 +130,7 @@ class Classification:
             smoothing = self.smoothing if batch.labels.ndim == 1 else 0.0
             return F.cross_entropy(wide, batch.labels, label_smoothing=smoothing)
         self.weights = self.weights.to(wide)
-        own = F.one_hot(batch.labels, self.num_classes) if batch.labels.ndim == 1 else batch.labels
+        own = one_hot(batch.labels, self.num_classes) if batch.labels.ndim == 1 else batch.labels
         counted = own * self.weights  # λ·w_a at class a and (1 − λ)·w_b at class b
         spread = counted.sum(1, keepdim=True) * (self.smoothing / self.num_classes)
         return F.cross_entropy(wide, counted * (1 - self.smoothing) + spread)
@@ -173,4 +178,9 @@ class JointObjective:
 
 def smooth(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
     """Return (B, num_classes) targets: 1 - smoothing on the label plus smoothing / num_classes everywhere."""
-    return F.one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+    return one_hot(labels, num_classes).float() * (1 - smoothing) + smoothing / num_classes
+
+
+def one_hot(labels: Tensor, num_classes: int) -> Tensor:
+    """Return (B, num_classes) bool; unlike torch's own it looks at no label on the host."""
+    return labels[:, None] == torch.arange(num_classes, device=labels.device)

@@ -39,6 +39,7 @@ from vtk.training.sharpness import make_step_rule
 from vtk.training.spec import parse_starts
 from vtk.training.start import start_from, tell_trained
 from vtk.training.start_weights import read_start
+from vtk.training.static_step.rules import check_graph
 from vtk.training.steps import plan_steps, planned_epochs
 from vtk.training.streams import ImageStream
 from vtk.training.tracking import check_trackers
@@ -99,6 +100,11 @@ class Setup:
         check_optimizer(config.optimizer, config.opt_kwargs)
         check_trackers(config.track)
         check_compile(config.compile)
+        if not config.dry_run:
+            check_graph(
+                config, self.ranks.device, self.ranks.world, precision=self.precision.name,
+                passes=1 if config.sam is None and config.adversarial is None else 2,
+            )  # fmt: skip
         if config.data is not None and not config.dry_run:
             refuse_inside(self.out, config.data)
         self.augment = self.transform()

@@ -15,7 +15,7 @@ from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.packs import MemoryMode
 from vtk.training.options.policy import PolicyName
 from vtk.training.options.recipe import Epochs, HeadMultiplier, LayerRateOptions, LearningRate, RecipeOptions
-from vtk.training.options.running import DryRunOptions, RunningOptions
+from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
@@ -29,6 +29,7 @@ __all__ = ["RunConfig", "TrainConfig"]
 class TrainConfig(
     # fields come in the order of the last parent first
     DryRunOptions,
+    GraphOptions,
     RunningOptions,
     TrialOptions,
     OutcomeOptions,

@@ -13,9 +13,9 @@ from vtk.errors import DataError, VerificationError
 from vtk.formats import to_json, write_json
 from vtk.runtime import digests
 from vtk.runtime.facts import Facts
+from vtk.runtime.given import folders_of
 from vtk_export.config import TasksConfig
 from vtk_export.convert import choose_form, convert, explicit_attention
-from vtk_export.given import folders_of
 from vtk_export.limits import LIMITS
 from vtk_export.many.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered
 from vtk_export.many.gather import GatheredViT

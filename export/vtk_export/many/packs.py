@@ -15,12 +15,12 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
+from vtk.runtime.given import give_images, judging
 from vtk.runtime.parts import Split
 from vtk.runtime.source import open_source
 from vtk.serving.bank import TaskBank
 from vtk.serving.shared import check_structure, replace_tensors
 from vtk.tasks.load import load_task
-from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 
 _FREE = "add_context_broadcast"

@@ -26,11 +26,11 @@ from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.digests import file_digest
+from vtk.runtime.given import Given, give_images, judging
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening
 from vtk_export.build import File, build
 from vtk_export.gate import gate
-from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.place import DATA, MARKS, move, workspace
 from vtk_export.readme import README, tensorrt_page
@@ -140,7 +140,7 @@ def export_tensorrt(
         options = config.onnx_config(config.out)
         file, other = gate_file(
             source.model(), folder, card,
-            make=lambda model, where: _build(model, card, config, where, images),
+            make=lambda model, where: _build(model, card, config, where, images, given),
             gate=lambda file: gate(file, card, options, images, what, batches, given, show=show),
             images=images[: batches[0]], threads=options.threads, seed=config.seed,
         )  # fmt: skip
@@ -150,7 +150,7 @@ def export_tensorrt(
         console.stage(f"checking the graph for TensorRT {target.version}")
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
-        half = "" if config.dtype == "fp32" or config.keep_io_types else config.dtype
+        half = "" if file.facts.precision == "fp32" or config.keep_io_types else file.facts.precision
         page = tensorrt_page(card, half=half, batch=config.static_batch, version=target.version)
         write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.glob(f"{scripts.MODEL}*"))
@@ -182,24 +182,32 @@ def build_engine(folder: Path) -> dict[str, Any]:
     return stamp
 
 
-def _build(model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor) -> File:
+def _build(
+    model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor, given: Given | None
+) -> File:
     """Write the fused form, or the model as it is with attention written out."""
     if config.fuse is not False:
         try:
-            return build(model, card, config.onnx_config(folder, fuse=True), folder, images,
+            return build(model, card, config.onnx_config(folder, fuse=True), folder, images, given,
                          divide_scores=False)  # fmt: skip
         except UsageError as error:
             if config.fuse:
                 raise
             console.say(f"exported as it is: {str(error).partition(';')[0]}")
-    return build(model, card, config.onnx_config(folder, fuse=False), folder, images)
+    return build(model, card, config.onnx_config(folder, fuse=False), folder, images, given)
 
 
 def _write_side_files(
     proto: onnx.ModelProto, file: File, config: TensorrtConfig, target: Target, folder: Path, findings: list[Finding]
 ) -> dict[str, Any]:
     found = scripts.profile(
-        proto, target, config.shapes, precision=config.dtype, tf32=config.tf32, workspace=config.workspace
+        proto,
+        target,
+        config.shapes,
+        precision=file.facts.precision,
+        tf32=config.tf32,
+        workspace=config.workspace,
+        fp8=file.facts.fp8,
     )
     found["onnx_sha256"], found["card_sha256"] = file_digest(file.path), file_digest(folder / scripts.CARD)
     if (folder / DATA).exists():

@@ -17,6 +17,7 @@ from vtk.runtime.onnx_file import load_proto
 from vtk_export.targets import Target
 from vtk_export.tensorrt.attention import attention
 from vtk_export.tensorrt.finding import REFUSED, Finding
+from vtk_export.tensorrt.fp8 import fp8
 from vtk_export.tensorrt.graph import View, attribute, subgraphs, type_name
 from vtk_export.tensorrt.operators import SINCE, operators
 
@@ -58,7 +59,7 @@ def lint(proto: onnx.ModelProto, target: Target) -> list[Finding]:
     """
     with reading("the graph", "is wrong in itself", "was the file damaged?"):
         view = View(proto)
-        found = [*_file(proto, target), *_nodes(view, view.graph, target), *attention(view, target)]
+        found = [*_file(proto, target), *_nodes(view, view.graph, target), *attention(view, target), *fp8(view)]
     return sorted(found, key=lambda finding: finding.level != REFUSED)
 
 
@@ -150,7 +151,7 @@ def _details(view: View, node: onnx.NodeProto, about: _About) -> Iterator[Findin
     if op in ("QuantizeLinear", "DequantizeLinear") and len(node.input) > 2 and node.input[2]:
         zero = view.number(node.input[2])
         if zero is None or np.asarray(zero, np.float32).any():
-            yield about("has a zero point that is not 0", "quantise symmetrically, to signed int8")
+            yield about("has a zero point that is not 0", "quantise symmetrically, to signed int8 or e4m3")
     if op == "Resize":
         yield from _resize(node, about)
     if op == "Sub" and _is_mean_of(view, node.input[1], node.input[0]):

@@ -42,14 +42,21 @@ MARKS = {
 }
 """Files of both kinds, and how they are recognised: what the scripts leave by the script beside it."""
 
-TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
+TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1, "fp8": 1e-1}
 """Absolute and relative, of logits of order 1, by what products are computed in."""
 
 _HEAD = '#!/usr/bin/env bash\n{comment}\nset -euo pipefail\ncd -- "$(dirname -- "${{BASH_SOURCE[0]}}")"\n\n'
 
 
 def profile(
-    proto: onnx.ModelProto, target: Target, shapes: Sequence[int], *, precision: str, tf32: bool, workspace: int
+    proto: onnx.ModelProto,
+    target: Target,
+    shapes: Sequence[int],
+    *,
+    precision: str,
+    tf32: bool,
+    workspace: int,
+    fp8: bool = False,
 ) -> dict[str, Any]:
     """Return what ``profile.json`` holds and the scripts read.
 
@@ -60,11 +67,12 @@ def profile(
         precision: of the file.
         tf32: whether fp32 products may be rounded.
         workspace: MiB.
+        fp8: its wide products read e4m3.
     """
     inputs = {value.name: _ranges(value, shapes) for value in proto.graph.input}
     return {
         "tensorrt": target.version, "precision": precision, "strongly_typed": not target.version.startswith("8"),
-        "tf32": tf32, "workspace_mib": workspace, "inputs": inputs,
+        "tf32": tf32, "workspace_mib": workspace, "inputs": inputs, **({"fp8": True} if fp8 else {}),
         "outputs": {value.name: _dims(value) for value in proto.graph.output},
     }  # fmt: skip
 
@@ -92,6 +100,7 @@ def polygraphy(found: Mapping[str, Any]) -> list[list[str]]:
     """Return two lines: ONNX Runtime on random images, and the engine on the same ones, compared."""
     shapes = [f"{_name(name)}:[{','.join(map(str, entry['opt']))}]" for name, entry in found["inputs"].items()]
     kind = "tf32" if found["precision"] == "fp32" and found["tf32"] else found["precision"]
+    kind = "fp8" if found.get("fp8") else kind
     bound = f"{TOLERANCE[kind]:g}"
     # ONNX Runtime has no bf16 arithmetic on the CPU
     where = ["--providers", "cuda"] if found["precision"] == "bf16" else []

@@ -15,10 +15,10 @@ from vtk import console
 from vtk.card import Card, InputSpec
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, VerificationError
+from vtk.runtime.given import give_images, judging
 from vtk.runtime.images import Chosen
 from vtk.runtime.parts import Split
-from vtk_export.given import give_images, judging
-from vtk_export.judge import Photographs
+from vtk.runtime.photographs import Photographs
 from vtk_export.limits import LEAST_COSINE
 from vtk_export.raw import Drift
 from vtk_export.triton.served.vtk_images import Unreadable, decode, from_array, prepare

@@ -15,9 +15,9 @@ from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
 from vtk.runtime.digests import file_digest
+from vtk.runtime.given import give_images, judging
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-from vtk_export.given import give_images, judging
 from vtk_export.images import gate_images
 from vtk_export.limits import LIMITS
 from vtk_export.rows import check_rows, print_rows

@@ -11,8 +11,8 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.packages import require
+from vtk.runtime.given import folders_of
 from vtk.runtime.source import Opening, Source, open_source
-from vtk_export.given import folders_of
 from vtk_export.many.names import named_packs
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files

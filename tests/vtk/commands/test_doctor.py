@@ -1,16 +1,23 @@
+import contextlib
 import importlib.metadata
 import json
+import re
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from rich.cells import cell_len
 
+from tests.vtk.fused._cpu_subject import CARD, Clock, CpuSubject, timer
 from vtk.__main__ import main
 from vtk.commands import _checks, _providers, doctor
 from vtk.commands._checks import Check
 from vtk.commands._providers import Tried
+from vtk.fused import tuned, tuning_card
+from vtk_kernels import choices
 
 
 def pretend_installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> dict[str, str]:
@@ -275,3 +282,71 @@ def test_doctor_on_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch:
     lines = captured.err.splitlines()
     assert max(map(cell_len, lines)) <= 80
     assert {"versions", "devices", "onnxruntime", "conflicts", "storage"} <= set(lines)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """A card whose passes take as long as a made-up table says: models stay on the CPU."""
+    clock = Clock()
+    monkeypatch.delenv("VTK_CHOICES", raising=False)
+    monkeypatch.setattr(tuned, "_loaded", {})
+    monkeypatch.setattr(tuning_card, "ModelSubject", CpuSubject)
+    monkeypatch.setattr(tuning_card, "EventTimer", lambda: timer(clock))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("vtk.models.devices.resolve_device", lambda _: torch.device("cpu"))
+    choices.use(None)
+    yield clock
+    monkeypatch.undo()
+    choices.use(None)
+
+
+def test_tuning_prints_what_it_gained_and_finds_it_again(card: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["doctor", "--tune", "test_vit", "--batch-sizes", "1,2"]
+    assert main(call) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith(f"test_vit, batch 1 at 160 × 160 px in bfloat16 on {CARD}: ")
+    assert re.search(r"; \d changed: [\d.]+ → [\d.]+ µs a pass, -\d+\.\d % \(", lines[0]), lines
+    assert "those that held stay" in lines[1]  # batch 1 had spoken for it
+    assert main([*call, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("all tuned before") == 2
+    found = json.loads(captured.out)["tuned"]
+    assert [t["measured"] for t in found] == [0, 0] and all(t["asked"] > 0 for t in found)
+    checks = {check.name: check for check in _checks.check_triton()}
+    assert "of tuned, " in checks["measured choices"].detail
+
+
+def test_a_stopped_tuning_says_what_is_kept(
+    card: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [60]
+
+    def stopping() -> Any:
+        real = timer(card)
+
+        def time(passes: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return real(passes)
+
+        return time
+
+    monkeypatch.setattr(tuning_card, "EventTimer", stopping)
+    assert main(["doctor", "--tune", "test_vit"]) == 130
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"vtk doctor: stopped; [12] measured choices are kept in .*\.json\n", error), error
+
+
+def test_tuning_needs_a_card_and_models_need_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, said in (
+        (["--tune"], 5, "`--tune` measures on a CUDA device, and torch sees none here"),
+        (["test_vit"], 2, "names models and tunes none; add --tune"),
+        (["--tune", "--seconds", "61"], 2, "`--seconds` is 61"),
+        (["--tune", "--device", "cpu"], 2, "allowed is cuda or cuda:N"),
+    ):
+        if code == 5 and torch.cuda.is_available():
+            continue
+        assert main(["doctor", *words]) == code
+        assert said in capsys.readouterr().err

@@ -39,8 +39,7 @@ def test_error_is_that_of_plain_torch(
     if cb:
         add_context_broadcast(model, layers="all")
     model.cuda().eval()
-    fused = fuse(model, dtype, ln_folded=ln_folded)
-    fused.graphs = graphs
+    fused = fuse(model, dtype, ln_folded=ln_folded, graphs=graphs)
     with torch.no_grad():
         expected = model(images)
         plain = model.to(dtype)(images.to(dtype))
@@ -57,7 +56,7 @@ def test_replays_give_what_the_model_gives(vit: Callable[..., nn.Module], images
     fused = fuse(model, torch.bfloat16, ln_folded=ln_folded)
     images = images.bfloat16()
     with torch.no_grad():
-        expected = {n: fused(images[:n]) for n in (1, 3, 33)}
+        expected = {n: fused.compute(images[:n]) for n in (1, 3, 33)}
         fused.capture([1, 3, 33])
         assert len(fused._graph_cache) == 3
         for _ in range(2):
@@ -72,3 +71,23 @@ def test_fp32_takes_torch_and_stays_exact(vit: Callable[..., nn.Module], images:
     torch.backends.cudnn.allow_tf32 = False
     with torch.no_grad():
         torch.testing.assert_close(fuse(model)(images), model(images), rtol=1e-4, atol=1e-4)
+
+
+def test_graphs_whose_products_finish_themselves_run_at_once_with_the_same_bits(vit: Callable[..., nn.Module]) -> None:
+    """Two models' graphs race on two streams; each pass counts in memory of its own."""
+    model = vit(branches=2, dim=384, heads=6, grid=14, depth=3).float().cuda()
+    images = torch.randn(8, 3, 56, 56, device="cuda").bfloat16()
+    twins = [fuse(model, torch.bfloat16, ln_folded=True) for _ in range(2)]
+    with torch.no_grad():
+        for batch in (1, 2, 8):
+            expected = [twin.compute(images[:batch]) for twin in twins]
+            assert torch.equal(*expected)
+            streams = [torch.cuda.Stream() for _ in twins]
+            for _ in range(200):
+                found = []
+                for stream, twin in zip(streams, twins, strict=True):
+                    stream.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(stream):
+                        found.append(twin(images[:batch]))
+                torch.cuda.synchronize()
+                assert all(torch.equal(one, expected[0]) for one in found), batch

@@ -284,7 +284,7 @@ def test_probabilities_are_held_against_the_softmax_of_the_references_logits(fak
 @pytest.mark.parametrize("kind,device,names", [
     ("onnx", "cpu", ("ort-cpu",)), ("onnx", "cuda", ("ort-cuda",)), ("aoti", "cpu", ("aoti",)),
     ("tensorrt", "cuda", ("tensorrt",)), ("pack", "cpu", ("eager", "compile", "fused", "ort-cpu")),
-    ("timm", "cuda", ("eager", "compile", "fused", "fused+graph", "ort-cuda")),
+    ("timm", "cuda", ("eager", "compile", "fused", "ort-cuda")),
 ])  # fmt: skip
 def test_the_default_set_is_what_fits_the_source(kind: str, device: str, names: tuple[str, ...]) -> None:
     assert default_backends(torch.device(device), kind) == names

@@ -9,13 +9,17 @@ import torch
 from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
 
+from tests._simulated_cuda import SimulatedCuda
+from vtk import console
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused import FusedViT
 from vtk.profiling.profile import default_backends
 from vtk.runtime.backend import load_backend, predictor
+from vtk.runtime.fused_backend import FusedBackend, NoGraphBackend
 from vtk.runtime.source import Source
+from vtk.runtime.torch_backend import EagerBackend
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 
@@ -64,6 +68,45 @@ def test_low_precision_is_folded_in_fp32_and_rounded_once(source: Source, images
     assert backend.run({"pixel_values": images})["logits"].dtype == torch.bfloat16
 
 
+def test_on_a_card_each_batch_is_captured_once_and_told_of_in_a_command(
+    source: Source,
+    images: torch.Tensor,
+    on_a_card: SimulatedCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def on_the_host(self: EagerBackend, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        self.model, self.device, self.dtype = model.eval(), torch.device("cuda"), dtype
+
+    monkeypatch.setattr(EagerBackend, "__init__", on_the_host)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "H100")
+    fused, plain = (
+        kind(source.model(), torch.device("cuda"), torch.float32) for kind in (FusedBackend, NoGraphBackend)
+    )
+    assert (fused.provider, plain.provider) == ("torch cuda (H100), graph", "torch cuda (H100)")
+    assert plain.model.graphs is False and not hasattr(plain, "reset")
+    wanted = fused.model.compute(images)
+    console.set_command(True)
+    for n in (5, 2, 5):
+        logits = fused.run({"pixel_values": images[:n]})["logits"]
+        torch.testing.assert_close(logits, wanted[:n], rtol=0, atol=1e-5)
+    console.set_command(False)
+    fused.run({"pixel_values": images[:3]})
+    out = capsys.readouterr().out.splitlines()
+    assert out == ["CUDA graph of 5 × 3 × 32 × 32: 62.4 kB on the device",
+                   "CUDA graph of 2 × 3 × 32 × 32: 25.6 kB on the device"]  # fmt: skip
+    fused.reset()
+    assert len(fused.model._graph_cache) == 0
+
+
+def test_without_a_card_every_name_but_the_one_that_insists_works(source: Source, images: torch.Tensor) -> None:
+    for name, graphs in (("fused", True), ("fused+nograph", False)):
+        backend = load_backend(name, source)
+        assert backend.model.graphs is graphs and backend.provider == "torch cpu"  # type: ignore[attr-defined]
+        assert not hasattr(backend, "reset")
+        backend.run({"pixel_values": images})
+
+
 @no_cuda
 def test_graphs_need_cuda(source: Source) -> None:
     with pytest.raises(UnavailableError, match=r"`fused\+graph` replays CUDA graphs and torch sees no CUDA device"):
@@ -81,7 +124,7 @@ def test_a_model_that_cannot_be_fused_is_named(source: Source) -> None:
 
 def test_default_backends() -> None:
     assert default_backends(torch.device("cpu")) == ("eager", "compile", "fused", "ort-cpu")
-    assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "fused+graph", "ort-cuda")
+    assert default_backends(torch.device("cuda")) == ("eager", "compile", "fused", "ort-cuda")
 
 
 @pytest.mark.slow

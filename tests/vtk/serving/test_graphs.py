@@ -1,12 +1,14 @@
 """What decides about a bank's CUDA graphs, where there is no CUDA: buckets, generations, static inputs."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests._simulated_cuda import SimulatedCuda, Watching
 from vtk.errors import UsageError
 from vtk.serving import TaskBank
 from vtk.serving.graphs import BucketGraphs
@@ -134,3 +136,64 @@ def test_least_recently_used_graphs_go_and_share_their_input(captures: list[int]
 def test_graphs_need_cuda_and_half_precision() -> None:
     with pytest.raises(UsageError, match=r"`graphs` needs a fused bank with kernels in fp16 or bf16 on CUDA; this one"):
         TaskBank(graphs=True, fused=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "graphs"),
+    [({}, True), ({"graphs": False}, False), ({"fused": False}, False), ({"kernels": False}, False),
+     ({"dtype": torch.float32}, False), ({"graphs": True, "fused": True}, True)],
+)  # fmt: skip
+def test_banks_on_a_card_have_graphs_by_default(
+    simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], graphs: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+    assert (TaskBank(device="cuda", **options).graphs is not None) == graphs
+    assert TaskBank().graphs is None
+
+
+def test_a_bank_copies_its_answer_before_it_lets_the_next_call_in(
+    five: Any, tools: Any, simulated_cuda: SimulatedCuda
+) -> None:
+    lab, packs = five
+    bank = graphed(lab, packs)
+    images = tools.random_batch(bank, {"dogs": 1, "pets": 1})
+    bank(images)
+    turn = bank._store.turn
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        with turn():
+            yield
+        simulated_cuda.note("release")
+
+    bank._store.turn = noted  # type: ignore[method-assign]
+    simulated_cuda.notes.clear()
+    with Watching(simulated_cuda):
+        found = bank(images)
+    names = simulated_cuda.names().split()
+    assert names[-3:] == ["replay", "clone", "release"]
+    other = {name: x * 2 for name, x in images.items()}
+    kept = {name: logits.clone() for name, logits in found.items()}
+    bank(other)
+    assert all(torch.equal(found[name], kept[name]) for name in kept)
+
+
+def test_a_call_that_cannot_be_captured_runs_kernel_by_kernel(
+    five: Any, tools: Any, simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, packs = five
+    bank = graphed(lab, packs)
+    models = {name: lab.alone(path) for name, path in packs.items()}
+
+    tries: list[int] = []
+
+    def full(*_: Any) -> Any:
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(BucketGraphs, "_record", full)
+    with pytest.warns(RuntimeWarning, match="a call of up to 256 rows runs without a CUDA graph: OutOfMemory") as seen:
+        for counts in ({"dogs": 1, "pets": 1}, {"food": 2}, {"pets": 2}):
+            assert tools.worst_error(bank, tools.random_batch(bank, counts), models) <= 1e-12
+    assert len(seen) == len(tries) == 1 and bank.graphs is not None and len(bank.graphs) == 0

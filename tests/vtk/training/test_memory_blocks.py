@@ -9,13 +9,16 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import Block, ParallelThingsBlock
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vtk.models.context_layers import add_context_broadcast
 from vtk.training import policy
 from vtk.training.config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode, remove_memory_mode
-from vtk.training.frozen_ffn.flash import attention, attention_backward
+from vtk.training.frozen_ffn.flash import attention, attention_backward, kernel_of
 from vtk.training.precision import Bf16
+from vtk_kernels import choices
+from vtk_kernels._nearest import candidate, nearest
 
 
 def attn_only(model, name="attn"):
@@ -172,14 +175,73 @@ def test_attention_by_plain_products():
     assert all(torch.equal(t.grad, found) for t, found in zip(tracked, results[0][2:], strict=True))
 
 
-def test_the_calls_of_cudas_flash_attention():
-    """Without a GPU only that torch takes the arguments and gives these shapes."""
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_the_calls_of_cudas_kernels(kernel):
+    """Without a GPU only that torch takes the arguments and gives these shapes, the same of both."""
     g, q, k, v = (torch.empty(3, 2, 7, 8, device="meta", dtype=torch.bfloat16) for _ in range(4))
-    o, lse = attention(q, k, v, "cuda")
+    o, lse = attention(q, k, v, kernel)
     assert (o.shape, o.dtype) == ((3, 7, 2, 8), torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((3, 2, 7), torch.float32)
-    grads = attention_backward(g.transpose(1, 2), q, k, v, o, lse, "cuda")
+    grads = attention_backward(g.transpose(1, 2), q, k, v, o, lse, kernel)
     assert [(x.shape, x.dtype) for x in grads] == [(q.shape, q.dtype)] * 3
+
+
+def test_what_was_measured_to_be_quicker_attends(monkeypatch):
+    asked = []
+    entry = {"device": "NVIDIA H200", "torch": "2.14", "triton": "3.8", "op": "kept_attention", "dtype": "bfloat16"}
+    near = candidate("kept_attention", 577, 12, {**entry, "rows": 32, "n": 577, "k": 12}, "", 0, ())
+    assert near is not None and nearest([near], 16) is near and nearest([near], 1) is None  # by images × heads
+
+    def choose(*question):
+        asked.append(question)
+        return "cudnn" if question[1] == 32 else choices.DEFAULT["kept_attention"]
+
+    monkeypatch.setattr(choices, "choose", choose)
+    monkeypatch.setattr(choices, "device_name", lambda x: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for taken in (True, False):
+        monkeypatch.setattr("vtk.training.frozen_ffn.flash._takes_cudnn", lambda q, taken=taken: taken)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            found = [
+                kernel_of(torch.empty(b, 12, 577, d, device="cuda", dtype=dtype))
+                for b, d, dtype in (
+                    (32, 64, torch.bfloat16), (8, 64, torch.float16), (32, 80, torch.bfloat16), (32, 64, torch.float32)
+                )
+            ]  # fmt: skip
+        assert found == ["cudnn" if taken else "flash", "flash", "flash", "math"]
+    assert asked[:2] == [
+        ("kept_attention", 32, 577, 12, torch.bfloat16, "NVIDIA H200"),
+        ("kept_attention", 8, 577, 12, torch.float16, "NVIDIA H200"),
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+@pytest.mark.parametrize("tokens", [50, 197, 577])
+def test_both_kernels_on_a_gpu(kernel, tokens):
+    """No farther from fp64 than torch's SDPA is, times two, on the strided q, k and v of one packed matrix."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, tokens, 3, 3, 64, generator=generator)
+    g = torch.randn(2, tokens, 3, 64, generator=generator)
+
+    def run(dtype, device, call):
+        q, k, v = qkv.to(device, dtype).permute(2, 0, 3, 1, 4).unbind(0)
+        return [t.double().cpu() for t in call(q, k, v, g.to(device, dtype))]
+
+    def ours(q, k, v, g):
+        o, lse = attention(q, k, v, kernel)
+        return [o.transpose(1, 2), *attention_backward(g, q, k, v, o, lse, kernel)]
+
+    def theirs(q, k, v, g):
+        q, k, v = (t.detach().requires_grad_() for t in (q, k, v))
+        o = F.scaled_dot_product_attention(q, k, v)
+        return [o.detach(), *torch.autograd.grad(o, (q, k, v), g.transpose(1, 2))]
+
+    exact = run(torch.float64, "cpu", theirs)
+    sides = [run(torch.bfloat16, "cuda", call) for call in (ours, theirs)]
+    for a, b, wanted in zip(*sides, exact, strict=True):
+        mine, torchs = (float((t - wanted).norm() / wanted.norm()) for t in (a, b))
+        assert mine <= 2 * torchs + 1e-3
 
 
 @pytest.mark.gpu

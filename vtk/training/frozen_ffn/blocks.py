@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from vtk.training.config import MemoryMode
 from vtk.training.frozen_ffn import rules
-from vtk.training.frozen_ffn.stages import attention_stage, ffn_stage
+from vtk.training.frozen_ffn.fold import forget
+from vtk.training.frozen_ffn.handover import link, unlink
+from vtk.training.frozen_ffn.stages import both_stages
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
             block.memory_modes = modes  # type: ignore[assignment]
             block.memory_parts = rules.fingerprint(block)  # type: ignore[assignment]
             changed += modes.ffn != "plain" or modes.qkv_again or mode == "plain"
+    link(model)
     if not blocks:
         reasons[f"{type(model).__name__} has no block the engine knows"] += 1
     elif not _differentiated(model):
@@ -92,6 +95,8 @@ def remove_memory_mode(model: nn.Module) -> None:
         if "memory_modes" in module.__dict__:
             module.__class__ = type(module).__bases__[0]
             del module.__dict__["memory_modes"], module.__dict__["memory_parts"]
+            unlink(module)
+            forget(module)
 
 
 def _differentiated(model: nn.Module) -> bool:
@@ -107,7 +112,7 @@ def _subclass(kind: Any) -> type[nn.Module]:
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         plain = attn_mask is None and not is_causal
         if plain and self.training and torch.is_grad_enabled() and not _forward_mode() and _unchanged(self):
-            return ffn_stage(self, attention_stage(self, x))
+            return both_stages(self, x)
         y: Tensor = kind.forward(self, x) if plain else kind.forward(self, x, attn_mask=attn_mask, is_causal=is_causal)
         return y
 

@@ -3,9 +3,10 @@
     o = softmax(scale · q kᵀ) v,    logsumexp of each row of scale · q kᵀ
 
 torch's autograd keeps q, k, v, o and logsumexp together. Called apart, forward and backward may have q, k and v
-computed twice and kept never; the gradients are SDPA's, bit for bit. Where torch has no flash kernel (fp32 and fp64 on
-CUDA, head sizes that are no multiple of 8 there, other devices), plain matrix products do the same a few images at a
-time.
+computed twice and kept never; the gradients are SDPA's, bit for bit. On CUDA the kernel is FlashAttention's, or cuDNN's
+where that was measured to be quicker forward and backward together (``kept_attention`` of `vtk_kernels.choices`). Where
+torch has neither (fp32 and fp64 on CUDA, head sizes that are no multiple of 8 there, other devices), plain matrix
+products do the same a few images at a time.
 """
 
 import math
@@ -14,14 +15,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kernel = Literal["cpu", "cuda", "math"]
+from vtk_kernels import choices
+
+Kernel = Literal["cpu", "flash", "cudnn", "math"]
 
 _SCORES = 1 << 26
 """Scores that plain products hold at once: 256 MB in fp32."""
 
-_unread: dict[torch.device, tuple[Tensor, Tensor]] = {}
+_unread: dict[tuple[torch.device, Kernel], tuple[Tensor, Tensor]] = {}
 """State of dropout's random generator, as a forward pass gave it: the backward wants it and, without dropout, does not
 read it. Its type differs between versions of torch."""
+
+_HEAD = 64
+"""Channels of a head that choices are about."""
 
 
 def kernel_of(q: Tensor) -> Kernel:
@@ -30,8 +36,24 @@ def kernel_of(q: Tensor) -> Kernel:
         return "cpu"
     half = q.dtype in (torch.float16, torch.bfloat16)
     if q.device.type == "cuda" and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and torch.version.hip is None:
-        return "cuda" if torch.cuda.get_device_capability(q.device) >= (8, 0) else "math"
+        return _cuda_kernel(q) if torch.cuda.get_device_capability(q.device) >= (8, 0) else "math"
     return "math"
+
+
+def _cuda_kernel(q: Tensor) -> Kernel:
+    """Return what was measured to be the quicker for this shape, if torch takes it for cuDNN."""
+    images, heads, tokens, channels = q.shape
+    if channels != _HEAD:
+        return "flash"
+    chosen = choices.choose("kept_attention", images, tokens, heads, q.dtype, choices.device_name(q))
+    if chosen == "cudnn" and _takes_cudnn(q):
+        return "cudnn"
+    return "flash"
+
+
+def _takes_cudnn(q: Tensor) -> bool:
+    asked = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_cudnn_attention(asked)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> tuple[Tensor, Tensor]:
@@ -51,10 +73,14 @@ def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> 
     kernel = kernel or kernel_of(q)
     if kernel == "cpu":
         o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)
-    elif kernel == "cuda":
-        out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)
-        o, lse = out[:2]
-        _unread.setdefault(q.device, out[6:8])
+    elif kernel in ("flash", "cudnn"):
+        if kernel == "flash":
+            out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)
+        else:
+            run = torch.ops.aten._scaled_dot_product_cudnn_attention
+            out = run(q, k, v, None, True, 0.0, False, False, scale=scale)
+        o, lse = out[0], out[1].view(q.shape[:3])  # cuDNN's has one more dimension, of size 1
+        _unread.setdefault((q.device, kernel), out[6:8])
     else:
         parts = [_plain(scale, *part) for part in _chunks(q, k, v)]
         o, lse = (torch.cat(whole) for whole in zip(*parts, strict=True))
@@ -81,10 +107,15 @@ def attention_backward(
     if kernel == "cpu":
         back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         gq, gk, gv = back(g, q, k, v, o, lse, 0.0, False, scale=scale)
-    elif kernel == "cuda":
+    elif kernel == "flash":
         back = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        size, state = q.shape[2], _unread[q.device]
+        size, state = q.shape[2], _unread[q.device, kernel]
         gq, gk, gv = back(g, q, k, v, o, lse, None, None, size, size, 0.0, False, *state, scale=scale)
+    elif kernel == "cudnn":
+        back = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+        size, state = q.shape[2], _unread[q.device, kernel]
+        rest = (*state, None, None, None, size, size, 0.0, False)  # no bias, no lengths of segments
+        gq, gk, gv = back(g, q, k, v, o, lse[..., None], *rest, scale=scale)
     else:
         parts = [_plain_backward(scale, *part) for part in _chunks(g, q, k, v, o, lse)]
         gq, gk, gv = (torch.cat(whole) for whole in zip(*parts, strict=True))

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.training.frozen_ffn._bodies import affine, body, fake_gradients, linear_gradients
+from vtk_kernels.add_norm import add_norm, add_norm_backward_ref
 from vtk_kernels.norm import norm, norm_backward_ref
 
 
@@ -79,6 +80,72 @@ def normalise(x: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """
     x_hat: Tensor = torch.ops.vtk_training.normalise(x, eps, dtype)[0]
     return x_hat
+
+
+@torch.library.custom_op("vtk_training::add_normalise", mutates_args=())
+@body
+def _add_normalise(x: Tensor, r: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, x_hat, rstd = add_norm(x, r, eps)
+    return y.contiguous(), x_hat.contiguous(), rstd.contiguous()
+
+
+@_add_normalise.register_fake
+def _(x: Tensor, r: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape), x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=wide)
+
+
+@torch.library.custom_op("vtk_training::add_normalise_backward", mutates_args=())
+@body
+def _add_normalise_backward(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
+    if x_hat.dtype == rstd.dtype:
+        gx: Tensor = torch.ops.vtk_training.normalise_backward(gh, x_hat, rstd, x_hat.dtype)
+        return gx.add_(gy)
+    if gh.is_cuda and gh.dtype == x_hat.dtype == gy.dtype:
+        fused: Tensor = torch.ops.vtk_kernels.add_norm_backward(gy, gh, x_hat, rstd)
+        return fused
+    return add_norm_backward_ref(gy, gh, x_hat, rstd).to(x_hat.dtype)
+
+
+@_add_normalise_backward.register_fake
+def _(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
+    return x_hat.new_empty(x_hat.shape)
+
+
+def _setup_add(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(output[2])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_add(ctx: Any, gy: Tensor | None, gh: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if gh is None:
+        return gy, gy, None
+    x_hat, rstd = ctx.saved_tensors
+    if gy is None:
+        g = torch.ops.vtk_training.normalise_backward(gh, x_hat, rstd, x_hat.dtype)
+    else:
+        g = torch.ops.vtk_training.add_normalise_backward(gy, gh, x_hat, rstd)
+    return g, g, None
+
+
+_add_normalise.register_autograd(_differentiate_add, setup_context=_setup_add)
+
+
+def add_normalise(x: Tensor, r: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x + r, and its LayerNorm without affine part; of both gradients' needs only the latter and rstd are kept.
+
+    Args:
+        x: (..., C), floating point.
+        r: like ``x``.
+        eps: added to the variance.
+
+    Returns:
+        y: (..., C), contiguous, the type of ``x``.
+        x_hat: (..., C), of y before it is rounded, contiguous, the type of ``x``.
+    """
+    y, x_hat, _ = torch.ops.vtk_training.add_normalise(x, r, eps)
+    return y, x_hat
 
 
 @torch.library.custom_op("vtk_training::affine_linear", mutates_args=())

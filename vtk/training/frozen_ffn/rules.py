@@ -45,10 +45,12 @@ class BlockModes:
     Attributes:
         qkv_again: compute queries, keys and values a second time in backward.
         ffn: what its FFNs keep.
+        folds: whether the frozen norms may be folded into its FFNs.
     """
 
     qkv_again: bool
     ffn: FfnKept
+    folds: bool
 
 
 def attention_branches(block: Any) -> list[Branch]:
@@ -84,16 +86,17 @@ def choose(block: nn.Module, mode: MemoryMode) -> tuple[BlockModes | None, list[
         return None, [reason]
     notes = []
     ffn: FfnKept = "plain"
-    if mode != "plain":
+    why = next(_first(map(_plain_ffn, ffns)), None)
+    folds = why is None
+    if why is not None and mode != "plain":
+        notes.append(why)
+    elif mode != "plain":
         ffn = "gelu8" if mode == "gelu8" else "recompute"
-        if why := next(_first(map(_plain_ffn, ffns)), None):
-            ffn = "plain"
-            notes.append(why)
     qkv_again = mode == "minimal"
     if qkv_again and (why := next(_first(map(_plain_attention, attns)), None)):
         qkv_again = False
         notes.append(why)
-    return BlockModes(qkv_again, ffn), notes
+    return BlockModes(qkv_again, ffn, folds), notes
 
 
 def still_frozen(branch: Branch, ffn: bool) -> bool:

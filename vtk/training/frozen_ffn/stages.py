@@ -1,6 +1,7 @@
 """The two stages of a block while it trains with frozen norms and FFN: x + attention, and x + FFN.
 
-Modules that draw random numbers are called in timm's order: the same seed drops the same paths.
+Between them addition and norm are one pass over the tokens. Modules that draw random numbers are called in timm's
+order: the same seed drops the same paths.
 """
 
 import functools
@@ -16,39 +17,61 @@ from vtk.training.frozen_ffn import rules
 from vtk.training.frozen_ffn._bodies import affine
 from vtk.training.frozen_ffn.attention import HeadNorm, kept_attention
 from vtk.training.frozen_ffn.ffn import frozen_ffn
+from vtk.training.frozen_ffn.fold import folded
+from vtk.training.frozen_ffn.handover import close_block, open_block
 from vtk.training.frozen_ffn.low_rank import factors_of, is_lora
-from vtk.training.frozen_ffn.norm import affine_linear, normalise
+from vtk.training.frozen_ffn.norm import add_normalise, affine_linear, normalise
 from vtk.training.frozen_ffn.rules import BlockModes, Branch
 
 Each = Callable[[nn.Module, Tensor], Tensor]
 """Applies a module that looks at an image as a whole, or draws a number for it, to the tokens of every image."""
 
 
+def both_stages(block: Any, x: Tensor) -> Tensor:
+    """Return what a block whose memory mode was chosen makes of tokens (B, N, C)."""
+    same = x.dtype == _dtype(x)
+    r = _attention(block, x, open_block(x))
+    normed = {}
+    if same and r.dtype == x.dtype:
+        eps = rules.ffn_branches(block)[0].norm.eps
+        x, normed[eps] = add_normalise(x, r, eps)
+    else:
+        x = x + r
+    return close_block(block, x, _ffn(block, x, _whole, normed), same=same)
+
+
 def attention_stage(block: Any, x: Tensor) -> Tensor:
     """Return x + attention of tokens (B, N, C), for a block whose memory mode was chosen."""
+    return x + _attention(block, x, {})
+
+
+def _attention(block: Any, x: Tensor, normed: dict[float, Tensor]) -> Tensor:
     modes: BlockModes = block.memory_modes
 
     def branch(found: Branch, x_hat: Tensor) -> Tensor:
         return _attend(found.module, found.norm, x_hat, modes.qkv_again)
 
-    return _stage(block, rules.attention_branches(block), getattr(block, "cb_msa", None), x, branch, _whole)
+    return _residual(block, rules.attention_branches(block), getattr(block, "cb_msa", None), x, branch, _whole, normed)
 
 
-def ffn_stage(block: Any, x: Tensor, each: Each | None = None) -> Tensor:
+def ffn_stage(block: Any, x: Tensor, each: Each) -> Tensor:
     """Return x + FFN of tokens (B, N, C), for a block whose memory mode was chosen.
 
     Args:
         block: the block.
-        x: the tokens; also (1, T, C) of many images, where ``each`` is given.
+        x: the tokens, also (1, T, C) of many images.
         each: applies stochastic depth and Context Broadcasting to ``x`` image by image.
     """
+    return x + _ffn(block, x, each, {})
+
+
+def _ffn(block: Any, x: Tensor, each: Each, normed: dict[float, Tensor]) -> Tensor:
     modes: BlockModes = block.memory_modes
-    each = each or _whole
 
     def branch(found: Branch, x_hat: Tensor) -> Tensor:
         return _feed(found, x_hat, modes, each)
 
-    return _stage(block, rules.ffn_branches(block), getattr(block, "cb", None), x, branch, each)
+    return _residual(block, rules.ffn_branches(block), getattr(block, "cb", None), x, branch, each, normed)
 
 
 def _whole(module: nn.Module, x: Tensor) -> Tensor:
@@ -56,23 +79,26 @@ def _whole(module: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
-def _stage(
-    block: Any, branches: Sequence[Branch], context: ContextBroadcast | None, x: Tensor,
-    run: Callable[[Branch, Tensor], Tensor], each: Each,
-) -> Tensor:  # fmt: skip
-    # autocast leaves fp64 alone
+def _dtype(x: Tensor) -> torch.dtype:
+    """Return the type of the layers behind a norm of ``x``; autocast leaves fp64 alone."""
     cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
-    dtype = torch.get_autocast_dtype(x.device.type) if cast else x.dtype
-    normed: dict[float, Tensor] = {}  # branches share it, so that it is kept once
+    return torch.get_autocast_dtype(x.device.type) if cast else x.dtype
+
+
+def _residual(
+    block: Any, branches: Sequence[Branch], context: ContextBroadcast | None, x: Tensor,
+    run: Callable[[Branch, Tensor], Tensor], each: Each, normed: dict[float, Tensor],
+) -> Tensor:  # fmt: skip
+    """Return what is added to ``x``; branches share what is ``normed``, by eps, so that it is kept once."""
     outs = []
     for branch in branches:
         eps = branch.norm.eps
         if eps not in normed:
-            normed[eps] = normalise(x, eps, dtype)
+            normed[eps] = normalise(x, eps, _dtype(x))
         y = branch.scale(run(branch, normed[eps]))
         outs.append(y if isinstance(branch.drop_path, nn.Identity) else each(branch.drop_path, y))
     total = torch.stack(outs).sum(dim=0) if hasattr(block, "attns") else outs[0]
-    return x + (total if context is None else each(context, total))
+    return total if context is None else each(context, total)
 
 
 def _attend(attn: Any, norm: Any, x_hat: Tensor, qkv_again: bool) -> Tensor:
@@ -104,11 +130,19 @@ def _plain_attention(attn: Any, qkv: Tensor) -> Tensor:
 def _feed(branch: Branch, x_hat: Tensor, modes: BlockModes, each: Each) -> Tensor:
     mlp, norm = branch.module, branch.norm
     context, placement = _context(mlp)
+    fold = folded(norm, mlp.fc1, x_hat.dtype) if modes.folds and placement != "front" else None
+    if modes.ffn == "plain" and fold is not None:
+        hidden = F.gelu(F.linear(x_hat, *fold))
+        hidden = hidden if context is None or placement != "mid" else each(context, hidden)
+        y = F.linear(hidden, *_weights(mlp.fc2, x_hat))
+        return each(context, y) if context is not None and placement == "end" else y
     if modes.ffn == "plain":
         h = affine(x_hat, norm.weight, norm.bias)
         return _whole(mlp, h) if context is None or each is _whole else _broadcast(mlp, h, context, placement, each)
     source, gamma, beta = _input(norm, x_hat, context if placement == "front" else None, each)
-    (w1, b1), (w2, b2) = _weights(mlp.fc1, source), _weights(mlp.fc2, source)
+    if fold is not None:
+        gamma = beta = None
+    (w1, b1), (w2, b2) = fold or _weights(mlp.fc1, source), _weights(mlp.fc2, source)
     if placement == "mid":  # between GELU and fc2, which therefore is a layer of its own
         hidden = frozen_ffn(source, gamma, beta, w1, b1, None, None, modes.ffn == "gelu8")
         assert context is not None

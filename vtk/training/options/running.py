@@ -77,6 +77,18 @@ class RunningOptions(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraphOptions(Config):
+    """How steps are started on a GPU."""
+
+    GROUP: ClassVar[str] = "running"
+
+    cuda_graph: Annotated[
+        Literal["auto", "on", "off"],
+        Option("a training step as one CUDA graph; auto: on a GPU, where every step does the same"),
+    ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DryRunOptions(Config):
     """A look at a run before it starts."""
 

@@ -86,6 +86,7 @@ class PretrainConfig(
     layer_decay: ClassVar[float | None] = None
     head_lr_mult: ClassVar[float] = 10.0
     dry_run: ClassVar[bool] = False
+    cuda_graph: ClassVar[Literal["auto", "on", "off"]] = "off"
     sam_m: ClassVar[int | None] = None
     adversarial: ClassVar[float | None] = None
     RETIRED: ClassVar[Mapping[str, Any]] = {

@@ -40,6 +40,8 @@ class TritonPythonModel:
             torch.set_num_threads(int(told["threads"]))
         self.softmax = told.get("softmax") == "1"
         self.bank = TaskBank(here / "base.safetensors", device=device, dtype=_DTYPES.get(told.get("dtype", "auto")))
+        if (graphs := getattr(self.bank, "graphs", None)) is not None:
+            graphs.notice = lambda what, nbytes: log(f"{what}: {nbytes:,} bytes on the device", "info")
         self.tasks: dict[str, Task] = {}
         self.keys: dict[str, str] = {}  # what a task is called in the bank: another name for every version of its pack
         self.turn = threading.Lock()  # of a batch, or of a change of the two above

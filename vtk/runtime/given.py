@@ -1,4 +1,4 @@
-"""The images of ``--data`` that an export uses: held-out ones judge the file, training images calibrate it."""
+"""The images of ``--data``: held-out ones judge what was made of a model, training images calibrate it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +9,10 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.probe import content_digest
 from vtk.errors import DataError, UsageError
+from vtk.models.devices import FP8
 from vtk.runtime.images import Chosen, choose_images
 from vtk.runtime.parts import Split
+from vtk.runtime.source import Source
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,13 @@ def give_images(card: Card, data: Path | None, split: Split | None = None, *, de
     if data is None:
         return None
     return Given(choose_images(card, data, split or "val", described=described), data, card, split, described)
+
+
+def fp8_images(source: Source, precision: str, data: Path | None) -> dict[str, Given | None]:
+    """Return what `vtk.runtime.backend.load_backend` is told beside a precision: of fp8 the images that it needs."""
+    if precision != FP8:
+        return {}
+    return {"given": give_images(source.card, data, described=source.described)}
 
 
 def judging(given: Given | None) -> Chosen | None:

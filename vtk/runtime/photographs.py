@@ -1,0 +1,57 @@
+"""Images of a folder as model inputs, decoded as they are needed."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.data.images import MAX_PIXELS
+from vtk.errors import DataError
+from vtk.runtime.images import Chosen
+
+
+class Photographs:
+    """Images of ``--data`` with their classes, decoded as they are needed.
+
+    Attributes:
+        paths: at even distances over the listing, so that all class folders are met.
+        max_pixels: a larger image cannot be read.
+        labels: class indices, None where the folder does not tell the model's classes.
+        what: they are, in words.
+    """
+
+    def __init__(self, chosen: Chosen, count: int, *, max_pixels: int = MAX_PIXELS) -> None:
+        own, self.max_pixels, self.what = len(chosen.paths), max_pixels, chosen.what
+        taken = [i * own // count for i in range(count)] if own > count else range(own)
+        self.paths = [chosen.paths[i] for i in taken]
+        self.labels = None if chosen.labels is None else [chosen.labels[i] for i in taken]
+
+    def batches(self, spec: InputSpec, size: int) -> Iterator[tuple[Tensor, list[int]]]:
+        """Yield model inputs (≤ size, C, H, W) and the positions of their images; unreadable ones are left out.
+
+        Raises:
+            DataError: no image can be read.
+        """
+        from vtk.data.transforms import eval_transform, read_input
+
+        transform = eval_transform(spec)
+        images: list[Tensor] = []
+        places: list[int] = []
+        read = 0
+        for i, path in enumerate(self.paths):
+            try:
+                images.append(read_input(path, transform, self.max_pixels))
+            except (DataError, OSError) as error:
+                console.warn(f"skipped: {error}")
+                continue
+            places.append(i)
+            if len(images) == size:
+                yield torch.stack(images), places
+                read += len(images)
+                images, places = [], []
+        if images:
+            yield torch.stack(images), places
+        elif not read:
+            raise DataError(f"`--data`: none of {len(self.paths)} images could be read; give others")
