@@ -159,7 +159,9 @@ def _quantize(
     if config.int8 == "dynamic":
         quantize_dynamic(plain, target)
     else:
-        quantize_static(plain, target, _calibration(card, config, given, 1))
+        calibration = _Calibration(card, config, given)
+        quantize_static(plain, target, calibration.batches(1))
+        calibration.tell()
     quantized: onnx.ModelProto = onnx.load(target)
     shutil.rmtree(place)
     domains = {node.domain for node in quantized.graph.node} | {""}
@@ -173,17 +175,28 @@ def _quantize(
 def _round(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: Given | None) -> None:
     """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
     names = dict.fromkeys(node.input[0] for node in wide_products(proto))
-    batches = _calibration(card, config, given, 4)
-    quantize_fp8(proto, largest_values(proto, names, card, batches, folder=folder, threads=config.threads))
+    calibration = _Calibration(card, config, given)
+    batches = calibration.batches(4)
+    largest = largest_values(proto, names, card, batches, folder=folder, threads=config.threads)
+    calibration.tell()
+    quantize_fp8(proto, largest)
 
 
-def _calibration(card: Card, config: OnnxConfig, given: Given | None, size: int) -> Iterator[Tensor]:
-    """Yield batches of the images that calibrate, of the file's size or of ``size``, and say how many they were."""
-    assert given is not None
-    photographs = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
-    used = 0
-    for images, _ in photographs.batches(card.input, config.static_batch or size):
-        if config.static_batch in (None, len(images)):
-            used += len(images)
-            yield images
-    console.say(f"calibrated on {used} {photographs.what}")
+class _Calibration:
+    """The images that calibrate a file, and how many of them were read."""
+
+    def __init__(self, card: Card, config: OnnxConfig, given: Given | None) -> None:
+        assert given is not None
+        self.spec, self.batch, self.used = card.input, config.static_batch, 0
+        self.images = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield them in batches of the file's size, or of ``size`` where it takes any."""
+        for images, _ in self.images.batches(self.spec, self.batch or size):
+            if self.batch in (None, len(images)):
+                self.used += len(images)
+                yield images
+
+    def tell(self) -> None:
+        """Say how many there were."""
+        console.say(f"calibrated on {self.used} {self.images.what}")

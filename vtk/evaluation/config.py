@@ -24,7 +24,7 @@ from vtk.options.shared import (
     Workers,
 )
 
-FP8_BACKENDS = ("fused", "fused+graph")
+FP8_BACKENDS = ("fused", "fused+graph", "fused+nograph")
 """Those that have fp8."""
 
 _Table = Annotated[

@@ -1,6 +1,6 @@
 """A fused model whose wide products are in fp8 (e4m3), rounded for images such as those that it will see."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -78,6 +78,9 @@ class Fp8ViT(FusedViT):
             x = x + y
         tokens = x if norm is None else normalize(x, norm, kernels=True)
         return x, tokens if reader is None else _read(reader, tokens)
+
+    def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
+        raise UsageError("an fp8 model has one form and nothing to tune; leave out `tune`")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         if (asked := fn(torch.empty(0, dtype=torch.bfloat16)).dtype) != torch.bfloat16:

@@ -42,6 +42,8 @@ def calibrate(model: nn.Module, device: torch.device, given: Given) -> Fp8ViT:
     training, held_out = given.calibration
     card, most = given.card, pixel_limit(given.card)
     batches = [images for images, _ in Photographs(training, CALIBRATED, max_pixels=most).batches(card.input, _BATCH)]
+    if device.type == "cpu":
+        console.say("fp8: calibrating, which takes a CPU minutes for all but small models")
     fp8 = to_fp8(fuse(model, torch.float32, keep_source=False).to(device), batches)
     how = ", simulated on the CPU: the answers are a card's, the time is not" if device.type == "cpu" else ""
     console.say(f"fp8: calibrated on {sum(map(len, batches))} {training.what}{how}")

@@ -118,6 +118,8 @@ def test_matrices_are_bytes_and_the_rest_is_bf16(vit: Build) -> None:
     assert model.stages[0].qkv.scale.dtype == torch.float32 and torch.equal(model(x), before)
     with pytest.raises(UsageError, match="keeps the rest of it in bf16"):
         model.half()
+    with pytest.raises(UsageError, match="nothing to tune"):
+        model._tune([1], None)
 
 
 def test_a_pruned_block_gives_what_the_whole_one_does(vit: Build) -> None:
