@@ -47,12 +47,15 @@ DEFAULT = {
 
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
-    "linear_gelu": ("triton", "aten"),
+    "linear_gelu": ("triton", "aten", "cublaslt"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
     "splitk_linear": ("aten", "triton"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
+
+"cublaslt" is GELU in the epilogue of cuBLASLt's product, by tanh (`torch._addmm_activation`); "short" is attention over
+all keys of an image at once, where there are few, else "triton".
 
 "ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
 """
