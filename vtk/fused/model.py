@@ -16,6 +16,7 @@ from vtk.fused.graphs import GraphCache
 from vtk.fused.norms import NormSpec, normalize
 from vtk.fused.prepacked import forget, observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
+from vtk.fused.residual import adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.stages import Plan, Stage, context_mean
 from vtk_kernels._dispatch import HALF
 from vtk_kernels.add_norm import add_norm
@@ -40,7 +41,11 @@ class FusedViT(nn.Module):
             `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
             those that can are folded. Graphs that were captured keep the form they had.
         cache_bytes: the last-level cache the CPU's plan counts with.
+        bias_sums: (stages, C), of the biases of each stage and all before it, for the form that leaves them out of the
+            residual stream; in no state dict.
     """
+
+    bias_sums: Tensor
 
     def __init__(self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int) -> None:
         super().__init__()
@@ -51,6 +56,8 @@ class FusedViT(nn.Module):
         self.cache_bytes = last_level_cache()
         self._graph_cache = GraphCache()
         self._source: OrderedDict[str, Tensor] | None = None
+        self.register_buffer("bias_sums", sums_of_biases(stages), persistent=False)
+        self.register_load_state_dict_post_hook(_sum_again)
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -72,6 +79,7 @@ class FusedViT(nn.Module):
         x, h = self.embed(images, stages[0].norm, plan)
         if plan.ln_folded is None:
             plan = Plan(plan.kernels, plan.device_name, plan.kernels and self._folds(x, plan))
+        sums = self.bias_sums if adds_in_products(stages, self.head.norm, self.pruned, x, plan) else None
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -80,6 +88,8 @@ class FusedViT(nn.Module):
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
                 x, h = _close_raw(stage, x, pairs, reader.norm)
+            elif sums is not None:
+                x, h = close_by_products(x, sums[i], pairs, (self.head if reader is None else reader).norm.eps)
             else:
                 x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
         return self.head(h, plan.kernels)
@@ -202,6 +212,11 @@ class FusedViT(nn.Module):
         if stage.branches == 1 or h.is_cuda or torch.compiler.is_exporting():
             return False
         return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def _sum_again(model: FusedViT, incompatible_keys: Any) -> None:
+    stages: list[Any] = list(model.stages)
+    model.bias_sums = sums_of_biases(stages)
 
 
 def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -21,10 +21,10 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     said = ["cublaslt"]
 
     def choose(op: str, *shape: Any) -> str:
-        return {"linear_gelu": said[0], "splitk_linear": "aten", "ln_folded": "separate"}[op]
+        return {"linear_gelu": said[0], "splitk_linear": "aten", "ln_folded": "separate", "residual": "separate"}[op]
 
-    monkeypatch.setattr("vtk.fused.model.choose", choose)
-    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    for module in ("model", "stages", "residual"):
+        monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
     yield said
 
 
