@@ -1,7 +1,7 @@
 """fc1 + bias + GELU in one GEMM: inference, also behind a folded LayerNorm; with GELU′ kept in a byte; the backward.
 
-The choice table gets "triton", "aten" (cuBLAS, then an elementwise kernel) or "cublaslt" (GELU by tanh in the epilogue of
-cuBLASLt's product) for each shape of the forward.
+The choice table gets "triton", "aten" (cuBLAS, then an elementwise kernel) or "cublaslt" (GELU by tanh in the epilogue
+of cuBLASLt's product) for each shape of the forward.
 
     python benchmarks/bench_linear_gelu.py [--smoke]
 """

@@ -30,7 +30,7 @@ from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
 BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu",
-           "packed_attention", "grouped_linear", "patchify", "splitk_linear")  # fmt: skip
+           "packed_attention", "grouped_linear", "patchify", "splitk_linear", "residual")  # fmt: skip
 TYPES = ("bf16", "fp16")
 FORMS = {"": False, "folded: ": True}
 """Beginning of a model's cases to its form: norms as kernels of their own, or folded into the products."""

@@ -182,9 +182,7 @@ def _backward(ctx: Any, g: Tensor | None, _: None) -> tuple[Tensor | None, None,
 _norm_op.register_autograd(_backward, setup_context=_setup)
 
 
-def norm(
-    x: Tensor, eps: float, bias: Tensor | None = None, *, use_triton: bool | None = None
-) -> tuple[Tensor, Tensor]:
+def norm(x: Tensor, eps: float, bias: Tensor | None = None, *, use_triton: bool | None = None) -> tuple[Tensor, Tensor]:
     """Normalise each row of ``x`` to mean 0 and variance 1: LayerNorm without weight and bias.
 
     Args:

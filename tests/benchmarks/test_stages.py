@@ -238,7 +238,11 @@ def test_choices_are_the_quickest_of_what_was_measured_completely(tmp_path, code
     assert [(e["n"], e["choice"]) for e in _choices.entries(benches, rows)] == [(577, "triton")]
     _choices.write(tmp_path / "choices.json", found)
     entry = choices.read(tmp_path / "choices.json")[-1]
-    assert entry["torch"] == "2.11" and entry["dtype"] == "bfloat16" and entry["us"] == {"aten": 9.0, "triton": 7.5, "cublaslt": 8.0}
+    assert (
+        entry["torch"] == "2.11"
+        and entry["dtype"] == "bfloat16"
+        and entry["us"] == {"aten": 9.0, "triton": 7.5, "cublaslt": 8.0}
+    )
 
 
 def test_numbers_of_slices_that_the_model_does_not_take_decide_nothing(code):

@@ -88,10 +88,12 @@ class FusedViT(nn.Module):
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
                 x, h = _close_raw(stage, x, pairs, reader.norm)
-            elif sums is not None:
-                x, h = close_by_products(x, sums[i], pairs, (self.head if reader is None else reader).norm.eps)
+                continue
+            norm = self.head.norm if reader is None else reader.norm
+            if sums is not None and norm is not None:
+                x, h = close_by_products(x, sums[i], pairs, norm.eps)
             else:
-                x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
+                x, h = _close(stage, x, pairs, norm, plan)
         return self.head(h, plan.kernels)
 
     def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None) -> None:

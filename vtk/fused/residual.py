@@ -30,7 +30,8 @@ def sums_of_biases(stages: Sequence[Stage]) -> Tensor:
 def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int, x: Tensor, plan: Plan) -> bool:
     """Return whether a pass keeps its biases out of the residual stream.
 
-    It does where a measurement chose "addmm" for all products that end a stage, but those of a single token, and where every stage but the first, and the head, reads the stream by a LayerNorm alone.
+    It does where a measurement chose "addmm" for all products that end a stage, but those of a single token, and where
+    every stage but the first, and the head, reads the stream by a LayerNorm alone.
 
     Args:
         stages: of the model.
@@ -55,7 +56,7 @@ def close_by_products(x: Tensor, biases: Tensor, pairs: Iterable[Pair], eps: flo
     """Return x + Σ activation · matrixᵀ, without biases, and its LayerNorm with them.
 
     Args:
-        x: residual stream (B, N, C), which the caller reads no more: where nothing records the operations it is changed.
+        x: residual stream (B, N, C), which the caller reads no more: it is changed where nothing records operations.
         biases: (C), their sum up to here.
         pairs: of activations (B, N, K) and matrices (C, K); K may differ.
         eps: of the norm.
