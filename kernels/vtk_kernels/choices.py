@@ -45,6 +45,7 @@ DEFAULT = {
     "linear_residual": "whole",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
+    "residual": "separate",
     "splitk_linear": "aten",
 }
 """Choice where nothing was measured."""
@@ -62,13 +63,18 @@ as many bytes as before, and normalised tokens are not written.
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
     "kept_attention": ("flash", "cudnn"),
-    "linear_gelu": ("triton", "aten"),
+    "linear_gelu": ("triton", "aten", "cublaslt"),
     "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
+    "residual": ("separate", "addmm"),
     "splitk_linear": ("aten", "triton", "finish"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
+
+"cublaslt" is GELU in the epilogue of cuBLASLt's product, by tanh (`torch._addmm_activation`); "short" is attention over
+all keys of an image at once, where there are few, else "triton". "residual" is a product of a block's end: added to the
+residual stream by `add_norm`, or by the product itself, and biases by `norm`; the latter where it is chosen for all.
 
 "ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
 "finish" is K in slices whose last program finishes its tile (`linear_residual`), "whole" one program for each tile. For

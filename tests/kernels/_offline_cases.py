@@ -123,6 +123,7 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     packed, offsets = empty(8 * 197, c), empty(9, dtype=torch.int32)
     one, partials = empty(1, 197, c), fp32(4, 1, 197, c)
     yield "norm", True, _norm_launch, x, EPS
+    yield "norm bias", False, _norm_launch, x, EPS, vector
     yield "norm_backward", False, norm_backward_launch, x, x, rstd
     yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
     yield "add_norm", True, _add_norm_launch, x, x, EPS

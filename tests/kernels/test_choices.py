@@ -79,7 +79,7 @@ def test_a_chain_is_the_default_at_few_rows_on_hopper(table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate",
+        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate", "residual": "separate",
     }  # fmt: skip
 
 
