@@ -22,14 +22,14 @@ def entries(benches: Mapping[str, Bench], rows: Iterable[Mapping[str, str]], red
 
     Args:
         benches: by operation.
-        rows: of the stage ``kernels``; of operations that are no more they are passed over.
+        rows: of the stage ``kernels``; of operations that are no more, or without a choice, they are passed over.
         red: operations whose comparisons fail: they decide nothing.
     """
     times: dict[tuple[Any, ...], dict[str, float]] = {}
     wanted: dict[tuple[Any, ...], set[str]] = {}
     for row in rows:
         bench = benches.get(row["op"])
-        if bench is None or row["op"] in red:
+        if bench is None or row["op"] in red or row["op"] not in choices.ALLOWED:
             continue
         answer = bench.answers.get(row["provider"])
         case = next((c for c in bench.cases if (c.label, c.mode) == (row["shape"], row["mode"])), None)

@@ -8,6 +8,7 @@ Waves are tiles over the card's multiprocessors, rounded up; a product's tile is
 would choose. Documents and tests use this without torch.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -146,9 +147,15 @@ def product_us(rows: float, columns: float, k: float, c: Constants) -> float:
     moved = 2 * (rows * k + k * columns + rows * columns)
     steps = math.ceil(k / K_STEP)
     rate = 1e6 * c.gemm / MULTIPROCESSORS  # FLOP per µs of one multiprocessor
-    tiles = ((math.ceil(rows / m) * math.ceil(columns / n), 2 * m * n * K_STEP) for m, n in TILES)
-    best = min(math.ceil(count / MULTIPROCESSORS) * max(c.step, work / rate) for count, work in tiles)
+    best = min([waves * max(c.step, work / rate) for waves, work in _waves(rows, columns)])
     return max(steps * best, 1e-3 * moved / c.copy)
+
+
+@functools.cache
+def _waves(rows: float, columns: float) -> list[tuple[int, int]]:
+    """Return for each of `TILES` how many waves there are, and the FLOPs of a step of one tile."""
+    counts = [(math.ceil(rows / m) * math.ceil(columns / n), 2 * m * n * K_STEP) for m, n in TILES]
+    return [(math.ceil(count / MULTIPROCESSORS), work) for count, work in counts]
 
 
 def pass_us(kernels: list[Kernel], c: Constants) -> float:

@@ -1,6 +1,7 @@
 """fc1 + bias + GELU in one GEMM: inference, also behind a folded LayerNorm; with GELU′ kept in a byte; the backward.
 
-The choice table gets "triton" or "aten" (cuBLAS, then an elementwise kernel) for each shape of the forward.
+The choice table gets "triton", "aten" (cuBLAS, then an elementwise kernel) or "cublaslt" (GELU by tanh in the epilogue
+of cuBLASLt's product) for each shape of the forward.
 
     python benchmarks/bench_linear_gelu.py [--smoke]
 """
@@ -59,6 +60,15 @@ def vtk(t: Inputs, case: Case) -> Outputs:
     return linear_gelu(t["x"], t["w"], t["b"], bool(case.shape["packed"]))
 
 
+def cublaslt(t: Inputs, case: Case) -> Tensor:
+    return torch._addmm_activation(t["b"], t["x"], t["w"].T, use_gelu=True)
+
+
+def plain(case: Case) -> bool:
+    """Whether a case is a product, a bias and GELU, and nothing else."""
+    return case.mode == "forward" and not case.shape["packed"] and not case.shape["stats"]
+
+
 BENCH = Bench(
     op="linear_gelu", tests=TESTS,
     cases=(
@@ -74,9 +84,9 @@ BENCH = Bench(
         case(17, 64, 128), case(34, 64, 256, packed=1), case(5, 1000, 100), case(394, 100, 320, stats=1),
         case(197, 384, 1536, stats=1), case(197, 384, 1536, mode="backward"),
     ),
-    inputs=inputs, providers={"eager": eager, "vtk": vtk}, gradients=("x", "w", "b"),
-    choice=lambda c: None if c.shape["packed"] or c.shape["stats"] else (c.shape["T"], c.shape["F"], c.shape["K"]),
-    answers={"eager": "aten", "vtk": "triton"},
+    inputs=inputs, providers={"eager": eager, "vtk": vtk, "cublaslt": cublaslt}, gradients=("x", "w", "b"),
+    choice=lambda c: (c.shape["T"], c.shape["F"], c.shape["K"]) if plain(c) else None,
+    answers={"eager": "aten", "vtk": "triton", "cublaslt": "cublaslt"}, takes={"cublaslt": plain},
 )  # fmt: skip
 
 

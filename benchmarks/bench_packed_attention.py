@@ -1,7 +1,7 @@
 """Attention over one packed QKV matrix with the heads of all branches: whole batches, and segments of many lengths.
 
-Against SDPA on the same packed matrix; the choice table gets "triton", "short" (all keys of an image at once, up to 288)
-or "sdpa" for each shape of whole batches.
+Against SDPA on the same packed matrix; the choice table gets "triton", "short" (all keys of an image at once, up to
+288) or "sdpa" for each shape of whole batches.
 
     python benchmarks/bench_packed_attention.py [--smoke]
 """
@@ -120,7 +120,9 @@ BENCH = Bench(
         case(1, 197, 12, queries=1), case(64, 197, 12, queries=1), segments(16, 12), segments(64, 12),
     ),
     checks=(
-        case(2, 17, 2, 16), case(3, 1, 2, 64), case(2, 261, 4, 64), case(1, 288, 2, 64, queries=3), case(2, 197, 3, 72, queries=1), case(1, 577, 2, 80), case(2, 50, 3, 128),
+        case(2, 17, 2, 16), case(3, 1, 2, 64),
+        case(2, 261, 4, 64), case(1, 288, 2, 64, queries=3),
+        case(2, 197, 3, 72, queries=1), case(1, 577, 2, 80), case(2, 50, 3, 128),
         case(2, 197, 6, scaled=1), case(2, 50, 3, 64, scaled=1, queries=3), segments(4, 3),
         case(2, 197, 3, mode="backward"),
     ),

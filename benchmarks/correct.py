@@ -31,7 +31,7 @@ from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
 BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu",
-           "packed_attention", "grouped_linear", "patchify", "splitk_linear")  # fmt: skip
+           "packed_attention", "grouped_linear", "patchify", "splitk_linear", "residual")  # fmt: skip
 """In this order, then any others."""
 
 TYPES = ("bf16", "fp16")

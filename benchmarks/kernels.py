@@ -31,7 +31,7 @@ LIMIT = 40.0
 """Seconds, beside three times what is expected, after which a row is taken to hang; the first of an operation may make
 its comparisons."""
 
-LIBRARY = ("aten", "cudnn", "flash", "grouped_mm", "sdpa")
+LIBRARY = ("aten", "sdpa", "grouped_mm", "cublaslt", "flash", "cudnn")
 """Choices that compile nothing."""
 
 
@@ -57,10 +57,10 @@ def deciding(benches: dict[str, Bench]) -> list[tuple[Bench, Case, str]]:
     """Return the rows of all benches that decide choices, those of a shape together, small shapes first."""
     shapes = [
         (bench, case) for bench in benches.values() for case in bench.cases
-        if bench.answers and case.mode == "forward" and bench.choice(case) is not None
+        if len(bench.deciding(case)) > 1 and case.mode == "forward" and bench.choice(case) is not None
     ]  # fmt: skip
     shapes.sort(key=lambda shape: (shape[1].flops, shape[1].bytes))
-    return [(bench, case, provider) for bench, case in shapes for provider in bench.answers]
+    return [(bench, case, provider) for bench, case in shapes for provider in bench.deciding(case)]
 
 
 def cost_of(bench: Bench, provider: str) -> float:

@@ -7,6 +7,7 @@ At most 60 lines of 80 columns; what no row says is "not measured", or "not yet"
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -147,12 +148,14 @@ def _speedup(cells: Cells, model: str, batch: str, other: str) -> str:
 
 def _training(rows: Sequence[Row]) -> Iterator[str]:
     """Yield lines of a training step of attention only, against compiled full fine-tuning."""
-    last = {r["config"]: r for r in rows}
-    compiled = [r for name, r in last.items() if name.startswith("full") and "compile" in name and r["step_ms"]]
-    full = min(compiled, key=lambda r: float(r["step_ms"]), default=None)
-    modes = [r for name, r in last.items() if name.startswith("attn, ") and r["step_ms"]]
-    quickest = min(modes, key=lambda r: float(r["step_ms"]), default=None)
-    least = last.get("attn, minimal, graph") or last.get("attn, minimal")
+    last = {r["config"]: r for r in rows if r["step_ms"]}
+
+    def quickest_of(part: str, *, without: str = "no such") -> Row | None:
+        mine = (r for name, r in last.items() if re.search(part, name) and without not in name)
+        return min(mine, key=lambda r: float(r["step_ms"]), default=None)
+
+    full = quickest_of("^full.*compile")
+    quickest, least = quickest_of("^attn", without="by torch"), quickest_of("^attn, minimal")
 
     def line(what: str, row: Row | None, column: str, bound: str, ratio: float | None, met: bool) -> str:
         if row is None or full is None or ratio is None:

@@ -95,9 +95,7 @@ def nearest(candidates: Iterable[Candidate], rows: int) -> Candidate | None:
     return min(ranks)[-1] if ranks else None
 
 
-def pieces(
-    candidates: tuple[Candidate, ...], default: str, few: tuple[int, str] | None = None
-) -> tuple[tuple[int, str], ...]:
+def pieces(candidates: tuple[Candidate, ...], default: str) -> tuple[tuple[int, str], ...]:
     """Return the choice as a function of the rows: pairs (end, choice), ascending, each for rows below its end.
 
     From the last end on, the default holds. Where candidates' distances cross, or their reach ends, it may change.
@@ -105,21 +103,18 @@ def pieces(
     Args:
         candidates: what was measured.
         default: where no candidate is within reach.
-        few: (most rows, choice) in place of the default up to these.
     """
-    most, usual = few or (0, default)
     limits = [c.at + side * math.log(REACH) for c in candidates for side in (-1, 1)]
     crossings = [
         (a.at + b.at + (b.away - a.away if a.at <= b.at else a.away - b.away)) / 2
         for a, b in itertools.combinations(candidates, 2) if a.entry["choice"] != b.entry["choice"]
     ]  # fmt: skip
     starts = {1} | {max(1, math.floor(math.exp(x)) + i) for x in (*limits, *crossings) for i in (0, 1, 2)}
-    starts.add(most + 1)
     found: list[tuple[int, str]] = []
     choice = default
     for start in sorted(starts):
         near = nearest(candidates, start)
-        after = (usual if start <= most else default) if near is None else near.entry["choice"]
+        after = default if near is None else near.entry["choice"]
         if after != choice:
             found.append((start, choice))
             choice = after

@@ -107,7 +107,7 @@ def _residual_kernel(
     parts = partials_ptr + tile.to(tl.int64) * (SPLITS * part)
     parts += tl.arange(0, BLOCK_T)[:, None] * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
     tl.store(parts + split * part, total, mask=mask)
-    tl.debug_barrier()  # what every thread stored goes before the one thread's count
+    tl.debug_barrier()  # what every thread stored goes before one thread's count; Triton 3.6 and 3.8 would set it too
     before = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel", scope="gpu")
     if before == SPLITS - 1:
         tl.store(counters_ptr + tile, 0)

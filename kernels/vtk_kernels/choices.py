@@ -29,12 +29,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vtk_kernels import _choice_tables, _device
+from vtk_kernels import _choice_tables
 from vtk_kernels._choice_tables import FIELDS, ChoiceTableError, Entry, Layers, Table
 from vtk_kernels._nearest import OTHER, REACH, Candidate, candidate, nearest, pieces, quantities
 
 __all__ = [
-    "ALLOWED", "DEFAULT", "FAMILIES", "FEW_ROWS", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
+    "ALLOWED", "DEFAULT", "FAMILIES", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
     "Question", "Table", "asked", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
 ]  # fmt: skip
 
@@ -45,30 +45,29 @@ DEFAULT = {
     "linear_residual": "whole",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
+    "residual": "separate",
     "splitk_linear": "aten",
 }
-"""Choice where nothing was measured."""
+"""Choice where nothing was measured: the form that ran right on a card.
 
-FEW_ROWS = {"linear_residual": "finish", "ln_folded": "folded"}
-"""In place of `DEFAULT` on a card of `FAMILIES` for at most `vtk_kernels._device.FEW_ROWS` rows.
-
-Predicted by counts, not measured. It is two kernels less a block: on an H200 each `add_norm` of a ViT-S took 1.5 µs at
-batch 1, and a step from one kernel to the next up to 1 µs. Against them stands what the last program of a tile does
-alone: its count, and slices · 16 KiB read from the L2 cache, at about 100 GB/s a multiprocessor 0.7 + 0.6 µs for four
-slices; and 1/σ of each row in two products. That leaves 0.5 to 1 µs for each of a block's two ends. Partial sums are
-as many bytes as before, and normalised tokens are not written.
+A form that none has run waits for a measurement, which compares its results first: `gpu.sh`, or tuning on one's card.
 """
 
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
     "kept_attention": ("flash", "cudnn"),
-    "linear_gelu": ("triton", "aten"),
+    "linear_gelu": ("triton", "aten", "cublaslt"),
     "linear_residual": ("whole", "finish"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
+    "residual": ("separate", "addmm"),
     "splitk_linear": ("aten", "triton", "finish"),
 }
 """What an entry may choose; "aten" and "sdpa" are torch's own operators.
+
+"cublaslt" is GELU in the epilogue of cuBLASLt's product, by tanh (`torch._addmm_activation`); "short" is attention over
+all keys of an image at once, where there are few, else "triton". "residual" is a product of a block's end: added to the
+residual stream by `add_norm`, or by the product itself, and biases by `norm`; the latter where it is chosen for all.
 
 "ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
 "finish" is K in slices whose last program finishes its tile (`linear_residual`), "whole" one program for each tile. For
@@ -175,8 +174,7 @@ def explain(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name:
         raise ValueError(f"`op` ({op!r}) has no choice; these have: {', '.join(sorted(DEFAULT))}")
     found = None if device_name is None else nearest(_candidates(op, n, k, dtype, device_name), rows)
     if found is None:
-        few = None if device_name is None else _few(op, device_name)
-        return Answer(few[1] if few is not None and 0 < rows <= few[0] else DEFAULT[op])
+        return Answer(DEFAULT[op])
     measured = tuple(found.entry[field] for field in ("rows", "n", "k"))
     (a, b), (c, d) = quantities(op, rows, n, k), quantities(op, *measured)
     differs = (*(("shape",) if measured != (rows, n, k) else ()), *found.differs)
@@ -262,13 +260,7 @@ def _candidates(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tup
 
 @functools.lru_cache(maxsize=4096)
 def _cached_pieces(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tuple[tuple[int, str], ...]:
-    return pieces(_candidates(op, n, k, dtype, device), DEFAULT[op], _few(op, device))
-
-
-def _few(op: str, device: str) -> tuple[int, str] | None:
-    """Return the most rows for which `FEW_ROWS` holds, and its choice; None where it does not."""
-    related = any(device.startswith(names) for names in FAMILIES)
-    return (_device.FEW_ROWS, FEW_ROWS[op]) if related and op in FEW_ROWS else None
+    return pieces(_candidates(op, n, k, dtype, device), DEFAULT[op])
 
 
 def _pieces(op: str, n: int, k: int, dtype: torch.dtype, device: str) -> tuple[tuple[int, str], ...]:

@@ -3,7 +3,8 @@
     x_hat = (x − mean) · rstd,    rstd = 1 / √(variance + eps)
     gx = rstd · (g − mean(g) − x_hat · mean(g · x_hat))
 
-Only x_hat and rstd are kept for the gradient; x is not. One program holds one row of C channels in registers.
+On request of x + bias, where a residual stream is kept without the biases that were added to it. Only x_hat and rstd
+are kept for the gradient; x is not. One program holds one row of C channels in registers.
 Elements moved per row: forward reads C and writes C and one rstd; backward reads 2 C and writes C.
 """
 
@@ -21,9 +22,11 @@ LAUNCHES["norm"] = 1
 LAUNCHES["norm_backward"] = 1
 
 
-def norm_ref(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def norm_ref(x: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute `norm` by torch. Same arguments and results."""
-    x_hat, _, rstd = torch.native_layer_norm(x.to(accumulator(x.dtype)), (x.shape[-1],), None, None, eps)
+    wide = x.to(accumulator(x.dtype))
+    wide = wide if bias is None else wide + bias.to(wide.dtype)
+    x_hat, _, rstd = torch.native_layer_norm(wide, (x.shape[-1],), None, None, eps)
     return x_hat.to(x.dtype), rstd.squeeze(-1)
 
 
@@ -49,6 +52,7 @@ def _norm_kernel(
     x_hat_ptr,  # out (T, C)
     rstd_ptr,  # out (T,), fp32
     x_ptr,  # (T, C)
+    bias_ptr,  # (C,), or None
     stride_xt,  # from a row of x to the next
     C,
     eps,
@@ -60,6 +64,8 @@ def _norm_kernel(
     channel = tl.arange(0, BLOCK_C)
     mask = channel < C
     x = tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + channel, mask=mask, other=0.0).to(tl.float32)
     x_hat, rstd = normalise_row(x, mask, C, eps)
     tl.store(x_hat_ptr + row * C + channel, x_hat.to(x_hat_ptr.dtype.element_ty), mask=mask)
     tl.store(rstd_ptr + row, rstd)
@@ -90,7 +96,7 @@ def _norm_backward_kernel(
     tl.store(gx_ptr + row * C + channel, gx.to(gx_ptr.dtype.element_ty), mask=mask)
 
 
-def _norm_launch(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _norm_launch(x: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     x_hat = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rstd = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
     rows, channels = as_rows(x), x.shape[-1]
@@ -101,6 +107,7 @@ def _norm_launch(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
                 x_hat,
                 rstd,
                 rows,
+                None if bias is None else bias.contiguous(),
                 rows.stride(0),
                 channels,
                 float(eps),
@@ -136,14 +143,14 @@ def norm_backward_launch(g: Tensor, x_hat: Tensor, rstd: Tensor, skip: Tensor | 
 
 
 @torch.library.custom_op("vtk_kernels::norm", mutates_args=())
-def _norm_op(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    check_channels(x)
-    x_hat, rstd = _norm_launch(x, eps) if runs_kernel(x) else norm_ref(x, eps)
+def _norm_op(x: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    _check(x, bias)
+    x_hat, rstd = (_norm_launch if runs_kernel(x) else norm_ref)(x, eps, bias)
     return x_hat.contiguous(), rstd.contiguous()
 
 
 @_norm_op.register_fake
-def _(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=accumulator(x.dtype))
 
 
@@ -159,23 +166,29 @@ def _(g: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*output)
+    ctx.bias = None if inputs[2] is None else inputs[2].dtype
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, g: Tensor | None, _: None) -> tuple[Tensor | None, None]:
-    return None if g is None else torch.ops.vtk_kernels.norm_backward(g, *ctx.saved_tensors), None
+def _backward(ctx: Any, g: Tensor | None, _: None) -> tuple[Tensor | None, None, Tensor | None]:
+    if g is None:
+        return None, None, None
+    gx = torch.ops.vtk_kernels.norm_backward(g, *ctx.saved_tensors)
+    gb = None if ctx.bias is None else gx.flatten(0, -2).sum(0, dtype=accumulator(gx.dtype)).to(ctx.bias)
+    return gx, None, gb
 
 
 _norm_op.register_autograd(_backward, setup_context=_setup)
 
 
-def norm(x: Tensor, eps: float, *, use_triton: bool | None = None) -> tuple[Tensor, Tensor]:
+def norm(x: Tensor, eps: float, bias: Tensor | None = None, *, use_triton: bool | None = None) -> tuple[Tensor, Tensor]:
     """Normalise each row of ``x`` to mean 0 and variance 1: LayerNorm without weight and bias.
 
     Args:
         x: (..., C), floating point; may be strided.
         eps: added to the variance.
+        bias: (C,), any floating type, added to each row before; or None.
         use_triton: None for the kernel on CUDA in fp16 and bf16; False for torch; True for the kernel, no gradient.
 
     Returns:
@@ -183,10 +196,16 @@ def norm(x: Tensor, eps: float, *, use_triton: bool | None = None) -> tuple[Tens
         rstd: (...), 1/√(variance + eps) in fp32 (fp64 for fp64). No gradient flows through it.
 
     Raises:
-        ValueError: no channel, integers, or ``use_triton=True`` where no kernel can run.
+        ValueError: no channel, integers, a bias of another shape, or ``use_triton=True`` where no kernel can run.
     """
-    check_channels(x)
-    way = route(x, use_triton)
+    _check(x, bias)
+    way = route(x, use_triton, bias)
     if way == "reference":
-        return norm_ref(x, eps)
-    return torch.ops.vtk_kernels.norm(x, eps) if way == "operator" else _norm_launch(x, eps)
+        return norm_ref(x, eps, bias)
+    return (torch.ops.vtk_kernels.norm if way == "operator" else _norm_launch)(x, eps, bias)
+
+
+def _check(x: Tensor, bias: Tensor | None) -> None:
+    check_channels(x)
+    if bias is not None and (bias.shape != x.shape[-1:] or not bias.is_floating_point()):
+        raise ValueError(f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({x.shape[-1]},), floating point")

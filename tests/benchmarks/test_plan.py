@@ -41,7 +41,7 @@ def test_steps_that_need_more_than_there_is_are_cut_and_the_call_ends_in_time():
     clock = Clock(dict.fromkeys([step.name for step in STEPS], 1e4))
     found = clock.run()
     assert clock.now - 100 <= TOTAL - RESERVE and exit_code(found) == 3
-    assert clock.given == {step.name: pytest.approx(step.seconds) for step in STEPS}
+    assert clock.given == {step.name: pytest.approx(step.seconds) for step in STEPS if step.seconds}
     assert sum(o.seconds for o in found if o.step.first) <= FIRST
 
 
@@ -76,6 +76,9 @@ def test_a_call_that_goes_on_spends_its_time_on_what_is_missing():
     assert not set(clock.given) & {step.name for step in STEPS if step.first}
     assert [o.code for o in found[:3]] == [0, 0, 0] and found[0].seconds == 0
     assert clock.given["models"] > 400
+    clock = Clock(dict.fromkeys([step.name for step in STEPS], 1e4))
+    clock.run(done={step.name for step in STEPS[:-1]})
+    assert clock.given == {"bank": pytest.approx(TOTAL - RESERVE)}
 
 
 def test_a_step_that_fails_or_hangs_does_not_end_the_run():
@@ -91,7 +94,7 @@ def test_steps_for_which_no_time_is_left_are_not_begun():
     clock = Clock(dict.fromkeys([step.name for step in STEPS], 1e4))
     found = clock.run(total=60.0)
     assert set(clock.given) < {step.name for step in STEPS} and clock.given
-    assert all(seconds >= START for seconds in clock.given.values()) and clock.now - 100 <= 60
+    assert all(clock.given[s.name] >= s.least for s in STEPS if s.name in clock.given) and clock.now - 100 <= 60
     assert {o.code for o in found} == {3}
 
 
@@ -106,7 +109,7 @@ def test_the_rows_that_decide_choices_are_those_of_the_benches_and_fit_into_thei
     rows = kernels_stage.deciding(benches)
     wanted = {
         (op, case.label, name) for op, bench in benches.items() for case in bench.cases for name in bench.answers
-        if case.mode == "forward" and bench.choice(case) is not None
+        if case.mode == "forward" and bench.choice(case) is not None and name in bench.names(case)
     }  # fmt: skip
     assert {(bench.op, case.label, provider) for bench, case, provider in rows} == wanted and len(rows) == len(wanted)
     shapes = [key for key, _ in itertools.groupby((bench.op, case.label) for bench, case, _ in rows)]
@@ -119,9 +122,11 @@ def test_the_rows_that_decide_choices_are_those_of_the_benches_and_fit_into_thei
 def test_ways_to_call_an_operation_that_nobody_may_choose_are_not_measured(kernels_stage):
     benches = correct.benches()
     rows = [(bench.op, provider) for bench, _, provider in kernels_stage.cells(benches, False)]
-    split = {provider for op, provider in rows if op == "splitk_linear"}
-    assert split == {"eager", "compile", *benches["splitk_linear"].answers}
-    assert {provider for op, provider in rows if op == "linear_residual"} == {"eager", "aten", "vtk", "compile"}
+    for op, bench in benches.items():
+        named = set(bench.answers) | {"eager"} if bench.answers else set(bench.providers)
+        assert {provider for name, provider in rows if name == op} - {"compile"} == named
+    assert {"split2", "split4", "split8"} <= set(benches["splitk_linear"].providers)
+    assert not {provider for _, provider in rows} & {"split2", "split4", "split8"}
 
 
 def test_batch_1_of_every_model_fits_into_its_share():
@@ -143,4 +148,5 @@ def test_a_bench_that_somebody_adds_joins(tmp_path, monkeypatch):
     real = correct.Path.glob
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(correct.Path, "glob", lambda self, pattern: [*real(self, pattern), *real(tmp_path, pattern)])
-    assert "zoom" in correct.benches() and len(correct.benches()["zoom"].answers) == 2
+    found = correct.benches()
+    assert found["zoom"].answers == found["linear_gelu"].answers != {}

@@ -24,6 +24,12 @@ FILES = {
 }
 
 
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
 @pytest.fixture
 def repo(tmp_path):
     """A repository of a few kernels; returns what commits a change and says which commit it is."""
@@ -33,9 +39,7 @@ def repo(tmp_path):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     def change(**files):
-        for name, text in (files or FILES).items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
+        write(tmp_path, files or FILES)
         git("add", "-A")
         git("commit", "-qm", "a change")
         return git("rev-parse", "--short", "HEAD")
@@ -54,10 +58,11 @@ SUBJECTS = ("norm", "linear", "add_norm", MODELS)
     (f"{FUSED}/model.py", {MODELS}), (f"{KERNELS}/choices.py", set()), (f"{KERNELS}/choices.json", set()),
     ("docs/page.md", set()), ("benchmarks/e2e.py", set()), (f"{KERNELS}/new.py", {MODELS}),
 ])  # fmt: skip
-def test_a_change_makes_rows_stale_of_what_it_is_part_of(repo, file, older):
-    first = {s: digest(s, tree(repo.root)) for s in SUBJECTS} if repo() else {}
-    repo(**{file: "changed = 1\n"})
-    now = {s: digest(s, tree(repo.root)) for s in SUBJECTS}
+def test_a_change_makes_rows_stale_of_what_it_is_part_of(tmp_path, file, older):
+    write(tmp_path, FILES)
+    first = {s: digest(s, tree(tmp_path)) for s in SUBJECTS}
+    write(tmp_path, {file: "changed = 1\n"})
+    now = {s: digest(s, tree(tmp_path)) for s in SUBJECTS}
     assert {s for s in SUBJECTS if now[s] != first[s]} == older
 
 

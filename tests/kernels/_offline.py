@@ -208,6 +208,11 @@ def baseline(found: dict[str, Any]) -> str:
     return f'{{\n "triton": {json.dumps(found["triton"])},\n "rows": {{\n{lines}\n }}\n}}\n'
 
 
+def _label(row: str) -> str:
+    """Return the label of a row's case, without the capability and the number of a later launch."""
+    return re.sub(r"( #\d+)? sm_\d+$", "", row)
+
+
 def _selected(case: Case, args: argparse.Namespace) -> bool:
     named = any(text in case.label for text in args.labels or ())
     return named or (args.essential and case.essential) or (args.measured and case.measured)
@@ -220,10 +225,13 @@ def main() -> int:
     parser.add_argument("--measured", action="store_true", help="the shapes of choices.json, in both half types")
     parser.add_argument("--labels", nargs="+", metavar="TEXT", help="cases whose labels contain one of these")
     parser.add_argument("--capabilities", type=int, nargs="+", default=[80, 90], choices=sorted(CARDS))
-    parser.add_argument("--write", action="store_true", help=f"renew {BASELINE.name} from the whole table")
+    parser.add_argument("--write", action="store_true", help=f"renew {BASELINE.name}, of a part its rows alone")
     parser.add_argument("--json", type=Path, help="write what was found to a file")
     args = parser.parse_args()
-    part = not args.write and (args.essential or args.measured or args.labels)
+    part = args.essential or args.measured or args.labels
+    before = json.loads(BASELINE.read_text())
+    if args.write and part and before["triton"] != triton.__version__:
+        parser.error(f"the baseline is of Triton {before['triton']}; renew the whole of it")
     chosen = [case for case in cases() if not part or _selected(case, args)]
     with tempfile.TemporaryDirectory() as cache:  # or Triton would hand out what it compiled before
         os.environ["TRITON_CACHE_DIR"] = cache
@@ -231,8 +239,10 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(found))
     if args.write:
-        BASELINE.write_text(baseline(found))
-    before = json.loads(BASELINE.read_text())
+        known = {label for label in before["rows"] if part and _label(label) in {case.label for case in cases()}}
+        rows = {**{label: before["rows"][label] for label in before["rows"] if label in known}, **found["rows"]}
+        before = {"triton": found["triton"], "rows": rows}
+        BASELINE.write_text(baseline(before))
     if part and not args.essential:  # some kernels are not meant to be there
         found["never launched"] = []
         before["rows"] = {label: row for label, row in before["rows"].items() if label in found["rows"]}

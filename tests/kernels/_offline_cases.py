@@ -26,6 +26,9 @@ from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
 """Channels and heads."""
 
+TORCHS = ("kept_attention",)
+"""Operations with a choice between kernels that are all torch's own."""
+
 EPS = 1e-6
 
 
@@ -73,7 +76,7 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         if op == "packed_attention":
             qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
             yield f"{op} {at}", _attention_kernel.launch, qkv, k
-            yield f"{op} short {at}", _short, qkv, k
+            yield f"{op} short {at}", short_attention, qkv, k  # with steps where there are too many keys
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
             yield f"{op} {at}", _linear_gelu_launch, x, w, b
@@ -95,14 +98,8 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         elif op == "grouped_linear":
             tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
             yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
-        else:
+        elif op not in TORCHS:
             raise NotImplementedError(f"choices.json has {op}: say how it is launched")
-
-
-def _short(qkv: Tensor, heads: int) -> None:
-    """Launch attention over few keys where it fits."""
-    if _short_attention.fits(qkv, heads, 1.0, False):
-        _short_attention.short_attention(qkv, heads)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -126,6 +123,7 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     packed, offsets = empty(8 * 197, c), empty(9, dtype=torch.int32)
     one, partials = empty(1, 197, c), fp32(4, 1, 197, c)
     yield "norm", True, _norm_launch, x, EPS
+    yield "norm bias", False, _norm_launch, x, EPS, vector
     yield "norm_backward", False, norm_backward_launch, x, x, rstd
     yield "add_norm_backward", True, norm_backward_launch, x, x, rstd, x
     yield "add_norm", True, _add_norm_launch, x, x, EPS

@@ -62,24 +62,10 @@ def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
     assert DEFAULT[op] in ALLOWED[op]
 
 
-def test_a_chain_is_the_default_at_few_rows_on_hopper(table: Any) -> None:
-    """Up to eight images of 261 tokens; whatever was measured within reach goes before."""
-    table()
-    for op in DEFAULT:
-        few = {"linear_residual": "finish", "ln_folded": "folded"}.get(op, DEFAULT[op])
-        for rows, wanted in ((0, DEFAULT[op]), (1, few), (8 * 261, few), (8 * 261 + 1, DEFAULT[op])):
-            asked = (op, rows, 384, 384, torch.bfloat16, CARD)
-            assert choose(*asked) == explain(*asked).choice == wanted, asked
-    table({**ENTRY, "op": "ln_folded", "rows": 197, "n": 384, "k": 384, "choice": "separate"})
-    found = [choose("ln_folded", rows, 384, 384, torch.bfloat16, CARD) for rows in (1, 197, 788, 789, 2088, 2089)]
-    assert found == ["folded", "separate", "separate", "folded", "folded", "separate"]
-    assert explain(op, 197, 384, 384, torch.bfloat16, CARD).table is None
-
-
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate",
+        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate", "residual": "separate",
     }  # fmt: skip
 
 

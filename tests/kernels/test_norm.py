@@ -173,3 +173,19 @@ def test_what_has_no_channels_is_refused(x: Tensor, said: str) -> None:
 def test_use_triton_where_it_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="not float64"):
         norm(torch.ones(2, 4, dtype=torch.float64), EPS, use_triton=True)
+
+
+@needs_kernel
+def test_a_bias_is_added_before() -> None:
+    x, bias = torch.randn(3, 7, 40, device=DEVICE), torch.randn(40, device=DEVICE)
+    exact = formula(x.double() + bias.double(), EPS)
+    for use_triton in (True, False):
+        with nan_filled():
+            found = norm(x, EPS, strided(bias), use_triton=use_triton)
+        for a, b in zip(found, exact, strict=True):
+            assert_close(a, b)
+    assert_close(torch.ops.vtk_kernels.norm(x.cpu().double(), EPS, bias.cpu().double())[0], exact[0].cpu())
+    leaves = [t.cpu().double().requires_grad_() for t in (x[:1, :2, :5], bias[:5])]
+    assert torch.autograd.gradcheck(lambda x, b: torch.ops.vtk_kernels.norm(x, EPS, b)[0], leaves)
+    with pytest.raises(ValueError, match=r"`bias` is \(3,\) torch.float32; it must be \(40,\), floating point"):
+        norm(x, EPS, bias[:3])

@@ -44,7 +44,8 @@ def check(done: tuple[int, str, dict[str, Any]], capabilities: tuple[str, ...]) 
 
 def test_products_on_hopper_use_its_matrix_units(essential: tuple[int, str, dict[str, Any]]) -> None:
     counts = {row["kernel"]: row["tensor_cores"] for label, row in essential[2]["rows"].items() if "sm_90" in label}
-    for kernel in ("linear", "linear_gelu_backward", "grouped_linear", "packed_attention", "splitk_linear"):
+    attentions = ("packed_attention", "short_attention")
+    for kernel in ("linear", "linear_gelu_backward", "grouped_linear", *attentions, "splitk_linear"):
         assert counts[f"_{kernel}_kernel"] > 0, kernel
 
 

@@ -1,6 +1,7 @@
 """The forms of the matrix products for Hopper, whose tiles the copy engine moves, run by the interpreter."""
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -107,6 +108,41 @@ def test_linear_residual_takes_every_tile_and_piece_once(
         y, stats = linear_residual(a, w, b, x, use_triton=True)
     assert hopper[1][0] == tile and len(hopper) == 4  # of y, a, w and x
     assert hopper[0] == hopper[3] == (tile, 64)
+    assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
+    assert_stats(stats, y)
+
+
+class _Starts:
+    """Notes whether the sums of a launch start from the residual."""
+
+    def __init__(self, kernel: Any, found: list[bool]) -> None:
+        self.kernel, self.found = kernel, found
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **named: Any) -> None:
+            self.found.append(named["START"])
+            self.kernel[grid](*args, **named)
+
+        return launch
+
+
+@pytest.mark.parametrize("rows,k,c,enough,cards,starts", [
+    (66, 72, 136, 128, 132, True), (66, 72, 136, 128, 1, False), (130, 64, 72, 8, 132, True),
+    (300, 72, 200, 1, 132, False),
+])  # fmt: skip
+def test_sums_start_from_the_residual_where_a_program_has_one_tile(
+    rows: int, k: int, c: int, enough: int, cards: int, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a loop over tiles, and not in tiles that are finished in halves: there the epilogue adds it."""
+    found: list[bool] = []
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
+    monkeypatch.setattr(_linear_kernel, "multiprocessors", lambda x: cards)
+    monkeypatch.setattr(_linear_kernel, "_linear_kernel", _Starts(_linear_kernel._linear_kernel, found))
+    a, w, b, x = half(rows, k), half(c, k, scale=k**-0.5), half(c), half(rows, c)
+    with nan_filled():
+        y, stats = linear_residual(a, w, b, x, use_triton=True)
+        linear(a, w, b, use_triton=True)
+    assert found == [starts, False]
     assert_close(y, linear_residual_ref(a.double(), w.double(), b.double(), x.double())[0], 1e-3)
     assert_stats(stats, y)
 

@@ -1,7 +1,7 @@
 """A fused model whose wide products are in fp8 (e4m3), rounded for images such as those that it will see."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class Fp8ViT(FusedViT):
     def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
         raise UsageError("an fp8 model has one form and nothing to tune; leave out `tune`")
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Fp8ViT":
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
         if (asked := fn(torch.empty(0, dtype=torch.bfloat16)).dtype) != torch.bfloat16:
             raise UsageError(
                 f"an fp8 model keeps the rest of it in bf16, and was to become {asked}; fuse the model anew"

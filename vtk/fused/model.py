@@ -17,6 +17,7 @@ from vtk.fused.graphed import Graphed
 from vtk.fused.norms import NormSpec, normalize
 from vtk.fused.prepacked import observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
+from vtk.fused.residual import adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
 from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF
@@ -47,7 +48,11 @@ class FusedViT(Graphed):
             `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
             those that can are folded. Each form has graphs of its own.
         cache_bytes: the last-level cache the CPU's plan counts with.
+        bias_sums: (stages, C), of the biases of each stage and all before it, for the form that leaves them out of the
+            residual stream; in no state dict.
     """
+
+    bias_sums: Tensor
 
     def __init__(self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int) -> None:
         super().__init__()
@@ -57,6 +62,8 @@ class FusedViT(Graphed):
         self._ends = sorted({tuple(m.w_out.shape) for m in ends if hasattr(m, "w_out")})  # not those in fp8
         self.cache_bytes = last_level_cache()
         self._source: OrderedDict[str, Tensor] | None = None
+        self.register_buffer("bias_sums", sums_of_biases(stages), persistent=False)
+        self.register_load_state_dict_post_hook(_sum_again)
         self.eval()
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
@@ -80,6 +87,7 @@ class FusedViT(Graphed):
             if folded is None:
                 folded = plan.kernels and self._folds(x.shape[0] * x.shape[1], x, plan)
             plan = Plan(plan.kernels, plan.device_name, folded, *counters)
+        sums = self.bias_sums if adds_in_products(stages, self.head.norm, self.pruned, x, plan) else None
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None
@@ -88,8 +96,12 @@ class FusedViT(Graphed):
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
                 x, h = _close_raw(stage, x, pairs, reader.norm, plan)
+                continue
+            norm = self.head.norm if reader is None else reader.norm
+            if sums is not None and norm is not None:
+                x, h = close_by_products(x, sums[i], pairs, norm.eps)
             else:
-                x, h = _close(stage, x, pairs, self.head.norm if reader is None else reader.norm, plan)
+                x, h = _close(stage, x, pairs, norm, plan)
         return self.head(h, plan.kernels)
 
     def source_state_dict(self) -> dict[str, Tensor]:
@@ -193,6 +205,11 @@ class FusedViT(Graphed):
         if stage.branches == 1 or h.is_cuda or torch.compiler.is_exporting():
             return False
         return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def _sum_again(model: FusedViT, incompatible_keys: Any) -> None:
+    stages: list[Any] = list(model.stages)
+    model.bias_sums = sums_of_biases(stages)
 
 
 def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -264,7 +264,7 @@ class Loop:
     ) -> None:
         """Do the steps of the epoch that are left."""
         ranks, count = self.ranks, len(self.groups)
-        interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 else _INTERVAL
+        interval = 1 if ranks.device.type == "cpu" and ranks.world == 1 and self.static is None else _INTERVAL
         total = sum(sum(sizes) for step in self.groups for _, sizes in step)
         before, begin = part.seconds, time.perf_counter()
         progress = self.callbacks.steps(part.epoch + 1, self.epochs, count, total, part.step, part.seen)

@@ -26,7 +26,10 @@ SPLIT = [
 ]
 PLAIN = [{**ENTRY, "op": "linear_gelu", "n": 1536, "k": 192, "choice": "aten"}]
 FOLDED = [{**ENTRY, "op": "ln_folded", "n": 192, "k": 1536, "choice": "folded"}]
-TABLES = {"separate": SPLIT + PLAIN, "folded": SPLIT + PLAIN + FOLDED}
+CUT = [{**e, "op": op, "choice": "finish"} for e in SPLIT for op in ("linear_residual", "splitk_linear")]
+TABLES = {
+    "separate": SPLIT + PLAIN, "folded": SPLIT + PLAIN + FOLDED, "finish": CUT + PLAIN, "folded finish": CUT + FOLDED,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +74,11 @@ def test_the_compiled_model_takes_the_choices_of_the_plain_one(named: str) -> No
     choices.use(TABLES[named])
     plain, compiled = operations(fuse(parallel(), torch.float16), 1)
     assert plain == compiled
-    if named == "folded":
+    assert plain["patchify_counters"] == ("finish" in named)
+    if "folded" in named:
         assert plain["linear_residual"] == 3 and plain["linear_gelu_stats"] == 2
+    elif named == "finish":
+        assert plain["linear_residual"] == plain["norm"] == 2 and not plain["splitk_linear"]
     else:  # of two blocks; the last one has one token, of which no measurement speaks
         assert plain["splitk_linear"] == plain["linear_gelu"] == 1
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import set_reentrant_ckpt
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.vtk.training.test_memory_gradients import build, gradients, worst
@@ -74,6 +75,7 @@ def test_what_is_folded_follows_the_weights(tiny, mode):
         lambda m: m.load_state_dict({"blocks.1.mlp.fc1.bias": torch.ones(128)}, strict=False),
         lambda m: setattr(m.blocks[1].norm2.bias, "data", torch.full((32,), 0.5, dtype=torch.float64)),
         lambda m: m.blocks[0].norm2.weight.requires_grad_(True),
+        lambda m: m.blocks[1].mlp.fc1.weight.requires_grad_(True),
     ]
     for change in changes:
         torch.manual_seed(0)
@@ -84,6 +86,19 @@ def test_what_is_folded_follows_the_weights(tiny, mode):
         for block in fresh.blocks:  # timm's own forward pass
             block.memory_parts = ()
         assert worst(gradients(model)[1], gradients(fresh)[1]) <= 1e-13
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_block_that_is_computed_again_leaves_nothing_beside_its_output(tiny, again):
+    """What lay there would be kept until backward, which gradient checkpointing is there to avoid."""
+    model = build(tiny)
+    apply_memory_mode(model, "plain")
+    inputs = []
+    model.blocks[1].register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    set_reentrant_ckpt(False)
+    model.set_grad_checkpointing(again)
+    gradients(model)
+    assert [hasattr(x, "vtk_normed") for x in inputs] == [False, False] if again else [True]
 
 
 def test_what_is_folded_is_rounded_once_and_is_no_tensor_of_the_model(tiny):
@@ -114,7 +129,8 @@ def test_what_is_folded_counts_as_memory_that_does_not_depend_on_the_batch(tiny)
 
 def test_a_hook_or_an_addition_between_blocks_is_seen(tiny):
     """The norm that a block leaves beside its output is of that output, as it was."""
-    for change in (lambda y: y * 2, lambda y: y.add_(1.0)):
+    channels = torch.linspace(-1, 1, 32, dtype=torch.float64)
+    for change in (lambda y: y + channels, lambda y: y.add_(channels)):
         models = build(tiny), build(tiny)
         apply_memory_mode(models[0], "minimal")
         for model in models:

@@ -1,0 +1,70 @@
+"""The residual stream without its biases: products add to it, and norms add the biases' sum to what they read.
+
+    x ← x + activation · matrixᵀ    in place, in the product's epilogue (β = 1)
+    h = LayerNorm(x + Σ biases of all stages so far)
+
+In elements per token and channel the end of a stage writes a product, and then reads x and it, writes x and h: five. So
+it reads x, writes x, reads x and writes h: four, in as many kernels, and the product is rounded once with the sum. The
+sums of biases are constants of the model.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from vtk.fused.norms import NormSpec
+from vtk.fused.prepacked import observed
+from vtk.fused.reading import Pair
+from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage
+from vtk_kernels.choices import choose
+from vtk_kernels.norm import norm
+
+
+def sums_of_biases(stages: Sequence[Stage]) -> Tensor:
+    """Return (stages, C): the sum of the biases of each stage and all before it."""
+    biases = torch.stack([stage.bias.detach() for stage in stages])
+    return biases.double().cumsum(0).to(biases.dtype)
+
+
+def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int, x: Tensor, plan: Plan) -> bool:
+    """Return whether a pass keeps its biases out of the residual stream.
+
+    It does where a measurement chose "addmm" for all products that end a stage, but those of a single token, and where
+    every stage but the first, and the head, reads the stream by a LayerNorm alone.
+
+    Args:
+        stages: of the model.
+        last: norm of the head.
+        pruned: the first stage of which one token is computed; -1 for none.
+        x: tokens (B, N, C).
+        plan: of the forward pass.
+    """
+    if not plan.kernels or plan.ln_folded or any(stage.end for stage in stages):
+        return False
+    if any(spec is None or spec.kind != "layer" for spec in (*(stage.norm for stage in stages[1:]), last)):
+        return False
+    rows, shapes = x.shape[0] * x.shape[1], set()
+    for stage in stages if pruned < 1 else stages[:pruned]:
+        parts = [part for part in stage.modules() if isinstance(part, AttentionStage | MlpStage)]
+        shapes |= {(part.w_out.shape[0], part.w_out.shape[1]) for part in parts}
+    ways = {choose("residual", rows, c, length, x.dtype, plan.device_name) for c, length in shapes}
+    return ways == {"addmm"}
+
+
+def close_by_products(x: Tensor, biases: Tensor, pairs: Iterable[Pair], eps: float) -> tuple[Tensor, Tensor]:
+    """Return x + Σ activation · matrixᵀ, without biases, and its LayerNorm with them.
+
+    Args:
+        x: residual stream (B, N, C), which the caller reads no more: it is changed where nothing records operations.
+        biases: (C), their sum up to here.
+        pairs: of activations (B, N, K) and matrices (C, K); K may differ.
+        eps: of the norm.
+    """
+    for activation, matrix in pairs:
+        sums, product = x.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
+        wanted = torch.is_grad_enabled() and (x.requires_grad or activation.requires_grad)
+        # out of place torch copies x first, by a kernel of its own
+        flat = torch.addmm(sums, *product) if wanted or observed() else sums.addmm_(*product)
+        x = flat.view(x.shape)
+    return x, norm(x, eps, biases)[0]
