@@ -63,7 +63,7 @@ if [[ -z $seconds ]]; then
 fi
 for stage in "${stages[@]/#*=/}" "$seconds"; do
     if [[ $stage =~ ^(all|correct|kernels|e2e|breakdown|train|bank)$ ]]; then continue; fi
-    if ! [[ $stage =~ ^[1-9][0-9]*$ ]]; then echo "gpu.sh: \`$stage\` is no number of seconds" >&2; exit 2; fi
+    if ! [[ $stage =~ ^[1-9][0-9]{0,5}$ ]]; then echo "gpu.sh: \`$stage\` is no number of seconds (1 to 999999)" >&2; exit 2; fi
 done
 
 mkdir -p "$out" || exit 1

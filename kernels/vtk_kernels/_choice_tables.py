@@ -16,6 +16,7 @@ VARIABLE = "VTK_CHOICES"
 """Environment variable with the path of a table that goes over all others."""
 
 _LARGEST = 2**32
+_LONGEST, _LONGEST_PATH = 300, 1000
 
 Entry = dict[str, Any]
 
@@ -38,18 +39,21 @@ def read(path: Path, allowed: Mapping[str, tuple[str, ...]]) -> list[Entry]:
     Raises:
         ChoiceTableError: no file, no table, an entry that says nothing this version knows, or two about the same.
     """
-    if path.exists() and not path.is_file():
-        raise ChoiceTableError(f"{path} is no file")
+    where = _shown(path, _LONGEST_PATH)
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-        if table["schema"] != 1:
+        if path.exists() and not path.is_file():
+            raise ChoiceTableError(f"{where} is no file")
+        table = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_key_once)
+        if type(table["schema"]) is not int or table["schema"] != 1:
             raise ValueError(f"schema {table['schema']}, this version reads 1")
         entries = table["measured"]
     except OSError as error:
-        raise ChoiceTableError(f"{path} cannot be read: {error.strerror}") from error
+        raise ChoiceTableError(f"{where} cannot be read: {error.strerror}") from error
+    except ChoiceTableError:
+        raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ChoiceTableError(f"{path} is no choice table: {type(error).__name__}: {error}") from error
-    return check(entries, str(path), allowed)
+        raise ChoiceTableError(f"{where} is no choice table: {_said(error)}") from error
+    return check(entries, where, allowed)
 
 
 def check(entries: Any, where: str, allowed: Mapping[str, tuple[str, ...]]) -> list[Entry]:
@@ -62,6 +66,8 @@ def check(entries: Any, where: str, allowed: Mapping[str, tuple[str, ...]]) -> l
     try:
         found: list[Entry] = list(entries)
         for entry in found:
+            if entry["op"] not in allowed:
+                raise ValueError(f"`op` ({entry['op']!r}) must be one of {tuple(allowed)}")
             if entry["choice"] not in allowed[entry["op"]]:
                 raise ValueError(f"`choice` ({entry['choice']!r}) must be one of {allowed[entry['op']]}: {entry}")
             if not all(type(entry[field]) is int and 0 < entry[field] <= _LARGEST for field in ("rows", "n", "k")):
@@ -71,10 +77,29 @@ def check(entries: Any, where: str, allowed: Mapping[str, tuple[str, ...]]) -> l
             versions(entry)
             seen.add(tuple(entry[field] for field in FIELDS))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ChoiceTableError(f"{where} is no choice table: {type(error).__name__}: {error}") from error
+        raise ChoiceTableError(f"{where} is no choice table: {_said(error)}") from error
     if len(seen) < len(found):
         raise ChoiceTableError(f"{where} has two entries with the same {', '.join(FIELDS)}; keep the later measurement")
     return found
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, which may say nothing twice: which of both is meant would be a guess."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"an object has {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
+def _said(error: Exception) -> str:
+    """Return an error in a line, without the whole of what was read."""
+    return f"{type(error).__name__}: {_shown(error, _LONGEST)}"
+
+
+def _shown(value: object, longest: int) -> str:
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value)[: longest + 1])
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def text(entries: Iterable[Entry]) -> str:

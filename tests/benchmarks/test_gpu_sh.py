@@ -54,6 +54,7 @@ def test_without_arguments_it_says_how_to_use_it():
     (("e2e", "--out"), "`--out` needs a value"),
     (("e2e=fast", "--out", "x"), "`fast` is no number of seconds"),
     (("e2e=0", "--out", "x"), "`0` is no number of seconds"),
+    (("all", "--seconds", "9" * 20, "--out", "x"), "no number of seconds (1 to 999999)"),
     (("e2e", "--seconds", "-5", "--out", "x"), "`-5` is no number of seconds"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(args, message, tmp_path, monkeypatch):

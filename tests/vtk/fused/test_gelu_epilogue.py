@@ -10,8 +10,8 @@ import torch
 from timm.layers import GELUTanh
 from torch import Tensor, nn
 
-from vtk.fused import launches
-from vtk.fused.stages import is_exact_gelu, is_tanh_gelu, linear_gelu_tanh
+from vtk.fused import fuse, launches
+from vtk.fused.stages import Plan, is_exact_gelu, is_tanh_gelu, linear_gelu_tanh
 from vtk_kernels._dispatch import HALF
 
 
@@ -85,3 +85,16 @@ def test_the_operator_multiplies_by_the_transposed_weight_and_falls_back_where_i
     leaf = h.half().requires_grad_()
     linear_gelu_tanh(leaf, w.half(), b.half()).sum().backward()
     assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
+def test_on_a_cpu_it_is_the_models_own_gelu(act: str, dtype: torch.dtype, answer: list[str]) -> None:
+    stage: Any = fuse(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, act_layer=act), dtype).stages[1]
+    h = torch.randn(1, 5, 192).to(dtype)
+    found = stage.activated(h, stage.w_in, stage.b_in, Plan(kernels=True))
+    u = torch.nn.functional.linear(h.double(), stage.w_in.double(), stage.b_in.double())
+    expected = by_tanh(u) if act == "gelu_tanh" else exact(u)
+    other = exact(u) if act == "gelu_tanh" else by_tanh(u)
+    away, further = ((found.double() - t).square().mean().sqrt() for t in (expected, other))
+    assert away <= (1e-12 if dtype == torch.float64 else 1e-3) and away < further
