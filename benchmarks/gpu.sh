@@ -66,13 +66,14 @@ for stage in "${stages[@]/#*=/}" "$seconds"; do
     if ! [[ $stage =~ ^[1-9][0-9]{0,5}$ ]]; then echo "gpu.sh: \`$stage\` is no number of seconds (1 to 999999)" >&2; exit 2; fi
 done
 
+python=${PYTHON:-python3}
+if ! command -v "$python" >/dev/null; then echo "gpu.sh: PYTHON ($python) is no program" >&2; exit 2; fi
 mkdir -p "$out" || exit 1
 # held by whatever writes there, also where this script was killed
 exec 9<"$out" || exit 1
 if command -v flock >/dev/null && ! flock -n 9; then
     echo "gpu.sh: another call writes to $out; wait until it ends, or give another folder" >&2; exit 1
 fi
-python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
 VTK_RUN=$(date +%s)-$$
 export VTK_RUN
@@ -82,7 +83,9 @@ if [[ ${stages[0]} == all ]]; then
     if [[ $fresh ]]; then put_aside gpu_{correct,kernels,e2e,breakdown,train,bank,ceilings}.csv choices.json died.csv progress.json; fi
     echo "== all, at most $seconds s" | tee -a "$out/gpu.log"
     "$python" "$here/one_run.py" --out "$out" --seconds "$seconds" $smoke 2>&1 | tee -a "$out/gpu.log"
-    exit "${PIPESTATUS[0]}"
+    code=${PIPESTATUS[0]}
+    if ((code > 3)); then echo "== all ended with $code" | tee -a "$out/gpu.log"; code=1; fi  # it was killed
+    exit "$code"
 fi
 
 result=0

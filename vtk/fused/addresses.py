@@ -13,7 +13,8 @@ class Addresses:
     """The tensors and parts that a module had when this was made.
 
     What lay there is kept alive, so that a graph that is out of date reads old numbers and not freed memory. Values
-    that change in place are no change: a graph reads the new ones.
+    that change in place are no change: a graph reads the new ones; but for biases that a model keeps sums of
+    (`vtk.fused.residual.SummedBiases`), where its graphs have read those.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -21,6 +22,7 @@ class Addresses:
         self._others: list[tuple[dict[str, Any], str, Tensor]] = []  # of classes that have no memory to show
         self._parts: list[tuple[dict[str, Any], str, Any]] = []
         self._kept: list[Tensor] = []
+        self._summed: Any = getattr(module, "summed", None)
         self._hooks: list[Any] = []
         for owner in module.modules():
             if owner is not module:
@@ -37,6 +39,8 @@ class Addresses:
     def hold(self) -> bool:
         """Return whether everything is where it was."""
         try:
+            if self._summed is not None and not self._summed.hold():
+                return False
             if any(table[name] is not part for table, name, part in (*self._parts, *self._others)):
                 return False
             return all(table[name].data_ptr() == at for table, name, at in self._tensors)

@@ -17,7 +17,7 @@ from vtk.fused.graphed import Graphed
 from vtk.fused.norms import NormSpec, normalize
 from vtk.fused.prepacked import observed
 from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
-from vtk.fused.residual import adds_in_products, close_by_products, sums_of_biases
+from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
 from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF
@@ -49,7 +49,9 @@ class FusedViT(Graphed):
             those that can are folded. Each form has graphs of its own.
         cache_bytes: the last-level cache the CPU's plan counts with.
         bias_sums: (stages, C), of the biases of each stage and all before it, for the form that leaves them out of the
-            residual stream; in no state dict.
+            residual stream; in no state dict, and written anew where that form meets other biases (``bias.data.add_``
+            escapes the counter that tells).
+        summed: of which biases they are.
     """
 
     bias_sums: Tensor
@@ -63,6 +65,7 @@ class FusedViT(Graphed):
         self.cache_bytes = last_level_cache()
         self._source: OrderedDict[str, Tensor] | None = None
         self.register_buffer("bias_sums", sums_of_biases(stages), persistent=False)
+        self.summed = SummedBiases()
         self.register_load_state_dict_post_hook(_sum_again)
         self.eval()
 
@@ -87,7 +90,10 @@ class FusedViT(Graphed):
             if folded is None:
                 folded = plan.kernels and self._folds(x.shape[0] * x.shape[1], x, plan)
             plan = Plan(plan.kernels, plan.device_name, folded, *counters)
-        sums = self.bias_sums if adds_in_products(stages, self.head.norm, self.pruned, x, plan) else None
+        sums = None
+        if adds_in_products(stages, self.head.norm, self.pruned, x, plan):
+            sums = self.bias_sums
+            self.summed.renew(sums, stages)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
             queries = 1 if i == self.pruned else None

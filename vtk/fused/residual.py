@@ -27,6 +27,37 @@ def sums_of_biases(stages: Sequence[Stage]) -> Tensor:
     return biases.double().cumsum(0).to(biases.dtype)
 
 
+class SummedBiases:
+    """Which biases the sums are of, as they were: other tensors or values make other sums."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Tensor, int]] = []
+
+    def __reduce__(self) -> tuple[type["SummedBiases"], tuple[()]]:
+        """Copy and pickle as new: a copy's biases are its own."""
+        return SummedBiases, ()
+
+    def hold(self) -> bool:
+        """Return whether no bias has changed in place, as far as autograd's counter says; True before any use."""
+        return all(_version(bias) == version for bias, version in self._known)
+
+    @torch.no_grad()
+    def renew(self, sums: Tensor, stages: Sequence[Stage]) -> None:
+        """Write sums anew, where graphs read them, if these stages' biases are not those they are of."""
+        if observed():  # what is recorded or counted is a pass and not this
+            return
+        biases = [stage.bias for stage in stages]
+        same = len(biases) == len(self._known) and all(a is b for a, (b, _) in zip(biases, self._known, strict=True))
+        if not (same and self.hold()):
+            with torch.inference_mode(False):
+                sums.copy_(sums_of_biases(stages))
+            self._known = [(bias, _version(bias)) for bias in biases]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int, x: Tensor, plan: Plan) -> bool:
     """Return whether a pass keeps its biases out of the residual stream.
 

@@ -1,5 +1,6 @@
 """A residual stream without biases: the same numbers, fewer elements moved, the same number of kernels."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import torch
 from timm.models.vision_transformer import ParallelScalingBlock
 from torch import Tensor, nn
 
-from vtk.fused import fuse
+from tests._simulated_cuda import SimulatedCuda
+from vtk.errors import UsageError
+from vtk.fused import FusedViT, fuse
 from vtk.fused.counting import count
 from vtk.fused.stages import Plan
 from vtk.models.context_layers import add_context_broadcast
@@ -121,3 +124,40 @@ def test_the_stream_is_changed_in_place_only_where_nobody_looks(answer: Answer) 
         assert (y.data_ptr() == stream.data_ptr()) is not grad
         assert torch.allclose(y, expected, atol=1e-5)
         assert torch.allclose(h, torch.nn.functional.layer_norm(expected + b, (8,), eps=1e-6), atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["part by part", "in place", "another tensor", "a copy"])
+def test_sums_of_biases_follow_the_biases(way: str, answer: Answer, on_a_card: SimulatedCuda) -> None:
+    """One by one and in graphs, of the cache and of one caller."""
+    answer({"all": "addmm"})
+    model, other = tiny().double(), tiny().double()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    fused, new = fuse(model, torch.float64), fuse(other, torch.float64)
+    plain = FusedViT.compute
+    fused.compute = lambda x, plan=Plan(kernels=True): plain(fused, x, plan)  # type: ignore[method-assign, assignment]
+    if way == "a copy":
+        fused.compute(images)
+        del fused.compute
+        fused = copy.deepcopy(fused)
+        fused.compute = lambda x, plan=Plan(kernels=True): plain(fused, x, plan)  # type: ignore[method-assign, assignment]
+    with torch.no_grad():
+        graph = fused.graph(2)
+        for x in (images, images):
+            assert torch.allclose(fused(x), model(x), rtol=0, atol=1e-11)
+        for stage, another in zip(fused.stages, new.stages, strict=True):
+            if way == "part by part":
+                stage.load_state_dict(another.state_dict())
+                continue
+            for (name, tensor), fresh in zip(stage.named_parameters(), another.parameters(), strict=True):
+                if way == "another tensor":
+                    setattr(stage, name, fresh)
+                else:
+                    tensor.copy_(fresh)
+        fused.embed.load_state_dict(new.embed.state_dict())
+        fused.head.load_state_dict(new.head.state_dict())
+        with pytest.raises(UsageError, match="out of date"):
+            graph(images)
+        for _ in range(2):
+            assert torch.allclose(fused(images), other(images), rtol=0, atol=1e-11)
+        assert torch.allclose(fused.graph(2)(images), other(images), rtol=0, atol=1e-11)
+        assert torch.allclose(fused.compute(images), other(images), rtol=0, atol=1e-11)
