@@ -1,4 +1,4 @@
-"""Rules of the static step: it needs fixed shapes that the host need not look into; other runs are told their reason."""
+"""Rules of the static step: it needs fixed shapes that the host need not look into; other runs get their reason."""
 
 from typing import Any, Literal, Protocol
 
