@@ -1,4 +1,4 @@
-"""What a forward pass should take: its kernels from the model's sizes, the time of each from a few constants.
+"""Cost model of a forward pass: its kernels from the model's sizes, the time of each from a few constants.
 
     pass      7 launches of the host + Σ over kernels of (gap + time)
     product   prologue + max(bytes / copy, min over tiles of waves · K / 64 · max(step, FLOPs of a tile / gemm))

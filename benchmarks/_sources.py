@@ -1,4 +1,4 @@
-"""Which code a row timed, told by the contents of its files: so that a row knows when it is older than its kernels.
+"""Digests of the code that a row timed, by which a row knows when it is older than its kernels.
 
 A row of an operation is about the operation's file, what its benchmark calls beside it, and all that these import of
 `vtk_kernels`; a row of a whole model about all kernels and ``vtk/fused``. What chooses between implementations is left

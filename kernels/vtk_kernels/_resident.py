@@ -1,4 +1,4 @@
-"""How many programs of each kernel one multiprocessor holds at a time, as far as its launcher counts on it.
+"""Programs of each kernel that its launcher counts on a multiprocessor to hold at a time.
 
 A launcher chooses tiles, stages and grid for such a number: two programs, for example, of which one computes GELU
 while the other multiplies. Whether they fit depends on what the compiler makes of the kernel, and differs between its

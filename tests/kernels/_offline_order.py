@@ -1,4 +1,4 @@
-"""In which order a compiled kernel touches memory: fetches before the wait of a chain, barriers around a count.
+"""Order of a compiled kernel's accesses to memory: fetches before the wait of a chain, barriers around a count.
 
 PTX keeps the order of what has effects, so its text is enough: no card is needed.
 """

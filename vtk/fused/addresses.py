@@ -1,4 +1,4 @@
-"""Where a module's tensors lie: a CUDA graph reads them there, so it is out of date once one of them is exchanged."""
+"""Remembers where a module's tensors lie: a CUDA graph reads them there, and is out of date once one is exchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which calls may run as a CUDA graph: those on plain tensors that nobody traces, transforms or differentiates."""
+"""Admits calls to CUDA graphs: those on plain tensors that nobody traces, transforms or differentiates."""
 
 from collections.abc import Hashable
 

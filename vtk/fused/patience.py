@@ -1,4 +1,4 @@
-"""When a shape is captured again, whose graph was dropped or could not be made: a capture takes several calls' time."""
+"""Delays captures of a shape whose graph was dropped or could not be made: one takes as long as several calls."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""What was tuned on this machine's cards: a table of choices for each card and versions, ``$VTK_HOME/tuned/*.json``."""
+"""Keeps what tuning chose: a table for each card and versions, ``$VTK_HOME/tuned/*.json``."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Whether e4m3 stands where TensorRT multiplies it: tokens and weight of a product, each behind a DequantizeLinear.
+"""Checks that e4m3 stands where TensorRT multiplies it: in tokens and weight, each behind a DequantizeLinear.
 
 Sources: "Explicit Quantization" and "Working with Quantized Types" in NVIDIA's TensorRT documentation (Q and DQ in
 pairs, a DequantizeLinear between a pre-quantised weight and its product, symmetric scales) and IQuantizeLayer and

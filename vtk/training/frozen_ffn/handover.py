@@ -1,4 +1,4 @@
-"""What a block leaves to the next: its output, and the norm of it that the next one begins with.
+"""Hands a block's output to the next one together with the norm that it begins with.
 
 Adding the last residual and that norm are one pass over the tokens. The norm lies beside the output, as an attribute of
 that very tensor: whatever makes another tensor of it, or writes to it, makes the next block compute its own.

@@ -1,4 +1,4 @@
-"""Whether a run takes the static step, and what is said about it."""
+"""Gives a run its static step, or the reason why it has none."""
 
 from collections.abc import Sequence
 

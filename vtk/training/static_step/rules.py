@@ -1,4 +1,4 @@
-"""Which runs have a step of fixed shapes that the host need not look into, and why the others do not."""
+"""Rules of the static step: it needs fixed shapes that the host need not look into; other runs get their reason."""
 
 from typing import Any, Literal, Protocol
 
