@@ -42,7 +42,7 @@ class ModelGraph:
                 any other, and for one caller only.
 
         Raises:
-            UsageError: images of another shape or type, or the model's weights have moved or were exchanged since.
+            UsageError: images of another shape or type, sparse or wanting a gradient; or the model's weights have moved or were exchanged since.
         """
         cache, captured = self._cache, self._captured
         if images is not None:
@@ -68,6 +68,10 @@ class ModelGraph:
             raise UsageError(f"`images` are {tuple(images.shape)}; this graph is of {wanted}: capture another one")
         if not images.is_floating_point():
             raise UsageError(f"`images` are {images.dtype}; give normalised images of a floating type")
+        if images.layout != torch.strided:
+            raise UsageError(f"`images` are {images.layout}; give a dense tensor")
+        if images.requires_grad and torch.is_grad_enabled():
+            raise UsageError("`images` want a gradient, which a graph has not; call the model, or detach them")
         if images.device.type != "cpu" and images.device != self.input.device:
             raise UsageError(f"`images` are on {images.device}; this graph is on {self.input.device}, or takes cpu")
 

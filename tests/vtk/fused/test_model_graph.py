@@ -71,6 +71,8 @@ def test_calls_of_the_model_leave_the_input_alone(fused: FusedViT) -> None:
         (batch(2), r"`images` are \(2, 3, 16, 16\); this graph is of \(3, 3, 16, 16\): capture another one"),
         (batch().long(), r"`images` are torch.int64; give normalised images of a floating type"),
         ([1], r"`images` are a list; give a tensor of shape \(3, 3, 16, 16\)"),
+        (batch().to_sparse(), r"`images` are torch.sparse_coo; give a dense tensor"),
+        (batch().requires_grad_(), r"`images` want a gradient, which a graph has not; call the model, or detach them"),
         (batch().to("meta"), r"`images` are on meta; this graph is on cpu, or takes cpu"),
     ],
 )
