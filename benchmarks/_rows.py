@@ -142,6 +142,18 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def whole(path: Path) -> bool:
+    """Return whether a CSV file can be read and no row of it was cut."""
+    try:
+        rows = read(path)
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            ends = file.read() == b"\n"
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return False
+    return ends and all(None not in (*row, *row.values()) for row in rows)
+
+
 def require_green(tests: Sequence[str]) -> None:
     """Run the tests of what is measured: a number of broken code is worth nothing.
 

@@ -28,7 +28,8 @@ Stages, run in the order given:
 A row whose process dies or hangs is left out, and its stage started again. One call at a time writes to DIR.
 
 Needs torch, Triton and timm, and this project (`pip install --no-deps --no-build-isolation -e .`). PYTHON names the
-interpreter (default python3). Exit code: 0 complete, 1 something is wrong, 3 out of time (call it again), 2 usage.
+interpreter (default python3). Exit code: 0 complete, 1 something is wrong, 3 out of time (call it again), 2 usage,
+130 or 143 interrupted (call it again).
 TEXT
 }
 
@@ -74,6 +75,14 @@ exec 9<"$out" || exit 1
 if command -v flock >/dev/null && ! flock -n 9; then
     echo "gpu.sh: another call writes to $out; wait until it ends, or give another folder" >&2; exit 1
 fi
+exec > >(tee -a "$out/gpu.log") 2>&1
+tee=$! child=
+finish() { exec >&- 2>&-; wait "$tee"; exit "$1"; }
+# what runs would go on without this script, and hold the folder
+interrupt() { trap "" INT TERM HUP; if [[ $child ]]; then kill "$child" 2>/dev/null; wait "$child"; fi; finish "$1"; }
+trap "interrupt 130" INT
+trap "interrupt 143" TERM HUP
+run() { "$@" & child=$!; wait "$child"; code=$?; child=; }
 export PYTHONUNBUFFERED=1
 VTK_RUN=$(date +%s)-$$
 export VTK_RUN
@@ -81,11 +90,10 @@ put_aside() { for name in "$@"; do if [[ -e $out/$name ]]; then mv "$out/$name" 
 
 if [[ ${stages[0]} == all ]]; then
     if [[ $fresh ]]; then put_aside gpu_{correct,kernels,e2e,breakdown,train,bank,ceilings}.csv choices.json died.csv progress.json; fi
-    echo "== all, at most $seconds s" | tee -a "$out/gpu.log"
-    "$python" "$here/one_run.py" --out "$out" --seconds "$seconds" $smoke 2>&1 | tee -a "$out/gpu.log"
-    code=${PIPESTATUS[0]}
-    if ((code > 3)); then echo "== all ended with $code" | tee -a "$out/gpu.log"; code=1; fi  # it was killed
-    exit "$code"
+    echo "== all, at most $seconds s"
+    run "$python" "$here/one_run.py" --out "$out" --seconds "$seconds" $smoke
+    if ((code > 3)); then echo "== all ended with $code"; code=1; fi  # it was killed
+    finish "$code"
 fi
 
 result=0
@@ -94,22 +102,21 @@ for entry in "${stages[@]}"; do
     budget=$seconds
     if [[ $entry == *=* ]]; then budget=${entry#*=}; fi
     if [[ $fresh ]]; then put_aside "gpu_$stage.csv"; fi
-    echo "== $stage, at most $budget s" | tee -a "$out/gpu.log"
+    echo "== $stage, at most $budget s"
     end=$((SECONDS + budget))
     for _ in 1 2 3 4; do
         left=$((end - SECONDS))
         # the stage stops by itself; the timeout is for a kernel that hangs
-        timeout --kill-after=10 $((left + 40)) \
-            "$python" "$here/$stage.py" --out "$out" --seconds "$left" $smoke 2>&1 | tee -a "$out/gpu.log"
-        code=${PIPESTATUS[0]}
+        run timeout --kill-after=10 $((left + 40)) \
+            "$python" "$here/$stage.py" --out "$out" --seconds "$left" $smoke
         # its process died of a row, which it has noted: the others are measured without that row
         if [[ $code =~ ^(0|1|3)$ || ! -e $out/.$stage.row ]] || ((SECONDS + 15 > end)); then break; fi
-        echo "== $stage: its process ended with $code; again without that row" | tee -a "$out/gpu.log"
+        echo "== $stage: its process ended with $code; again without that row"
     done
     case $code in
         0) ;;
         3) if ((result == 0)); then result=3; fi ;;
-        *) echo "== $stage ended with $code" | tee -a "$out/gpu.log"; result=1 ;;
+        *) echo "== $stage ended with $code"; result=1 ;;
     esac
 done
-exit "$result"
+finish "$result"

@@ -60,8 +60,25 @@ class Progress:
 
 
 def _wrote(step: Step, out: Path) -> bool:
-    """Whether what a step wrote is still there."""
-    return any((out / f"{kind}_{step.stage}.csv").exists() for kind in ("gpu", "smoke"))
+    """Whether what a step wrote is still there, and whole."""
+    files = [out / f"{kind}_{step.stage}.csv" for kind in ("gpu", "smoke")]
+    return any(file.exists() for file in files) and all(_rows.whole(file) for file in files if file.exists())
+
+
+def put_aside(out: Path) -> None:
+    """Rename choices that cannot be read, with which nothing could run; the steps that made them make them again."""
+    path = out / CHOICES
+    if not path.exists():
+        return
+    try:
+        if isinstance(json.loads(path.read_text(encoding="utf-8"))["measured"], list):
+            return
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    with contextlib.suppress(OSError):
+        os.replace(path, out / f"{CHOICES}.old")
+        (out / PROGRESS).unlink(missing_ok=True)
+        print(f"{path} was damaged, and is {CHOICES}.old now", flush=True)
 
 
 def _version(package: str) -> str:
@@ -152,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     args.out.mkdir(parents=True, exist_ok=True)
+    put_aside(args.out)
     progress = Progress(args.out, args.smoke)
     outcomes: list[Outcome] = []
     try:

@@ -6,6 +6,8 @@ At most 60 lines of 80 columns; what no row says is "not measured", or "not yet"
 """
 
 import argparse
+import contextlib
+import csv
 import json
 import re
 import sys
@@ -46,7 +48,10 @@ def lines(out: Path, outcomes: Sequence[Outcome] = (), smoke: bool = False) -> l
     kind, git = ("smoke" if smoke else "gpu"), _rows.code_version()
 
     def of(name: str) -> list[Row]:
-        return [row for row in _rows.read(out / f"{kind}_{name}.csv") if row["git"] == git]
+        with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):  # what cannot be read was not measured
+            found = _rows.read(out / f"{kind}_{name}.csv")
+            return [row for row in found if row.get("git") == git and None not in (*row, *row.values())]
+        return []
 
     e2e = {(r["model"], r["px"], r["batch"], r["provider"]): r for r in of("e2e")}
     found = [

@@ -1,9 +1,11 @@
 """`gpu.sh all` where things go wrong: processes that die or hang, rows that raise, a full disk, two calls at once."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -175,6 +177,29 @@ def test_complete_steps_are_remembered_for_this_code_and_while_their_rows_are_th
     assert not one_run.Progress(tmp_path, False).complete
 
 
+@pytest.mark.parametrize("left", [b"op,git\na,b\nc", b"op,git\na\n", b"op,git\na,b,c\n", b"op,git\n\xff\xfe\n", b""])
+def test_a_step_whose_rows_were_cut_is_done_again(tmp_path, left):
+    file = tmp_path / "gpu_kernels.csv"
+    file.write_text("op,git\na,b\nc,d\n")
+    one_run.Progress(tmp_path, False).add(_plan.STEPS[0])
+    assert one_run.Progress(tmp_path, False).complete == ["choices"]
+    file.write_bytes(left)
+    assert not one_run.Progress(tmp_path, False).complete
+
+
+@pytest.mark.parametrize("left", [b"", b'{"schema": 1, "meas', b"\xff", b"[" * 100_000, b"[]", b'{"measured": 1}'])
+def test_damaged_choices_are_put_aside_and_made_again(tmp_path, left, capsys):
+    path = tmp_path / "choices.json"
+    path.write_text('{"schema": 1, "measured": []}')
+    (tmp_path / "progress.json").write_text("{}")
+    one_run.put_aside(tmp_path)
+    assert path.exists() and (tmp_path / "progress.json").exists() and not capsys.readouterr().out
+    path.write_bytes(left)
+    one_run.put_aside(tmp_path)
+    assert "VTK_CHOICES" not in one_run.environment(tmp_path) and (tmp_path / "choices.json.old").read_bytes() == left
+    assert not (tmp_path / "progress.json").exists() and len(capsys.readouterr().out.splitlines()) == 1
+
+
 def full(after):
     """A disk that is full after so many bytes."""
     left = [after]
@@ -306,6 +331,30 @@ def test_the_lock_is_held_by_whatever_still_writes(tmp_path):
         assert gpu_sh("all", "--out", out, PYTHON="false").returncode == 1
     finally:
         os.killpg(first.pid, 9)
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 143)])
+@pytest.mark.parametrize("stage", ["all", "e2e"])
+def test_an_interrupted_script_ends_what_runs_and_lets_the_folder_go(tmp_path, stage, sign, code):
+    out, python = tmp_path / "out", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/begun\nexec sleep 60\n")
+    python.chmod(0o755)
+    env = dict(os.environ) | {"PYTHON": str(python)}
+    script = subprocess.Popen(["bash", str(SCRIPT), stage, "--out", str(out)], env=env, stdout=subprocess.DEVNULL,
+                              start_new_session=True)  # fmt: skip
+    try:
+        for _ in range(100):
+            if (tmp_path / "begun").exists():
+                break
+            time.sleep(0.05)
+        script.send_signal(sign)  # to bash alone, as `kill` does
+        assert script.wait(20) == code
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "begun").read_text()), 0)
+        assert "another call" not in gpu_sh(stage, "--out", out, PYTHON="false").stderr
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, 9)
 
 
 def test_a_single_stage_is_started_again_without_the_row_it_died_of(tmp_path):

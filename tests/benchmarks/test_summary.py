@@ -104,6 +104,15 @@ def test_rows_of_another_commit_do_not_count(tmp_path):
     assert page[0] == "commit abc1234: not measured" and "not measured" in line(page, "S18x2  224 b1 ")
 
 
+@pytest.mark.parametrize("left", [b"\xff\xfe\n", b"", b"a\nb,c\n", b"model,git\nx\n", b"git\x00\nabc1234\n", None])
+def test_what_cannot_be_read_is_not_measured(tmp_path, left):
+    for stage in ("e2e", "kernels", "correct", "train", "bank", "breakdown"):
+        path = tmp_path / f"gpu_{stage}.csv"
+        path.mkdir() if left is None else path.write_bytes(left)
+    (tmp_path / "choices.json").write_bytes(left or b"[" * 10**5)
+    assert line(summary.lines(tmp_path), "bank") == "bank: not measured"
+
+
 def test_a_page_of_everything_keeps_its_size_and_says_what_failed(tmp_path):
     providers = ("timm", "timm+graph", "fused", "fused+graph", "folded+graph", _bounds.COMPILED)
     cells = {*summary.CELLS, *((m, 224, b) for m in _bounds.TUNED for b in (1, 8, 64, 256))}
