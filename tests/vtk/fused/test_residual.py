@@ -134,12 +134,13 @@ def test_sums_of_biases_follow_the_biases(way: str, answer: Answer, on_a_card: S
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     fused, new = fuse(model, torch.float64), fuse(other, torch.float64)
     plain = FusedViT.compute
-    fused.compute = lambda x, plan=Plan(kernels=True): plain(fused, x, plan)  # type: ignore[method-assign, assignment]
+    kernels = Plan(kernels=True)
+    fused.compute = lambda x: plain(fused, x, kernels)  # type: ignore[method-assign, assignment]
     if way == "a copy":
         fused.compute(images)
         del fused.compute
         fused = copy.deepcopy(fused)
-        fused.compute = lambda x, plan=Plan(kernels=True): plain(fused, x, plan)  # type: ignore[method-assign, assignment]
+        fused.compute = lambda x: plain(fused, x, kernels)  # type: ignore[method-assign, assignment]
     with torch.no_grad():
         graph = fused.graph(2)
         for x in (images, images):
