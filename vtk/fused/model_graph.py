@@ -42,7 +42,8 @@ class ModelGraph:
                 any other, and for one caller only.
 
         Raises:
-            UsageError: images of another shape or type, sparse or wanting a gradient; or the model's weights have moved or were exchanged since.
+            UsageError: images of another shape or type, sparse or wanting a gradient; or the model's weights have moved
+                or were exchanged since.
         """
         cache, captured = self._cache, self._captured
         if images is not None:
