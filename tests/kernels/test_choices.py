@@ -282,7 +282,7 @@ def test_a_bad_file_is_named_in_a_short_line(content: str, says: str, tmp_path: 
 def test_a_path_that_no_file_can_have_is_a_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VTK_CHOICES", name)
     use(None)
-    with pytest.raises(ChoiceTableError, match="cannot be read: .*; give the path of a choice table") as caught:
+    with pytest.raises(ChoiceTableError, match=r"cannot be read: .*; give the path of a choice table") as caught:
         ask()
     assert str(caught.value).isprintable() and len(str(caught.value)) < 1200
 
