@@ -73,6 +73,12 @@ def toy(tmp_path, monkeypatch):
     return run
 
 
+def _listen():
+    """Listen to signals again, which `nohup` and jobs in the background have ignored for all that they start."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("death", ["crash", "hang", "illegal access"])
 def test_a_row_that_ends_its_process_is_left_out_and_the_others_are_measured(toy, death, capfd):
     assert toy(b=death) == (1, ["a", "c", "d"])
@@ -341,7 +347,7 @@ def test_an_interrupted_script_ends_what_runs_and_lets_the_folder_go(tmp_path, s
     python.chmod(0o755)
     env = dict(os.environ) | {"PYTHON": str(python)}
     script = subprocess.Popen(["bash", str(SCRIPT), stage, "--out", str(out)], env=env, stdout=subprocess.DEVNULL,
-                              start_new_session=True)  # fmt: skip
+                              start_new_session=True, preexec_fn=_listen)  # fmt: skip
     try:
         for _ in range(100):
             if (tmp_path / "begun").exists():

@@ -219,7 +219,7 @@ def storages():
     gc.collect()
     held = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and thing.layout == torch.strided:
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided:  # no fakes of others
             held[thing.untyped_storage()._cdata] = thing.untyped_storage().nbytes()
     return held
 
