@@ -95,6 +95,14 @@ def _card() -> str:
     return ""
 
 
+def has_card() -> bool:
+    """Return whether torch can measure a CUDA device here; it is asked only where the driver names none."""
+    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return (
+        bool(_card()) or subprocess.run([sys.executable, "-c", asks], capture_output=True, check=False).returncode == 0
+    )
+
+
 def environment(out: Path) -> dict[str, str]:
     """Return the environment of a step: with the choices that the steps before it measured."""
     found = {**os.environ, "PYTHONUNBUFFERED": "1", _attempts.RUN: os.environ.get(_attempts.RUN) or str(time.time_ns())}
@@ -168,6 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
+    if not args.smoke and not has_card():
+        print("gpu.sh: `all` measures a CUDA device and none is here; --smoke tries it on the CPU", file=sys.stderr)
+        return 1
     args.out.mkdir(parents=True, exist_ok=True)
     put_aside(args.out)
     progress = Progress(args.out, args.smoke)

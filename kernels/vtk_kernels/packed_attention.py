@@ -20,7 +20,6 @@ from torch import Tensor
 
 from vtk_kernels._attention_backward import packed_attention_backward, unfold
 from vtk_kernels._attention_kernel import launch, output_shape
-from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import LAUNCHES, opaque, route, runs_kernel
 from vtk_kernels._matmul import check_row_scale
 from vtk_kernels._rows import check_channels
@@ -80,20 +79,14 @@ def _fastest(
     bias: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Take SDPA or a kernel on CUDA.
-
-    SDPA knows neither segments nor the LN-folded form. Of the kernels the one for few keys takes the LN-folded form on
-    Hopper and later: it needs 41 % fewer instructions there and a single wait for memory. Nobody has timed it yet.
-    """
-    folded = row_scale is not None or bias is not None
-    if cu_seqlens is not None:
+    """Take SDPA or a kernel on CUDA; SDPA knows neither segments nor the LN-folded form, which take a kernel then."""
+    measured = cu_seqlens is None and qkv.shape[-1] == 3 * 64 * num_heads and num_queries is None
+    card = device_name(qkv) if measured else None
+    choice = "triton" if cu_seqlens is not None else choose(
+        "packed_attention", qkv.shape[0], qkv.shape[1], num_heads, qkv.dtype, card
+    )  # fmt: skip
+    if choice == "sdpa" and (row_scale is not None or bias is not None):
         choice = "triton"
-    elif folded:
-        choice = "short" if is_hopper(qkv) else "triton"
-    else:
-        measured = qkv.shape[-1] == 3 * 64 * num_heads and num_queries is None
-        card = device_name(qkv) if measured else None
-        choice = choose("packed_attention", qkv.shape[0], qkv.shape[1], num_heads, qkv.dtype, card)
     if choice == "sdpa":
         return _attend(qkv, num_heads, num_queries, scale).contiguous()
     if choice == "short" and fits(qkv, num_heads, scale, row_scale is not None):

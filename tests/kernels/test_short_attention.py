@@ -197,13 +197,13 @@ def test_a_choice_of_it_holds_where_it_can_and_else_the_kernel_with_steps_runs(
 
 
 @needs_kernel
-def test_the_folded_form_takes_it_on_hopper_and_segments_never(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folded_form_takes_it_where_it_was_chosen_and_segments_never(monkeypatch: pytest.MonkeyPatch) -> None:
     started = count_launches(monkeypatch, short, _attention_kernel)
     qkv, row_scale, bias = draw((2, 20), 1, 16, torch.float16)
-    for hopper in (True, False):
-        monkeypatch.setattr(packed, "is_hopper", lambda _, hopper=hopper: hopper)
+    for choice in ("short", "sdpa"):  # SDPA does not know the form
+        monkeypatch.setattr(packed, "choose", lambda *_, choice=choice: choice)
         packed._fastest(qkv, 1, None, None, 1.0, row_scale, bias)
-    monkeypatch.setattr(packed, "is_hopper", lambda _: True)
+    monkeypatch.setattr(packed, "choose", lambda *_: "short")
     cu = torch.tensor([0, 5, 20], dtype=torch.int32, device=DEVICE)
     packed._fastest(qkv[0], 1, cu, None, 1.0, row_scale[0], bias, 15)
     assert started == ["_short_attention_kernel", "_packed_attention_kernel", "_packed_attention_kernel"]

@@ -51,6 +51,9 @@ class DoctorConfig(Config):
         """Refuse models that nothing is done with."""
         if self.models and not self.tune:
             raise UsageError(f"`vtk doctor {' '.join(self.models)}` names models and tunes none; add --tune")
+        for f in dataclasses.fields(self):
+            if not self.tune and f.name not in ("models", "tune") and getattr(self, f.name) != f.default:
+                raise UsageError(f"`--{f.name.replace('_', '-')}` is for --tune; add that, or leave it out")
 
 
 def run(config: DoctorConfig) -> int:

@@ -107,8 +107,10 @@ def to_fp8(fused: FusedViT, batches: Iterable[Tensor] = ()) -> Fp8ViT:
             matrix has columns, each of its numbers is rounded by itself.
 
     Raises:
-        UsageError: a matrix whose sides are not multiples of 16.
+        UsageError: a model that is not in fp32, or a matrix whose sides are not multiples of 16.
     """
+    if fused.dtype != torch.float32:
+        raise UsageError(f"`fused` is in {fused.dtype}; weights are rounded once: give `fuse(model, torch.float32)`")
     stages = [fp8_stage(stage, f"stages.{i}") for i, stage in enumerate(fused.stages)]  # type: ignore[arg-type]
     model = Fp8ViT(fused.embed, stages, fused.head, pruned=fused.pruned)  # type: ignore[arg-type]
     model.to(torch.bfloat16)

@@ -84,7 +84,7 @@ class GraphOptions(Config):
 
     cuda_graph: Annotated[
         Literal["auto", "on", "off"],
-        Option("a training step as one CUDA graph; auto: on a GPU, where every step does the same"),
+        Option("a training step as one CUDA graph; auto: on a GPU, where the step can be one"),
     ] = "auto"
 
 
