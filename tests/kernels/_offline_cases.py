@@ -98,6 +98,9 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         elif op == "grouped_linear":
             tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
             yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
+        elif op == "residual":
+            yield f"{op} {at}", _norm_launch, empty(rows, n, dtype=dtype), EPS, b
+            yield f"{op} separate {at}", _add_norm_launch, *(empty(rows, n, dtype=dtype) for _ in range(2)), EPS
         elif op not in TORCHS:
             raise NotImplementedError(f"choices.json has {op}: say how it is launched")
 

@@ -121,8 +121,8 @@ Dtype = Annotated[
 GraphDtype = Annotated[
     Literal["fp32", "fp16", "bf16", "fp8"],
     Option(
-        "weights and arithmetic, inputs and outputs; norms and softmax stay fp32; fp8: wide products in e4m3, "
-        "calibrated on --data, the rest fp16", "format", often=True,
+        "of weights and arithmetic; norms and softmax stay fp32; fp8: calibrated on --data, the rest is fp16",
+        "format", often=True,
     ),
 ]  # fmt: skip
 KeepIoTypes = Annotated[bool, Option("inputs and outputs stay fp32 whatever the --dtype", "format")]

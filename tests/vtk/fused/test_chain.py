@@ -33,6 +33,15 @@ def _card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choices.use(None)
 
 
+def chosen(rows: int, channels: int, branches: int = 1, dtype: str = "bfloat16") -> None:
+    """Let a table choose the form of five kernels a block, its ends in slices, at so many rows."""
+    entry = {"device": CARD, "torch": "2.11", "triton": "3.6", "dtype": dtype, "rows": rows, "n": channels}
+    hidden = 4 * channels * branches
+    table = [{**entry, "op": "ln_folded", "k": hidden, "choice": "folded"}]
+    table += [{**entry, "op": "linear_residual", "k": k, "choice": "finish"} for k in (channels * branches, hidden)]
+    choices.use(table)
+
+
 def started(fused: FusedViT, batch: int) -> dict[str, int]:
     """Return the kernels of a pass over fake CUDA tensors, by operation."""
     with FakeTensorMode(), torch.no_grad():
@@ -47,11 +56,12 @@ def started(fused: FusedViT, batch: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks"),
-    [pytest.param("vit_small_patch16_18x2_224", 18, marks=pytest.mark.slow), ("vit_base_patch16_224", 12)],
+    ("name", "blocks", "branches"),
+    [pytest.param("vit_small_patch16_18x2_224", 18, 2, marks=pytest.mark.slow), ("vit_base_patch16_224", 12, 1)],
 )
-def test_a_chain_is_five_kernels_a_block_and_none_for_its_counters(name: str, blocks: int) -> None:
-    """95 and 65 kernels; above the few rows the norms have kernels of their own again."""
+def test_a_chain_is_five_kernels_a_block_and_none_for_its_counters(name: str, blocks: int, branches: int) -> None:
+    """95 and 65 kernels; beyond the reach of what was measured the norms have kernels of their own again."""
+    chosen(197, 192, branches)
     model = timm.create_model(name, embed_dim=192, num_heads=3)
     found = started(fuse(model, torch.bfloat16, keep_source=False), 1)
     assert sum(found.values()) <= 5 * blocks + 5
@@ -76,6 +86,7 @@ def test_a_choice_of_the_product_before_a_norm_costs_no_kernel() -> None:
 
 
 def test_a_stem_that_is_no_product_goes_without_counters() -> None:
+    chosen(197, 192, dtype="float16")
     model = timm.create_model("vit_tiny_patch16_224", depth=2, dynamic_img_size=True)
     found = started(fuse(model, torch.float16, keep_source=False), 1)
     assert found["linear_residual"] == 3 and not {"patchify_counters", "zeros", "new_zeros", "zero_"} & set(found)

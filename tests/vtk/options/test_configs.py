@@ -164,8 +164,11 @@ def test_text_is_a_path_and_a_list_is_a_tuple(name: str) -> None:
         hint = type_of(kind, f.name)
         if Path in alternatives(hint) and f.name not in ("base", "engine", "weights"):
             values[f.name] = "some/where"
+    named = {f.name for f in dataclasses.fields(kind)}
+    if "precision" in named and "data" in values and "fp8" in str(type_of(kind, "precision")):
+        values["precision"] = "fp8"  # what `--data` is for there
     found = make(kind, **values)
-    assert all(getattr(found, key) == Path("some/where") for key in values)
+    assert all(getattr(found, key) == Path("some/where") for key in values if key != "precision")
 
 
 def test_replacing_a_value_checks_it_too() -> None:
