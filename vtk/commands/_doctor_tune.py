@@ -13,6 +13,7 @@ from vtk.options import Config, Option
 
 if TYPE_CHECKING:
     from vtk.fused.tuning import Tuning
+    from vtk.runtime.source import Source
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 MOST_SECONDS = 60.0
@@ -72,9 +73,9 @@ def run(config: DoctorConfig) -> int:
     device = resolve_device(config.device)
     end = time.monotonic() + config.seconds
     found: list[Tuning] = []
-    models = config.models or MODELS
-    for i, name in enumerate(models):
-        found += _one(name, config, device, (end - time.monotonic()) / (len(models) - i))
+    sources = [_open(name) for name in config.models or MODELS]  # a wrong name ends it before anything is measured
+    for i, source in enumerate(sources):
+        found += _one(source, config, device, (end - time.monotonic()) / (len(sources) - i))
         if found and found[-1].stopped:
             kept = sum(tuning.measured for tuning in found)
             raise StoppedError(f"stopped; {kept} measured choices are kept in {found[-1].path}", signal.SIGINT)
@@ -82,20 +83,27 @@ def run(config: DoctorConfig) -> int:
     return 0
 
 
-def _one(name: str, config: DoctorConfig, device: Any, seconds: float) -> "Sequence[Tuning]":
+def _open(name: str) -> "Source":
+    from vtk.runtime.source import open_source
+
+    source = open_source(name)
+    # random weights take as long; what is no timm name says itself what it is
+    return open_source(name, pretrained=False) if source.kind == "timm" else source
+
+
+def _one(source: "Source", config: DoctorConfig, device: Any, seconds: float) -> "Sequence[Tuning]":
     import torch
 
     from vtk.fused import fuse
     from vtk.fused.tuning_card import tune_model
     from vtk.models.devices import resolve_dtype
-    from vtk.runtime.source import open_source
 
-    model = open_source(name, pretrained=False).model()  # random weights take as long
+    model = source.model()
     with torch.cuda.device(device):
         fused = fuse(model, resolve_dtype(config.dtype), keep_source=False).to(device)
         found = tune_model(fused, config.batch_sizes, seconds=seconds)
     for tuning in found:
-        console.say(f"{name}, {tuning}")
+        console.say(f"{source.name}, {tuning}")
         for text in tuning.left_out:
             console.say(f"  not timed: {text}", style="dim")
     return found

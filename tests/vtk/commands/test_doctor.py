@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,6 +316,17 @@ def test_tuning_prints_what_it_gained_and_finds_it_again(card: Clock, capsys: py
     assert [t["measured"] for t in found] == [0, 0] and all(t["asked"] > 0 for t in found)
     checks = {check.name: check for check in _checks.check_triton()}
     assert "of tuned, " in checks["measured choices"].detail
+
+
+def test_a_model_of_ones_own_is_tuned_and_a_wrong_name_ends_it_first(
+    card: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = str(Path(__file__).parents[2] / "fixtures" / "v0_1" / "digits.safetensors")
+    assert main(["doctor", "--tune", "test_vit", own, "nonsense"]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out and captured.err.startswith("vtk doctor: error: `nonsense` is no file or folder here")
+    assert main(["doctor", "--tune", own, "--batch-sizes", "1"]) == 0
+    assert f"batch 1 at 32 × 32 px in bfloat16 on {CARD}: " in capsys.readouterr().out
 
 
 def test_a_stopped_tuning_says_what_is_kept(
