@@ -10,37 +10,37 @@ Usage: benchmarks/gpu.sh STAGE[=SECONDS]... --out DIR [--seconds N] [--git SHA]
        benchmarks/gpu.sh all --out DIR [the same options]
 
 Stages, run in the order given:
-  correct    every kernel and fused model in bf16 and fp16 against fp64 and fp32,
-             then `pytest -m gpu`
+  correct    every kernel and fused model in bf16 and fp16 against fp64 and
+             fp32, then `pytest -m gpu`
   kernels    ceilings, launch gap, each kernel against plain torch and
              torch.compile; choices.json
-  e2e        whole models: timm, timm in a graph, fused, fused in a graph, folded
-             in a graph, torch.compile
+  e2e        whole models: timm, timm in a graph, fused, fused in a graph,
+             folded in a graph, torch.compile
   breakdown  time of each kernel of the fused models, inside their graphs
   bank       many tasks through one bank, against a model for each
-  train      a training step of ViT-B/16 at 384 px: full, attention only, and each
-             `--memory` mode
+  train      a training step of ViT-B/16 at 384 px: full, attention only, and
+             each `--memory` mode
   all        all of these in one call of at most 540 s: what decides choices,
              every GPU test and batch 1 come first, within 420 s; the choices
              measured are used by what follows, and summary.txt sets each figure
              beside its prediction, floor and bound
 
-  --out DIR    results: gpu_*.csv, choices.json, gpu.log; rows that are there are
-               not measured again
-  --seconds N  for each stage that names no time of its own (default 220), or for
-               `all` (default 540); a stage then stops and says what is missing
+  --out DIR    results: gpu_*.csv, choices.json, gpu.log; rows that are there
+               are not measured again
+  --seconds N  for each stage that names no time of its own (default 220), or
+               for `all` (default 540); then it stops and says what is missing
   --git SHA    the commit, where this is a copy without its history
   --fresh      put the stages' old results aside first (as *.old)
-  --smoke      tiny shapes and models, also on a CPU; writes smoke_*.csv, which no
-               document reads
+  --smoke      tiny shapes and models, also on a CPU; writes smoke_*.csv, which
+               no document reads
 
 A row whose process dies or hangs is left out, and its stage started again. One
 call at a time writes to DIR.
 
 Needs torch, Triton and timm, and this project
-(`pip install --no-deps --no-build-isolation -e .`). PYTHON names the interpreter
-(default python3). Exit code: 0 complete, 1 something is wrong, 3 out of time (call
-it again), 2 usage, 130 or 143 interrupted (call it again).
+(`pip install --no-deps --no-build-isolation -e .`). PYTHON names the
+interpreter (default python3). Exit code: 0 complete, 1 something is wrong,
+2 usage, 3 out of time (call it again), 130 or 143 interrupted (call it again).
 TEXT
 }
 

@@ -40,9 +40,10 @@ def stub(tmp_path):
 
 
 def test_without_arguments_it_says_how_to_use_it():
-    found = run()
-    assert found.returncode == 2 and found.stdout.startswith("Usage: benchmarks/gpu.sh STAGE[=SECONDS]...")
-    assert run("--help").returncode == 0
+    found, shown = run(), run("--help")
+    assert found.returncode == 2 and found.stderr == "gpu.sh: no stage is given; see --help, or give all\n"
+    assert shown.returncode == 0 and shown.stdout.startswith("Usage: benchmarks/gpu.sh STAGE[=SECONDS]...")
+    assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("args", "message"), [

@@ -406,3 +406,10 @@ assert "choices" in [step.name for step in one_run.STEPS]
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
+
+
+def test_without_a_card_nothing_is_run_or_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(one_run, "_card", lambda: "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert one_run.main(["--out", str(tmp_path / "out")]) == 1
+    assert "none is here; --smoke tries it on the CPU" in capsys.readouterr().err and not (tmp_path / "out").exists()

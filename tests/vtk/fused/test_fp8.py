@@ -188,6 +188,8 @@ ROUND = round_matrix
 def test_a_width_that_no_card_multiplies_is_refused(vit: Build) -> None:
     with pytest.raises(UsageError, match=r"`stages.0.qkv` is a matrix of 60×20, and fp8 products take multiples of 16"):
         to_fp8(fuse(vit(dim=20), torch.float32))
+    with pytest.raises(UsageError, match=r"`fused` is in torch.bfloat16; .* give `fuse\(model, torch.float32\)`"):
+        to_fp8(fuse(vit(dim=64), torch.bfloat16))
 
 
 def test_an_older_card_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

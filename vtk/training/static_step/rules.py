@@ -79,4 +79,4 @@ def check_graph(
     why = reason_against(config, device, world, precision=precision, passes=passes, joint=joint)
     if why is not None:
         kind = UsageError if device.type in KINDS else UnavailableError
-        raise kind(f"`--cuda-graph` on cannot be: {why}; change that, or give --cuda-graph auto")
+        raise kind(f"`--cuda-graph` on: not possible, {why}; change that, or give --cuda-graph auto")
