@@ -11,7 +11,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper, multiprocessors
+from vtk_kernels._device import ahead, chained, fetch, follow, is_hopper
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._epilogue import finish, start_of
 from vtk_kernels._matmul import (
@@ -25,7 +25,8 @@ from vtk_kernels._matmul import (
     tile_config,
     tile_of,
 )
-from vtk_kernels._resident import RESIDENT, registers
+from vtk_kernels._resident import programs as resident_programs
+from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
@@ -173,7 +174,7 @@ def launch(
     width = block_f // 2 if halves else block_f
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
-        programs = min(tiles, RESIDENT["_linear_kernel"].hopper * multiprocessors(x)) if tma else tiles
+        programs = min(tiles, resident_programs("_linear_kernel", x)) if tma else tiles
         options = chained(x, programs)
         with on_device(x):
             _linear_kernel[(programs,)](

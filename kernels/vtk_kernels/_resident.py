@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from vtk_kernels._device import capability
+from vtk_kernels._device import capability, multiprocessors
 
 
 class Resident(NamedTuple):
@@ -18,11 +18,13 @@ class Resident(NamedTuple):
 
     Attributes:
         ampere: before Hopper, on one of compute capability 8.0 with its 164 KiB of shared memory.
-        hopper: from Hopper on, with 228 KiB.
+        hopper: on Hopper, with 228 KiB.
+        blackwell: after it, on capability 10, where registers cannot be bounded; None for as many as on Hopper.
     """
 
     ampere: int
     hopper: int
+    blackwell: int | None = None
 
 
 RESIDENT = {
@@ -30,9 +32,9 @@ RESIDENT = {
     "_add_norm_kernel": Resident(4, 4),
     "_context_broadcast_kernel": Resident(4, 4),
     "_grouped_linear_backward_kernel": Resident(2, 4),
-    "_grouped_linear_kernel": Resident(1, 2),
+    "_grouped_linear_kernel": Resident(1, 2, 1),
     "_linear_gelu_backward_kernel": Resident(1, 2),
-    "_linear_kernel": Resident(1, 2),
+    "_linear_kernel": Resident(1, 2, 1),
     "_norm_backward_kernel": Resident(4, 4),
     "_norm_kernel": Resident(4, 4),
     "_packed_attention_kernel": Resident(2, 2),
@@ -46,6 +48,13 @@ RESIDENT = {
 
 _REGISTERS = 65536
 """Of a multiprocessor."""
+
+
+def programs(kernel: str, x: Tensor) -> int:
+    """Return the programs of a kernel that all multiprocessors of a card from Hopper on hold at a time."""
+    counted = RESIDENT[kernel]
+    each = counted.hopper if counted.blackwell is None or capability(x) < 10 else counted.blackwell
+    return each * multiprocessors(x)
 
 
 def registers(kernel: str, warps: int, x: Tensor) -> int | None:

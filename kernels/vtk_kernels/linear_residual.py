@@ -14,12 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk_kernels import _linear_kernel, _residual_kernel
+from vtk_kernels._device import capability
 from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
 from vtk_kernels._matmul import check_linear
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.row_stats import pieces_of, row_stats_ref
 
 LAUNCHES["linear_residual"] = 1
+
+_BLACKWELL = 10
+"""Compute capability from which nothing is cut: compiled for it the kernel of slices spills 64 bytes a thread."""
 
 
 def linear_residual_ref(
@@ -33,7 +37,7 @@ def linear_residual_ref(
 def _linear_residual_launch(
     a: Tensor, w: Tensor, b: Tensor | None, x: Tensor, splits: int = 1, counters: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    if splits > 1:
+    if splits > 1 and capability(a) < _BLACKWELL:
         assert counters is not None
         return _residual_kernel.launch(a, w, b, x, splits, counters)
     y, _, stats = _linear_kernel.launch(a, w, b, residual=x)

@@ -65,4 +65,6 @@ def wanted(counted_on: Resident, programs: int, capability: int) -> int:
         capability: of the card.
     """
     most = counted_on.hopper if CARDS[capability].shared > CARDS[80].shared else counted_on.ampere
+    if capability // 10 == 10 and counted_on.blackwell is not None:
+        most = counted_on.blackwell
     return min(most, -(-programs // CARDS[capability].count))

@@ -1,5 +1,6 @@
 """`linear_residual` in slices whose last program finishes its tile: the formula, whoever comes last; counters."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -203,3 +204,15 @@ def test_a_thousand_replays_on_two_streams_have_the_same_bits() -> None:
             assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
             assert not counters.any()
     assert wanted is not None and torch.equal(wanted[0], first[0]) and torch.equal(wanted[1], first[1])
+
+
+@needs_kernel
+def test_on_blackwell_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled for it the kernel of slices spills."""
+    started = count_launches(monkeypatch, _linear_kernel, _residual_kernel)
+    a, w, b, x = draw(17, 256, 64)
+    for generation in (9, 10):
+        monkeypatch.setattr(sys.modules["vtk_kernels.linear_residual"], "capability", lambda _, g=generation: g)
+        y, _ = linear_residual(a, w, b, x, 2, zeros(17, 64), use_triton=True)
+        assert_close(y, formula(a, w, b, x))
+    assert started == ["_residual_kernel", "_linear_kernel"]

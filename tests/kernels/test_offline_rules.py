@@ -84,6 +84,8 @@ def test_programs_of_a_multiprocessor_are_those_of_the_occupancy_calculator(
 def test_a_launch_needs_no_more_programs_than_it_has() -> None:
     counted_on = Resident(1, 3)
     assert [wanted(counted_on, n, 90) for n in (1, 132, 133, 264, 265, 9999)] == [1, 1, 2, 2, 3, 3]
+    assert [wanted(Resident(1, 3, 2), 9999, card) for card in (90, 100)] == [3, 2]
+    assert wanted(counted_on, 9999, 100) == 3
     for small in (80, 86, 89, 120):
         assert [wanted(counted_on, n, small) for n in (1, 108, 109, 9999)] == [1, 1, 1, 1]
 

@@ -136,7 +136,7 @@ def test_sums_start_from_the_residual_where_a_program_has_one_tile(
     """Not in a loop over tiles, and not in tiles that are finished in halves: there the epilogue adds it."""
     found: list[bool] = []
     monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
-    monkeypatch.setattr(_linear_kernel, "multiprocessors", lambda x: cards)
+    monkeypatch.setattr("vtk_kernels._resident.multiprocessors", lambda x: cards)
     monkeypatch.setattr(_linear_kernel, "_linear_kernel", _Starts(_linear_kernel._linear_kernel, found))
     a, w, b, x = half(rows, k), half(c, k, scale=k**-0.5), half(c), half(rows, c)
     with nan_filled():
