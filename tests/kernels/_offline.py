@@ -44,7 +44,7 @@ if __name__ == "__main__":  # the cases beside this file are a module of a packa
 from tests.kernels._offline_cases import Case, cases
 from tests.kernels._offline_occupancy import CARDS
 from tests.kernels._offline_order import order_faults
-from tests.kernels._offline_rules import TENSOR_CORES, compare
+from tests.kernels._offline_rules import TENSOR_CORES, absent, compare
 
 BASELINE = Path(__file__).with_name("offline_baseline.json")
 
@@ -198,7 +198,8 @@ def run(capabilities: Sequence[int], chosen: Sequence[Case]) -> dict[str, Any]:
                 known[same] = measure(call, capability)
                 print(f"{call.label:<36} sm_{capability} {known[same]}", file=sys.stderr, flush=True)
             rows[f"{call.label} sm_{capability}"] = {**known[same], "programs": call.programs}
-    return {"triton": triton.__version__, "rows": rows, "never launched": sorted(set(kernels()) - launched)}
+    never = set(kernels()) - launched - absent(capabilities)
+    return {"triton": triton.__version__, "rows": rows, "never launched": sorted(never)}
 
 
 def baseline(found: dict[str, Any]) -> str:

@@ -90,6 +90,15 @@ def test_a_launch_needs_no_more_programs_than_it_has() -> None:
         assert [wanted(counted_on, n, small) for n in (1, 108, 109, 9999)] == [1, 1, 1, 1]
 
 
+def test_kernels_that_a_card_does_not_start_are_missed_on_others_only() -> None:
+    row = {"kernel": "_norm_kernel", "registers": 100, "stack": 0, "local": 0, "shared": 0, "blocks": {}, "warps": 4}
+    baseline = {"triton": "9", "rows": {"x sm_90": {"kernel": "_residual_kernel", "registers": 100}}}
+    for card, missed in ((100, False), (90, True)):
+        rows = {f"y sm_{card}": {**row, "programs": 1, "tensor_cores": None}}
+        lines = compare({"triton": "8", "never launched": [], "rows": rows}, baseline, whole=False)
+        assert ("_residual_kernel: in the baseline, but no longer compiled" in lines) is missed, lines
+
+
 def test_the_bound_on_registers_lets_as_many_programs_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_resident, "capability", lambda _: 9)
     for kernel, counted_on in RESIDENT.items():
