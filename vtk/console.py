@@ -1,4 +1,4 @@
-"""What people see: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``.
+"""Output for people: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``.
 
 Whatever is printed here, or by another library through Python's warnings and logging, may have text from outside in it:
 it is made harmless in this one place (`vtk.text`), so nobody else has to.

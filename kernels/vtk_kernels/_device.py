@@ -1,4 +1,4 @@
-"""What launchers ask of the device they launch on, and how a kernel overlaps with the one before it.
+"""Facts of the device for launchers, and the overlap of a kernel with the one before it.
 
 At few rows a kernel of a ViT takes 2 to 8 µs whatever it computes, and the weights of a deep model do not stay in the
 L2 cache from one pass to the next. So the kernels of a pass are a chain: each is set up while the one before it runs,

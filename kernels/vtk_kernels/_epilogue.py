@@ -1,4 +1,4 @@
-"""What the fp32 sums of a tile of a matrix product start from, and what is done to them before they are stored."""
+"""Start of the fp32 sums of a matrix product's tile, and the work on them before they are stored."""
 
 from typing import no_type_check
 

@@ -1,4 +1,4 @@
-"""What the kernels around a matrix product share: tiles, the loop over K, launch settings."""
+"""Parts shared by the kernels around a matrix product: tiles, the loop over K, launch settings."""
 
 from typing import Any, no_type_check
 

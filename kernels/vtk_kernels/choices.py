@@ -1,4 +1,4 @@
-"""Which implementation of an operation is fastest: measured decisions, kept as data.
+"""Chooses the fastest implementation of an operation, from measured decisions kept as data.
 
 An entry holds for one device name, one minor version of torch and of Triton, one type and one shape:
 

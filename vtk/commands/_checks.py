@@ -1,4 +1,4 @@
-"""What ``vtk doctor`` looks at: each check says what it found and, where something is wrong, how to mend it.
+"""Checks of ``vtk doctor``: each says what it found and, where something is wrong, how to mend it.
 
 Nothing here imports torch or onnxruntime with the module; a broken package is a finding, not a crash.
 """

@@ -1,4 +1,4 @@
-"""Which files of a folder are images, and which sub-folders are meant by the user rather than left by a program."""
+"""Lists the images of a folder, and its sub-folders that the user means rather than a program left."""
 
 import os
 import stat

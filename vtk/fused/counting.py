@@ -1,4 +1,4 @@
-"""How many kernels one forward pass starts on CUDA, counted without a GPU."""
+"""Counts the kernels that one forward pass starts on CUDA, without a GPU."""
 
 from collections import Counter
 from typing import Any

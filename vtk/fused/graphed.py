@@ -1,5 +1,6 @@
-"""A module for inference that is replayed as CUDA graphs: when it is, and what drops them."""
+"""Base of modules for inference that are replayed as CUDA graphs, and drop them when they are out of date."""
 
+import abc
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ from vtk.fused.recording import capturing
 from vtk.fused.tuned import load_for
 
 
-class Graphed(nn.Module):
+class Graphed(nn.Module, abc.ABC):
     """Maps images to logits, by `compute` or by a graph of it.
 
     Attributes:
@@ -38,9 +39,9 @@ class Graphed(nn.Module):
             return self._replay(images)
         return self.compute(images.to(self.device) if sent else images)
 
+    @abc.abstractmethod
     def compute(self, images: Tensor) -> Tensor:
         """Run without a graph."""
-        raise NotImplementedError
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,14 +54,14 @@ class Graphed(nn.Module):
         return self._weight().device
 
     @property
+    @abc.abstractmethod
     def image_size(self) -> tuple[int, int]:
         """Height and width of an image in pixels."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def in_chans(self) -> int:
         """Channels of an image."""
-        raise NotImplementedError
 
     def capture(self, batch_sizes: Sequence[int], size: tuple[int, int] | None = None, *, tune: bool = False) -> None:
         """Record a CUDA graph for each of these batch sizes, also above 256, unless there is one already; it stays.
@@ -122,13 +123,13 @@ class Graphed(nn.Module):
         like, form = self._weight(), self.ln_folded
         return self._graph_cache.run(self.compute, images, form=form, like=like, module=self, must=must)
 
+    @abc.abstractmethod
     def _tune(self, batch_sizes: Sequence[int], size: tuple[int, int] | None) -> None:
         """Tune the choices of these batch sizes."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _weight(self) -> Tensor:
         """Return a tensor of the type and on the device of the images."""
-        raise NotImplementedError
 
     def _blank(self, batch: int, size: tuple[int, int] | None) -> Tensor:
         if self.device.type != "cuda":

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.fused.addresses import Addresses
-from vtk.fused.admission import admitted, modes
-from vtk.fused.patience import Patience
+from vtk.fused.admission import Patience, admitted, modes
 from vtk.fused.recording import Recorder, first_error, no_collection
 from vtk.fused.ring import PinnedRing
 

@@ -1,4 +1,4 @@
-"""What makes the numbers of a profile doubtful: said, never hidden."""
+"""Warns of what makes the numbers of a profile doubtful."""
 
 import itertools
 from collections.abc import Iterator

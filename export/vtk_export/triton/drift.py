@@ -1,4 +1,4 @@
-"""What the code that a server prepares images with makes of them, against the toolkit's own; and of their logits."""
+"""Compares the images and logits of a server's own preparing code with the toolkit's."""
 
 import io
 import json
