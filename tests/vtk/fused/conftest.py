@@ -1,6 +1,6 @@
 """Small models with weights far from their initial values, so that no folded term is lost in a one or a zero."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,8 @@ import timm
 import torch
 from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
+
+from vtk_kernels import choices
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -35,3 +37,14 @@ def vit() -> Callable[..., nn.Module]:
         return randomize(timm.create_model("vit_small_patch16_224", **arguments))
 
     return build
+
+
+@pytest.fixture
+def made_up_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Name every card as the module's ``CARD``, of which no table but the package's speaks."""
+    monkeypatch.setattr(choices, "_name", lambda index: request.module.CARD)
+    monkeypatch.delenv("VTK_CHOICES", raising=False)
+    choices.use(None)
+    yield
+    monkeypatch.undo()
+    choices.use(None)

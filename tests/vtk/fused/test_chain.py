@@ -1,6 +1,6 @@
 """Products that finish themselves in the fused model: what is launched on a made-up Hopper, and the logits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,7 @@ Build = Callable[..., nn.Module]
 CARD = "NVIDIA H200 NVL"
 
 
-@pytest.fixture(autouse=True)
-def _card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(choices, "_name", lambda index: CARD)
-    monkeypatch.delenv("VTK_CHOICES", raising=False)
-    choices.use(None)
-    yield
-    monkeypatch.undo()
-    choices.use(None)
+pytestmark = pytest.mark.usefixtures("made_up_card")
 
 
 def chosen(rows: int, channels: int, branches: int = 1, dtype: str = "bfloat16") -> None:

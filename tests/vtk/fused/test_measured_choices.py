@@ -1,7 +1,6 @@
 """Choices of a made-up card in the fused model, on fake CUDA tensors: plain, compiled, counted, and refused."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,7 @@ TABLES = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(choices, "_name", lambda index: CARD)
-    monkeypatch.delenv("VTK_CHOICES", raising=False)
-    choices.use(None)
-    yield
-    monkeypatch.undo()
-    choices.use(None)
+pytestmark = pytest.mark.usefixtures("made_up_card")
 
 
 def parallel() -> nn.Module:
