@@ -115,6 +115,15 @@ def test_the_bound_on_registers_lets_as_many_programs_fit(monkeypatch: pytest.Mo
         assert registers("_linear_kernel", 8, torch.ones(1)) is None
 
 
+def test_a_grid_has_as_many_programs_as_its_card_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1)
+    for generation, each in ((9, 2), (10, 1)):
+        monkeypatch.setattr(_resident, "capability", lambda _, g=generation: g)
+        monkeypatch.setattr(_resident, "multiprocessors", lambda _: 100)
+        assert _resident.programs("_linear_kernel", x) == 100 * each
+        assert _resident.programs("_norm_kernel", x) == 400
+
+
 def test_every_measured_shape_is_a_case_in_both_half_types(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = choices.read(Path(choices.__file__).with_name("choices.json"))
     more = [{**entries[0], "op": op, "rows": 1576, "n": 384, "k": 384, "choice": ALLOWED[op][0]} for op in ALLOWED]
