@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from tests.vtk.families._table import FAMILIES, REFUSED, Family
 from vtk.errors import UsageError
 from vtk.fused.build import check_model
-from vtk.models.shapes import shapes_only
+from vtk.models.meta_model import shapes_only
 from vtk.models.structure import unusual_part
-from vtk.training import policy
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
+from vtk.training.policies import policy
 
 PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 

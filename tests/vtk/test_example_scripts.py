@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import average_precision_score, jaccard_score
 
 from vtk.data.loader import EpochSampler
-from vtk.tasks.cards import read_card
+from vtk.packs.cards import read_card
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 
 def _onnx(argv: list[str]) -> int:
-    from vtk_export.config import OnnxCommand
+    from vtk_export.onnx.config import OnnxCommand
 
     config = _cli.parse(
         OnnxCommand,
@@ -80,9 +80,9 @@ def _onnx(argv: list[str]) -> int:
             "vtk export onnx runs/pets/task --out exports/pets-int8 --int8 static --data data/pets",
         ),
     )
-    from vtk.profiling.exported import onnx_backends, profile_onnx
+    from vtk.profiling.export_profile import onnx_backends, profile_onnx
     from vtk.runtime.opening import open_and_tell
-    from vtk_export.onnx import export_onnx
+    from vtk_export.onnx.export import export_onnx
 
     backends = onnx_backends(config.dtype) if config.profile else ()
     source = open_and_tell(config.source, **config.opening())
@@ -100,7 +100,7 @@ def _onnx(argv: list[str]) -> int:
 
 
 def _tasks(argv: list[str]) -> int:
-    from vtk_export.config import TasksCommand
+    from vtk_export.onnx.config import TasksCommand
 
     config = _cli.parse(
         TasksCommand,
@@ -113,8 +113,8 @@ def _tasks(argv: list[str]) -> int:
             "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
         ),
     )
-    from vtk.profiling.exported import check_task_names, profile_tasks
-    from vtk_export.tasks import export_tasks
+    from vtk.profiling.export_profile import check_task_names, profile_tasks
+    from vtk_export.tasks.export import export_tasks
 
     if config.profile:
         check_task_names(config)
