@@ -1,4 +1,4 @@
-"""Every command line in the documents parses, every link leads somewhere, and the reference page is current."""
+"""Every command line in the documents parses."""
 
 import re
 import shlex
@@ -53,10 +53,3 @@ def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytes
 
 def test_there_are_command_lines_to_check() -> None:
     assert len(command_lines()) >= 10
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPO)))
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
-        if not target.startswith(("http", "mailto")):
-            assert (page.parent / target).exists(), target
