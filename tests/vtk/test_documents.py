@@ -20,6 +20,8 @@ def command_lines() -> list[tuple[str, str]]:
         for block in re.findall(r"^```(?:sh|bash|console)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S):
             for line in block.replace("\\\n", " ").splitlines():
                 line = re.sub(r"\s+#.*$", "", line.strip().removeprefix("$ "))
+                # the command is the entry point of our containers
+                line = re.sub(r"^docker run (?!.*--entrypoint).* vtk-(?:cpu|cuda) ", "vtk ", line)
                 if line.startswith("vtk "):
                     lines.append((page.name, line))
     return lines
