@@ -1,6 +1,6 @@
-"""Checks of ``vtk doctor``: each says what it found and, where something is wrong, how to mend it.
+"""Checks of ``vtk doctor``: each reports its result and, if something is wrong, how to fix it.
 
-Nothing here imports torch or onnxruntime with the module; a broken package is a finding, not a crash.
+The module imports neither torch nor onnxruntime itself; a broken package is a result, not a crash.
 """
 
 import contextlib
@@ -33,8 +33,7 @@ REQUIRED = (
     "torch", "torchvision", "numpy", "psutil", "timm", "huggingface-hub", "safetensors", "pillow", "rich",
     "pyyaml", "natsort", "packaging",
 )  # fmt: skip
-"""What every job needs. Used when the toolkit runs from a checkout that was never installed, so that nothing declares
-it; `vtk.packages` has the others."""
+"""Packages that every job needs, for a checkout that was never installed; `vtk.packages` has the others."""
 
 MIN_FREE = 2_000_000_000
 """Bytes below which a run of a small model and its packs may not fit."""
@@ -42,22 +41,22 @@ MIN_FREE = 2_000_000_000
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """One result.
 
     Attributes:
         group: heading it is printed under.
-        name: what was looked at.
-        status: ``ok``; ``note``: works, but something is absent; ``problem``: should be mended; ``fatal``: fine-tuning,
+        name: of the check.
+        status: ``ok``; ``note``: works, but something is absent; ``problem``: should be fixed; ``fatal``: fine-tuning,
             exporting or evaluating cannot work.
-        detail: what was found, one line.
-        mend: what to do, one line; empty when there is nothing to do.
+        detail: the result, one line.
+        fix: what to do, one line; empty if there is nothing to do.
     """
 
     group: str
     name: str
     status: Status
     detail: str
-    mend: str = ""
+    fix: str = ""
 
 
 def distributions() -> dict[str, str]:
@@ -76,7 +75,7 @@ def normalise(name: str) -> str:
 
 
 def check_python() -> Iterator[Check]:
-    """Look at the interpreter."""
+    """Check the interpreter."""
     version, (oldest, newest) = sys.version_info[:2], PYTHONS
     detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     declared = f"{oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
@@ -142,7 +141,7 @@ def check_packages(installed: dict[str, str]) -> Iterator[Check]:
 
 
 def check_absent(name: str, wanted: str) -> Check:
-    """Say what does not work without a distribution, and how to install it; ``wanted`` is it with its versions."""
+    """Report what does not work without a distribution; ``wanted`` is its name with versions, for pip."""
     package = find(name)
     if package is None:
         detail = "not installed; nothing works without it"
@@ -151,29 +150,29 @@ def check_absent(name: str, wanted: str) -> Check:
 
 
 def check_fit(name: str, installed: dict[str, str]) -> Iterator[Check]:
-    """Compare what distribution ``name`` declares with what is installed."""
+    """Compare the declared requirements of distribution ``name`` with what is installed."""
     for inner in requirements(name):
         other = normalise(inner.name)
         version = installed.get(other)
         if version is None or not inner.specifier.contains(version, prereleases=True):
             detail = f"{installed[name]} needs {other}{inner.specifier}, here is {version or 'none'}"
-            mend = f"pip install --upgrade {name} {other} (in one command, so that they fit)"
-            yield Check("versions", name, "problem", detail, mend)
+            fix = f"pip install --upgrade {name} {other} (in one command, so that they fit)"
+            yield Check("versions", name, "problem", detail, fix)
             return
     yield Check("versions", name, "ok", installed[name])
 
 
 def check_torch() -> Iterator[Check]:
-    """Import torch: the package whose libraries most often do not fit the system."""
+    """Import torch, whose libraries most often do not fit the system."""
     try:
         importlib.import_module("torch")
     except Exception as error:  # whatever it raises, torch does not work
-        mend = "pip install --force-reinstall torch torchvision (in one command, so that they fit)"
-        yield Check("versions", "import torch", "fatal", f"fails: {one_line(error)}", mend)
+        fix = "pip install --force-reinstall torch torchvision (in one command, so that they fit)"
+        yield Check("versions", "import torch", "fatal", f"fails: {one_line(error)}", fix)
 
 
 def check_devices() -> Iterator[Check]:
-    """Look at the CPU and at CUDA devices."""
+    """Check the CPU and CUDA devices."""
     import psutil
     import torch
 
@@ -193,15 +192,15 @@ def check_devices() -> Iterator[Check]:
             detail = f"{torch.cuda.get_device_name(index)}, capability {major}.{minor}"
             detail += f", {console.size(free)} of {console.size(total)} free, torch for CUDA {torch.version.cuda}"
             yield Check("devices", f"cuda:{index}", "ok", detail)
-        detail = "`fused` models and banks are replayed as graphs; fused+nograph, bank+nograph: kernel by kernel"
+        detail = "used by `fused` models and banks; fused+nograph and bank+nograph launch kernel by kernel"
         yield Check("devices", "CUDA graphs", "ok", detail)
     elif nvidia_driver():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        mend = "update the NVIDIA driver, and let the container see the GPU (--gpus all)"
+        fix = "update the NVIDIA driver, and let the container see the GPU (--gpus all)"
         if not torch.version.cuda:
-            mend = "install torch with CUDA: https://pytorch.org/get-started/locally"
-        detail = f"an NVIDIA driver is here, but torch ({built}) sees no device"
-        yield Check("devices", "cuda", "problem", detail, mend)
+            fix = "install torch with CUDA: https://pytorch.org/get-started/locally"
+        detail = f"an NVIDIA driver is installed, but torch ({built}) sees no device"
+        yield Check("devices", "cuda", "problem", detail, fix)
     else:
         yield Check("devices", "cuda", "note", "no NVIDIA driver; everything runs on the CPU")
     if any(shutil.which(name) for name in ("g++", "c++", "clang++", "cl")):
@@ -211,12 +210,12 @@ def check_devices() -> Iterator[Check]:
 
 
 def nvidia_driver() -> bool:
-    """Return whether the system has an NVIDIA driver, whatever torch thinks."""
+    """Return whether the system has an NVIDIA driver, whatever torch reports."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def check_triton() -> Iterator[Check]:
-    """Ask the kernels' own package whether Triton can run."""
+    """Check whether Triton can run, and which tables of measured choices are loaded."""
     from vtk_kernels import triton_status
 
     status = triton_status()
@@ -233,8 +232,8 @@ def check_triton() -> Iterator[Check]:
 
 
 def load_tuned() -> None:
-    """Read what was tuned on the first card, so that it is counted."""
-    with contextlib.suppress(Exception):  # torch or its devices are broken, which other checks say
+    """Load the choices tuned on the first card, so that they are counted."""
+    with contextlib.suppress(Exception):  # torch or its devices are broken, which other checks report
         import torch
 
         from vtk.fused.tuning_store import load_for
@@ -250,37 +249,39 @@ def is_onnxruntime(name: str) -> bool:
 
 
 def check_conflicts(installed: dict[str, str]) -> Iterator[Check]:
-    """Look for distributions that overwrite each other's files."""
+    """Check for distributions that overwrite each other's files."""
     wheels = sorted(filter(is_onnxruntime, installed))
     if len(wheels) > 1:
         keep = "onnxruntime-gpu" if "onnxruntime-gpu" in wheels else wheels[0]
-        mend = f"pip uninstall -y {' '.join(wheels)} && pip install {keep}"
-        detail = f"{' and '.join(wheels)} write into the same folder; whichever came last wins, providers get lost"
-        yield Check("conflicts", "onnxruntime wheels", "problem", detail, mend)
+        fix = f"pip uninstall -y {' '.join(wheels)} && pip install {keep}"
+        detail = f"{' and '.join(wheels)} write into the same folder; the last one overwrites the others"
+        yield Check("conflicts", "onnxruntime wheels", "problem", detail, fix)
     elif not wheels:
         yield Check("conflicts", "onnxruntime wheels", "ok", "none")
     else:
         yield Check("conflicts", "onnxruntime wheels", "ok", f"one: {wheels[0]} {installed[wheels[0]]}")
     if "vtk" in installed:
-        detail = f"Kitware's VTK {installed['vtk']} is here too, and both are imported as `vtk`: one hides the other"
-        mend = "give each an environment of its own, or pip uninstall vtk"
-        yield Check("conflicts", "Kitware VTK", "problem", detail, mend)
+        detail = (
+            f"Kitware's VTK {installed['vtk']} is installed too, and both are imported as `vtk`: one hides the other"
+        )
+        fix = "give each an environment of its own, or pip uninstall vtk"
+        yield Check("conflicts", "Kitware VTK", "problem", detail, fix)
     else:
         yield Check("conflicts", "Kitware VTK", "ok", "not in this environment")
 
 
 def check_storage() -> Iterator[Check]:
-    """Look at the toolkit's folder, the bases in it, and free space."""
+    """Check the toolkit's folder, the bases in it, and free space."""
     folder = home()
     exists = next(p for p in (folder, *folder.parents) if p.exists())
     name = f"{folder}{' ($VTK_HOME)' if os.environ.get('VTK_HOME') else ''}"
-    mend = "set VTK_HOME to a folder that you can write"
+    fix = "set VTK_HOME to a folder that you can write"
     try:
         with tempfile.TemporaryFile(dir=exists):
             pass
     except OSError as error:
         detail = f"{name} cannot be written ({error.strerror or error}): no base can be kept"
-        yield Check("storage", "home", "fatal", detail, mend)
+        yield Check("storage", "home", "fatal", detail, fix)
     else:
         files = sorted((folder / "bases").glob("*.safetensors"))
         total = console.size(sum(f.stat().st_size for f in files))
@@ -289,8 +290,8 @@ def check_storage() -> Iterator[Check]:
     for label, place in (("disk of home", exists), ("disk of this folder", Path.cwd())):
         free = shutil.disk_usage(place).free
         status: Status = "ok" if free >= MIN_FREE else "problem"
-        mend = "" if status == "ok" else f"free some space, {console.size(MIN_FREE)} at least"
-        yield Check("storage", label, status, f"{console.size(free)} free", mend)
+        fix = "" if status == "ok" else f"free some space, {console.size(MIN_FREE)} at least"
+        yield Check("storage", label, status, f"{console.size(free)} free", fix)
 
 
 def one_line(error: BaseException | str, limit: int = 200) -> str:

@@ -1,7 +1,7 @@
-"""Which ONNX Runtime providers load: they are tried in a process of their own.
+"""Trial of the ONNX Runtime providers in a process of their own.
 
 A provider whose libraries are missing prints to stderr and falls back to the CPU without an error; a wrong driver can
-end the process. Neither may hurt the one that asks.
+end the process. Neither may affect the calling process.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class Trial:
 
 
 def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> Iterator[Check]:
-    """Say which of the providers that onnxruntime lists load.
+    """Report for each provider that onnxruntime lists whether it loads.
 
     Args:
         trial: started earlier.
@@ -113,8 +113,8 @@ def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> 
         yield Check("onnxruntime", "import", "note", f"not installed; needed for {package.jobs}", package.install)
         return
     if not version:
-        mend = f"pip install --force-reinstall {wheel()}"
-        yield Check("onnxruntime", "import", "fatal", f"onnxruntime does not import: {tried[0].got}", mend)
+        fix = f"pip install --force-reinstall {wheel()}"
+        yield Check("onnxruntime", "import", "fatal", f"onnxruntime does not import: {tried[0].got}", fix)
         return
     yield from check_cuda_major(version, cuda_device, torch_cuda)
     for provider in tried:
@@ -132,14 +132,14 @@ def check_cuda_major(version: str, cuda_device: bool, torch_cuda: str | None) ->
     elif built.split(".")[0] != torch_cuda.split(".")[0]:
         detail = f"{version} is built for CUDA {built}, torch for CUDA {torch_cuda}: they cannot share one process"
         ours, theirs = built.split(".")[0], torch_cuda.split(".")[0]
-        mend = f"install a torch built for CUDA {ours}, or an onnxruntime-gpu release for CUDA {theirs}"
-        yield Check("onnxruntime", "version", "problem" if cuda_device else "note", detail, mend)
+        fix = f"install a torch built for CUDA {ours}, or an onnxruntime-gpu release for CUDA {theirs}"
+        yield Check("onnxruntime", "version", "problem" if cuda_device else "note", detail, fix)
     else:
         yield Check("onnxruntime", "version", "ok", f"{version} for CUDA {built}, torch for CUDA {torch_cuda}")
 
 
 def judge(tried: Tried, cuda_device: bool) -> Check:
-    """Say what the trial of one provider means."""
+    """Return the check of one provider from its trial."""
     name = tried.name
     short = name.removesuffix("ExecutionProvider")
     if tried.right:
@@ -150,8 +150,8 @@ def judge(tried: Tried, cuda_device: bool) -> Check:
     if name == "CPUExecutionProvider":
         return Check("onnxruntime", short, "fatal", detail, f"pip install --force-reinstall {wheel()}")
     if name == "CUDAExecutionProvider" and cuda_device:
-        mend = "install an onnxruntime-gpu for torch's CUDA, and cuDNN 9: pip install 'onnxruntime-gpu[cuda,cudnn]'"
-        return Check("onnxruntime", short, "problem", detail, mend)
+        fix = "install an onnxruntime-gpu for torch's CUDA, and cuDNN 9: pip install 'onnxruntime-gpu[cuda,cudnn]'"
+        return Check("onnxruntime", short, "problem", detail, fix)
     if name == "CUDAExecutionProvider":
         return Check("onnxruntime", short, "note", "listed; does not load, as there is no CUDA device")
     needed = f"only the back-end {USED[name]} needs it" if name in USED else "no back-end of this version needs it"
@@ -186,7 +186,7 @@ def build_cuda() -> str | None:
 
 
 def why(stderr: str) -> str:
-    """Return the telling part of what a try wrote to stderr."""
+    """Return the error line in the stderr of a trial."""
     if found := re.search(r"with error: (.+)", stderr):
         return one_line(found.group(1))
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in stderr.splitlines()]
@@ -195,7 +195,7 @@ def why(stderr: str) -> str:
 
 
 def ended(code: int | None) -> str:
-    """Say how a process without an answer ended."""
+    """Describe how a process ended that gave no answer."""
     if code is None:
         return "no answer in time"
     return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with code {code}"

@@ -1,7 +1,7 @@
-"""The words of a command line, put to the options that they belong to.
+"""Parser of command lines: assigns words to the options of a config.
 
-Not argparse: a list that ends where a positional begins, a value that begins with a dash, ``--fuse`` and ``--fuse no``
-would each have to be worked around.
+argparse would need workarounds: for a list that ends where a positional begins, a value that begins with a dash, or
+``--fuse`` and ``--fuse no``.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class Flag:
     """A flag of a command.
 
     Attributes:
-        name: of its option.
-        hint: the option's type.
-        option: what else is known of it.
-        says: of a switch, what the flag says; None of others.
+        name: field of the config.
+        hint: its type.
+        option: its help, bounds and choices.
+        says: value that the flag gives to a switch; None for other options.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Flag:
 
     @property
     def open(self) -> bool:
-        """Whether it is a switch that may be left open, and so takes ``yes`` or ``no``."""
+        """Whether it is a switch with a third state, unset; it takes ``yes`` or ``no``."""
         return self.says is True and type(None) in typing.get_args(self.hint)
 
     @property
@@ -48,7 +48,7 @@ class Flag:
         return is_size(self.hint) or any(typing.get_origin(one) is tuple for one in alternatives(self.hint))
 
     def fits(self, word: str) -> bool:
-        """Tell whether a word may be one value more of a list or a size, by its type and its form."""
+        """Return whether a word can be another value of a list or a size, by type and form."""
         (kind,) = [one for one in alternatives(self.hint) if typing.get_origin(one) is tuple]
         if not is_list(kind) and not is_size(self.hint):
             return True
@@ -60,31 +60,31 @@ class Flag:
 
 
 def flags_of(kind: type[Config], common: type[Config], positional: Sequence[str]) -> dict[str, Flag]:
-    """Return the flags of a config, and of the one with the flags of every command."""
-    found = {}
+    """Return the flags of a config, and those of every command."""
+    flags = {}
     for owner in (kind, common):
         for f in dataclasses.fields(owner):
             if f.name in positional:
                 continue
             hint, option, flag = type_of(owner, f.name), option_of(owner, f.name), flag_of(owner, f.name)
             switch = bool in alternatives(hint)
-            found[flag] = Flag(f.name, hint, option, True if switch else None)
+            flags[flag] = Flag(f.name, hint, option, True if switch else None)
             if switch and owner is kind and not option.only_yes:
-                found[f"--no-{flag[2:]}"] = Flag(f.name, hint, option, False)
-    return found
+                flags[f"--no-{flag[2:]}"] = Flag(f.name, hint, option, False)
+    return flags
 
 
 def before_dashes(argv: Sequence[str]) -> Sequence[str]:
-    """Return the words before ``--``, behind which nothing is a flag."""
+    """Return the words before ``--``; after it nothing is a flag."""
     return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def read(
     kind: type[Config], common: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str]
 ) -> dict[str, bool | list[str]]:
-    """Return what is given for each option: its words, or what a switch says. Of a flag given twice the last counts.
+    """Return the words given for each option, or the value of a switch. Of a repeated flag the last one counts.
 
-    A list takes all words up to the next flag; begun with ``=``, it takes those that fit: another is an argument.
+    A list takes all words up to the next flag; a list begun with ``=`` takes the words that fit its type.
 
     Args:
         kind: config of the command.
@@ -97,9 +97,9 @@ def read(
         UsageError: an unknown flag, a switch with a value, or an argument too many.
     """
     flags = flags_of(kind, common, positional)
-    found: dict[str, bool | list[str]] = {}
+    values_of: dict[str, bool | list[str]] = {}
     words = list(before_dashes(argv))
-    behind = list(argv[len(words) + 1 :])
+    after_dashes = list(argv[len(words) + 1 :])
     arguments: list[str] = []
     while words:
         word = words.pop(0)
@@ -116,20 +116,20 @@ def read(
         if flag.says is not None:
             if not equals and flag.open and words[:1] in (["yes"], ["no"]):
                 values = [words.pop(0)]
-            found[flag.name] = _switched(name, flag, values, flags)
+            values_of[flag.name] = _switch_value(name, flag, values, flags)
             continue
-        each = bool(flag.option.flag)  # given once for each value; where nothing else is an argument, it takes several
+        each = bool(flag.option.flag)  # repeatable; without positionals it takes several values at once
         many = flag.several and not (each and positional)
         while words and not words[0].startswith("--") and (many or not values):
             if equals and not each and not flag.fits(words[0]):
                 break
             values.append(words.pop(0))
-        earlier = found.get(flag.name)
-        found[flag.name] = [*earlier, *values] if each and isinstance(earlier, list) else values
-    return found | _placed(kind, [*arguments, *behind], prog, positional)
+        earlier = values_of.get(flag.name)
+        values_of[flag.name] = [*earlier, *values] if each and isinstance(earlier, list) else values
+    return values_of | _positionals(kind, [*arguments, *after_dashes], prog, positional)
 
 
-def _switched(name: str, flag: Flag, values: Sequence[str], flags: dict[str, Flag]) -> bool:
+def _switch_value(name: str, flag: Flag, values: Sequence[str], flags: dict[str, Flag]) -> bool:
     if not values:
         return bool(flag.says)
     both = flag.says is True and f"--no-{name[2:]}" in flags
@@ -139,19 +139,19 @@ def _switched(name: str, flag: Flag, values: Sequence[str], flags: dict[str, Fla
     return values[0] == "yes"
 
 
-def _placed(
+def _positionals(
     kind: type[Config], arguments: Sequence[str], prog: str, positional: Sequence[str]
 ) -> dict[str, bool | list[str]]:
-    """Put the arguments without a flag to the options that take them."""
-    found: dict[str, bool | list[str]] = {}
+    """Assign the arguments without a flag to the positional options."""
+    values_of: dict[str, bool | list[str]] = {}
     rest = list(arguments)
     for name in positional:
         count = len(rest) if is_list(type_of(kind, name)) else 1
         if rest[:count]:
-            found[name], rest = rest[:count], rest[count:]
+            values_of[name], rest = rest[:count], rest[count:]
     if rest:
         raise UsageError(f"unexpected argument `{rest[0]}`; see `{prog} --help`")
-    return found
+    return values_of
 
 
 def _unknown(name: str, flags: dict[str, Flag], prog: str) -> UsageError:

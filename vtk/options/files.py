@@ -49,7 +49,7 @@ def _read(path: Path, flag: str) -> str:
     """Return the text of a file of options."""
     with reading(f"`{flag}` {path}", "is no text in UTF-8", "write `key: value` lines", UsageError):
         if not path.is_file() and path.exists() and not str(path).startswith(_STREAMS):
-            raise UsageError(f"`{flag}` {path} is no plain file; give a file of `key: value` lines")
+            raise UsageError(f"`{flag}` {path} is not a regular file; give a file of `key: value` lines")
         with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:
