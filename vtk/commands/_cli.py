@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from vtk import console
-from vtk.commands import _help, _words
+from vtk.commands import _arguments, _help
 from vtk.errors import UsageError
 from vtk.options import Config, Option, option_of, type_of
 from vtk.options.config import flag_of, set_value
@@ -59,7 +59,7 @@ def parse(
     """
     if "" in argv:  # as a path it would be the current folder
         raise UsageError("an argument is empty (an unset variable?); give its value, or leave it out")
-    flags = _words.before_dashes(argv)
+    flags = _arguments.before_dashes(argv)
     if (every := "--help-all" in flags) or {"-h", "--help"} & set(flags):
         rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
         known = _known(kind, rest, prog, positional, preset)
@@ -83,7 +83,7 @@ def _values(
     kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values of a command's own options, and those of the options of every command."""
-    words = _words.read(kind, Common, argv, prog, positional)
+    words = _arguments.read(kind, Common, argv, prog, positional)
     values = {name: _value(kind, name, value, positional) for name, value in words.items()}
     common = {name: values.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in values}
     return _file_defaults(kind, common.get("config"), values, preset) | values, common

@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator
 
 from vtk import console
-from vtk.commands import _checks, _cli, _providers
-from vtk.commands._checks import Check
+from vtk.commands import _cli, _doctor_checks, _doctor_providers
+from vtk.commands._doctor_checks import Check
 from vtk.commands._doctor_tune import DoctorConfig, run
 
 _STYLES = {"ok": None, "note": "dim", "problem": "yellow", "fatal": "bold red"}
@@ -36,11 +36,11 @@ def main(argv: list[str]) -> int:
 
 def examine() -> Iterator[Check]:
     """Run all checks; if torch does not import, those that need it are skipped, and a note says so."""
-    trial = _providers.Trial(with_torch=_checks.nvidia_driver())  # runs while the other checks do
-    installed = _checks.distributions()
-    yield from _checks.check_python()
-    yield from _checks.check_packages(installed)
-    broken = tuple(_checks.check_torch())
+    trial = _doctor_providers.Trial(with_torch=_doctor_checks.nvidia_driver())  # runs while the other checks do
+    installed = _doctor_checks.distributions()
+    yield from _doctor_checks.check_python()
+    yield from _doctor_checks.check_packages(installed)
+    broken = tuple(_doctor_checks.check_torch())
     yield from broken
     if broken:
         yield Check("devices", "torch", "note", "devices were not checked, as torch does not import")
@@ -48,12 +48,12 @@ def examine() -> Iterator[Check]:
     else:
         import torch
 
-        yield from _checks.check_devices()
+        yield from _doctor_checks.check_devices()
         cuda_device, torch_cuda = torch.cuda.is_available(), torch.version.cuda
-    yield from _checks.check_triton()
-    yield from _providers.check_providers(trial, cuda_device, torch_cuda)
-    yield from _checks.check_conflicts(installed)
-    yield from _checks.check_storage()
+    yield from _doctor_checks.check_triton()
+    yield from _doctor_providers.check_providers(trial, cuda_device, torch_cuda)
+    yield from _doctor_checks.check_conflicts(installed)
+    yield from _doctor_checks.check_storage()
 
 
 def _plain(check: Check) -> dict[str, str]:

@@ -14,9 +14,11 @@ from rich.cells import cell_len
 
 from tests.vtk.fused._cpu_subject import CARD, Clock, CpuSubject, timer
 from vtk.__main__ import main
-from vtk.commands import _checks, _providers, doctor
-from vtk.commands._checks import Check
-from vtk.commands._providers import Tried
+from vtk.commands import _doctor_checks as _checks
+from vtk.commands import _doctor_providers as _providers
+from vtk.commands import doctor
+from vtk.commands._doctor_checks import Check
+from vtk.commands._doctor_providers import Tried
 from vtk.fused import tuning_card
 from vtk.fused import tuning_store as tuned
 from vtk_kernels import choices

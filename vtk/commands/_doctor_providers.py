@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtk._path import child, environment
-from vtk.commands._checks import Check, distributions, one_line
+from vtk.commands._doctor_checks import Check, distributions, one_line
 from vtk.packages import ORT, PACKAGES
 
 DEADLINE_S = 10.0
