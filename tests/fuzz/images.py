@@ -52,11 +52,11 @@ def _make_images(folder: Path) -> None:
 
 def _read_image(folder: Path, file: Path) -> None:
     from vtk.card import InputSpec
-    from vtk.data.decoding import decode_file, read_raw
-    from vtk.data.decoding_rules import V0_1 as OLD
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.images import load_image
-    from vtk.data.probe_file import probe
+    from vtk.data.decoding.decode import decode_file, read_raw
+    from vtk.data.decoding.images import load_image
+    from vtk.data.decoding.rules import V0_1 as OLD
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.probing.probe import probe
 
     wide = Decoding("srgb", ((0.0, 65535.0),), "uint16")
     spec = InputSpec(32, 32, decoding="srgb")

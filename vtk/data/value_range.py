@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vtk.card import VALUE_TYPES
-from vtk.data import icc_profiles as profiles
-from vtk.data.decoding_rules import SRGB, Decoding
+from vtk.data.decoding import icc_profiles as profiles
+from vtk.data.decoding.rules import SRGB, Decoding
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
 
 if TYPE_CHECKING:
-    from vtk.data.pixels import Pixels
-    from vtk.data.probe_file import Probe
+    from vtk.data.decoding.pixels import Pixels
+    from vtk.data.probing.probe import Probe
 
 LEVELS = (0, 0.1, 0.5, 1, 2, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 """Percentiles that are noted of each band."""
@@ -63,7 +63,7 @@ class Values(NamedTuple):
     strange: int = 0
 
     def text(self) -> str:
-        """Return it for `vtk.data.probe_file.Probe`."""
+        """Return it for `vtk.data.probing.probe.Probe`."""
         return json.dumps([self.type, self.bands, self.strange], separators=(",", ":"))
 
     @classmethod
@@ -75,7 +75,7 @@ class Values(NamedTuple):
 
 def measure(pixels: "Pixels") -> Values | None:
     """Return what a file holds; None where all its bands have 8 bits."""
-    from vtk.data.pixels import valid
+    from vtk.data.decoding.pixels import valid
 
     measured = pixels.measured
     if not measured:
@@ -412,7 +412,7 @@ def _extremes(values: Values) -> str:
 
 def is_outside(values: Values, decoding: Decoding) -> bool:
     """Tell whether a file has values outside of a range."""
-    from vtk.data.pixels import range_of
+    from vtk.data.decoding.pixels import range_of
 
     for band, found in enumerate(values.bands):
         if found is not None and decoding.ranges:

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.images import MAX_PIXELS
+from vtk.data.decoding.images import MAX_PIXELS
 from vtk.errors import DataError
 from vtk.runtime.images import Chosen
 
@@ -25,7 +25,7 @@ def gate_images(
         count: number of images.
         chosen: images, taken at even distances over the listing; missing ones are filled up.
         seed: of the random images.
-        max_pixels: a larger image cannot be read (`vtk.data.bands.pixel_limit` of the model's card).
+        max_pixels: a larger image cannot be read (`vtk.data.decoding.bands.pixel_limit` of the model's card).
 
     Returns:
         fp32 (count, in_chans, height, width), normalised.
@@ -55,7 +55,7 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
 
 
 def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
-    from vtk.data.image_transforms import eval_transform, read_input
+    from vtk.data.loading.image_transforms import eval_transform, read_input
 
     paths = chosen.paths
     # an even distance walks through all class folders

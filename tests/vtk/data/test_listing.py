@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vtk.data import listing
-from vtk.data.layout import collect, split
+from vtk.data.sources import listing
+from vtk.data.sources.layout import collect, split
 from vtk.errors import DataError, UsageError
 
 

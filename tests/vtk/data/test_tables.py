@@ -12,8 +12,8 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.data import list_images, scan
-from vtk.data.audit_page import page
-from vtk.data.multilabel_scan import scan_multi
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.page import page
 from vtk.errors import DataError, UnavailableError, UsageError
 
 Write = Callable[..., Path]

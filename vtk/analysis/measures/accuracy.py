@@ -13,7 +13,7 @@ from vtk import console
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
-from vtk.data.loader import mix
+from vtk.data.loading.loader import mix
 from vtk.errors import UsageError
 
 

@@ -14,9 +14,9 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data.value_range import show_range
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
-from vtk.models.base_weights import base_id, tensor_hash
 from vtk.models.create import build_model
 from vtk.models.inputs import blank_model
+from vtk.models.weights.base import base_id, tensor_hash
 from vtk.packs.cards import find_pack, is_pack
 from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind

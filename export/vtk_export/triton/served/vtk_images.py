@@ -37,6 +37,8 @@ _TURNS = {
 }
 _ORIENTATION = 0x0112
 _WHITE = (255, 255, 255, 255)
+_OWN_NAMES = {"depth": "bit_depth", "profiles": "icc_profiles", "raw": "raw_images"}
+"""Names in `vtk.data.decoding` of the modules that decode, where they are other than here."""
 
 
 class Unreadable(Exception):
@@ -152,7 +154,7 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"vtk_{name}")
     except ModuleNotFoundError:
-        return importlib.import_module(f"vtk.data.{name}")
+        return importlib.import_module(f"vtk.data.decoding.{_OWN_NAMES.get(name, name)}")
 
 
 def _shown(pixels: Any, spec: Mapping[str, Any]) -> Decoded:
