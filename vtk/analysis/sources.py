@@ -16,10 +16,12 @@ from vtk.analysis.diagnostics.base import Batches, Context
 from vtk.analysis.probes.share import Share
 from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.decoding.bands import pixel_limit
-from vtk.data.loading.image_transforms import eval_transform, train_transform
-from vtk.data.loading.loader import make_loader, mix
-from vtk.data.probing.pool import usable_cpus
+from vtk.data.cpus import usable_cpus
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.samplers import mix
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.record import read_record, sort_images
 from vtk.errors import UsageError
 from vtk.runtime.data_parts import recorded_division

@@ -29,7 +29,7 @@ from vtk.branches.tune import (
 from vtk.card import Card, Transform
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.audit.scan import scan
-from vtk.data.decoding.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.rules import Decoding
 from vtk.data.record import read_record, sort_images
 from vtk.data.sources.table import is_table

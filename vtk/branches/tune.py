@@ -16,9 +16,10 @@ from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.decoding.bands import pixel_limit
-from vtk.data.loading.image_transforms import eval_transform, train_transform
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import choose_mirroring
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set

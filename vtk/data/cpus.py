@@ -1,13 +1,19 @@
-"""Decoding in threads, one batch ahead of the model."""
+"""Number of CPUs that a process may use, and batches loaded in threads ahead of the model."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from vtk.data.probing.pool import usable_cpus
-
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def batches_ahead(items: Sequence[T], load: Callable[[T], R], size: int) -> Iterator[list[R]]:

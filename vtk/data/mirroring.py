@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vtk.data.audit.result import DataAudit
-from vtk.data.decoding.bands import read_image
+from vtk.data.decoding.decode import read_image
 from vtk.errors import DataError
 
 USUAL = 0.5

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from vtk.card import Card
 from vtk.data.cpus import batches_ahead
-from vtk.data.decoding.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.image_transforms import eval_transform, read_input
-from vtk.data.sources.listing import list_images
+from vtk.data.loading.eval_transform import eval_transform, read_input
+from vtk.data.sources.image_set import list_images
 from vtk.errors import UsageError
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.models.devices import dtype_name, resolve_device, resolve_dtype

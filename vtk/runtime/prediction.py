@@ -14,13 +14,11 @@ from torch import Tensor
 
 from vtk import console
 from vtk.data.cpus import batches_ahead
-from vtk.data.decoding.bands import pixel_limit, read_image
-from vtk.data.decoding.decode import outside_of
+from vtk.data.decoding.decode import outside_of, pixel_limit, read_image
 from vtk.data.decoding.images import reason
-from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.image_transforms import EvalTransform, eval_transform
-from vtk.data.sources.listing import list_images
-from vtk.data.value_range import show_range
+from vtk.data.decoding.rules import Decoding, show_range
+from vtk.data.loading.eval_transform import EvalTransform, eval_transform
+from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions

@@ -28,7 +28,9 @@ DECODING = {
     "vtk_pixels.py": "pixels",
     "vtk_profiles.py": "icc_profiles",
     "vtk_raw.py": "raw_images",
+    "vtk_read_pixels.py": "read_pixels",
     "vtk_tiff.py": "tiff",
+    "vtk_tiff_samples.py": "tiff_samples",
 }
 """Name in a model's folder → module of `vtk.data.decoding`, which needs Pillow and NumPy only."""
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.__main__ import main
 from vtk.card import Card, Regime
-from vtk.data.loading.image_transforms import eval_transform
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.formats import write_json
 from vtk.models.create import Created, build_model
 from vtk.packs.cards import read_card

@@ -22,7 +22,7 @@ from vtk.__main__ import main
 from vtk.branches import tune
 from vtk.card import Card
 from vtk.data.audit.scan import scan
-from vtk.data.loading.image_transforms import eval_transform
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.mirroring import Mirroring
 from vtk.models.create import build_model

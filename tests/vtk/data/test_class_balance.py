@@ -8,8 +8,7 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from vtk.data.audit.result import Sample
-from vtk.data.loading.loader import EpochSampler
-from vtk.data.loading.samplers import BalancedSampler, balanced_weights
+from vtk.data.loading.samplers import BalancedSampler, EpochSampler, balanced_weights
 
 LABELS = [0] * 50 + [1] * 9 + [3] * 2 + [2] * 1
 

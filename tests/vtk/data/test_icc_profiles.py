@@ -12,7 +12,7 @@ from PIL import Image, ImageCms
 
 from tests.vtk.data._made import ADOBE_RGB, DISPLAY_P3, grey_profile, ink_profile, matrix_profile, tiff
 from vtk.data import scan
-from vtk.data.decoding.bands import read_image
+from vtk.data.decoding.decode import read_image
 from vtk.data.decoding.images import load_image
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import SRGB, Decoding

@@ -21,7 +21,8 @@ from vtk.data.sources.listing import natural, stat_file
 from vtk.data.sources.multilabel_samples import list_labelled
 from vtk.data.sources.table import separator_of
 from vtk.data.sources.timm_datasets import is_named
-from vtk.data.value_range import judge, parse_option
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
 
@@ -130,7 +131,7 @@ def scan_multi(
         warnings.append(f"no training image has the {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has the {absent}")
-    seen = judge(probes, decoding, value_range, in_chans)
+    seen = choose_scan_range(probes, decoding, value_range, in_chans)
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
     for name in good:

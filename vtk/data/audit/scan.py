@@ -14,12 +14,13 @@ from vtk.data.decoding.rules import Decoding
 from vtk.data.decoding.thin_images import NOMINAL
 from vtk.data.probing.probe import Probe
 from vtk.data.probing.probe_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.sources.image_set import Gathered, gather
-from vtk.data.sources.layout import EXPECTED, Files, Layout
+from vtk.data.sources.image_set import gather
+from vtk.data.sources.layout import EXPECTED, Files, ImageSet, Layout
 from vtk.data.sources.listing import Found, natural
 from vtk.data.sources.table import separator_of
 from vtk.data.sources.timm_datasets import fetch, is_named
-from vtk.data.value_range import judge, parse_option
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
 
@@ -127,7 +128,7 @@ def scan(
     if on_leak == "fail":
         copies.refuse_leaks(root)
     good = [probe for probe in probes.values() if not probe.bad]
-    found = judge(probes, decoding, value_range, in_chans)
+    found = choose_scan_range(probes, decoding, value_range, in_chans)
     return DataAudit(
         root=root,
         layout=layout.kind,
@@ -157,7 +158,7 @@ def scan(
     )
 
 
-def _class_names(gathered: Gathered, classes: Sequence[str] | None) -> tuple[str, ...]:
+def _class_names(gathered: ImageSet, classes: Sequence[str] | None) -> tuple[str, ...]:
     layout, parts = gathered.layout, gathered.parts
     train, val = (part.files for part in parts)
     if not any(train.values()) and not any(val.values()):
@@ -186,7 +187,7 @@ def _class_names(gathered: Gathered, classes: Sequence[str] | None) -> tuple[str
     return tuple(natural(train))
 
 
-def _empty_note(gathered: Gathered, empty: Sequence[str], kept: bool) -> str:
+def _empty_note(gathered: ImageSet, empty: Sequence[str], kept: bool) -> str:
     assert gathered.layout.train is not None
     name, have = gathered.layout.train.name, "has" if len(empty) == 1 else "have"
     if gathered.table is None:

@@ -3,12 +3,39 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from vtk.data.probing.probe import Probe
-from vtk.data.sources.layout import split
+from vtk.errors import UsageError
+
+T = TypeVar("T")
 
 Named = tuple[str, int]
 """An image before its path is made: its name below the folder, and the index of its class."""
+
+
+def split(files: Sequence[T], names: Sequence[str], fraction: float, seed: int) -> tuple[list[T], list[T]]:
+    """Divide one class into (train, held out).
+
+    The files with the smallest hashes of (seed, name) are held out: the same ones on every machine and in any order,
+    and adding a file moves few others. A class with two or more files has at least one in each part.
+
+    Args:
+        files: what to divide.
+        names: for each file its path below the folder of class folders, with ``/``.
+        fraction: to hold out, 0 ≤ fraction < 1.
+        seed: chooses another division.
+
+    Raises:
+        UsageError: ``fraction`` is out of range.
+    """
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the held-out fraction is {fraction}; give 0 (none) or more, below 1")
+    count = min(max(int(len(files) * fraction + 0.5), 1), len(files) - 1) if fraction and len(files) > 1 else 0
+    keys = [hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest() for name in names]
+    held_out = set(sorted(range(len(files)), key=keys.__getitem__)[:count])
+    train = [file for i, file in enumerate(files) if i not in held_out]
+    return train, [file for i, file in enumerate(files) if i in held_out]
 
 
 def divide(

@@ -13,61 +13,21 @@ any   a TIFF file of several pages whose channels are so many together (grey pag
 Channels other than 1 and 3 are resized one by one, so that a transparent pixel keeps the colour it was stored with.
 """
 
-import os
-
 from PIL import Image, ImageSequence
 
-from vtk.card import Card
 from vtk.data.decoding.images import (
     MAX_PIXELS,
     check_pixels,
     is_wide,
-    load_image,
-    open_image,
     orientation,
     to_grey,
-    unreadable,
     upright,
 )
-from vtk.data.decoding.rules import V0_1, Decoding
 
 Bands = tuple[Image.Image, ...]
 """One 8-bit grey image for each channel, all of one size."""
 
 _WITH_OPACITY = {2: "LA", 4: "RGBA"}
-
-
-def read_image(
-    path: str | os.PathLike[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS, decoding: Decoding = V0_1
-) -> Image.Image | Bands:
-    """Decode ``path`` for a model of ``in_chans`` channels: an upright RGB image for 1 and 3, `Bands` for others.
-
-    Args:
-        path: the file.
-        in_chans: channels of the model.
-        max_pixels: a larger image is refused by its header.
-        decoding: what is done with profiles, bands of a TIFF, and more than 8 bits; by default as in version 0.1.
-
-    Raises:
-        DataError: the file cannot be read, or has not the channels.
-    """
-    if decoding.rules != "v0.1":
-        from vtk.data.decoding.decode import decode_file  # that module builds on this one
-
-        return decode_file(path, in_chans, max_pixels, decoding)
-    if in_chans in (1, 3):
-        return load_image(path, max_pixels=max_pixels)
-    try:
-        with open_image(path, max_pixels) as image:
-            return to_bands(image, in_chans, max_pixels)
-    except Exception as error:  # as in `load_image`
-        raise unreadable(path, error) from error
-
-
-def pixel_limit(card: Card) -> int:
-    """Return the ``--max-pixels`` of a model's training run, so that all later commands read what it read."""
-    limit = card.data.get("max_pixels", MAX_PIXELS)
-    return limit if isinstance(limit, int) and limit >= 1 else MAX_PIXELS
 
 
 def to_bands(image: Image.Image, in_chans: int, max_pixels: int = MAX_PIXELS) -> Bands:

@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def is_special(image: Image.Image) -> bool:
-    """Tell whether an opened image may need `vtk.data.decoding.pixels.decode`: a TIFF, or more than 8 bits a sample."""
+    """Tell whether an opened image may need `vtk.data.decoding.read_pixels`: a TIFF, or more than 8 bits a sample."""
     kind, mode = image.format, image.mode
     if kind == "TIFF" or mode == "I" or mode == "F" or mode.startswith("I;16"):
         return True

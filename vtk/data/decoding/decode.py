@@ -20,13 +20,13 @@ from typing import IO, TYPE_CHECKING
 
 from PIL import Image, UnidentifiedImageError
 
-from vtk.card import InputSpec
+from vtk.card import Card, InputSpec
 from vtk.data.decoding import images
-from vtk.data.decoding.bands import Bands, of_one_page, read_image, to_bands
+from vtk.data.decoding.bands import Bands, of_one_page, to_bands
 from vtk.data.decoding.bit_depth import is_special
 from vtk.data.decoding.icc_profiles import IGNORED, converted, profile_name, space_of
 from vtk.data.decoding.images import MAX_PIXELS, open_image, orientation, to_rgb, unreadable, upright
-from vtk.data.decoding.rules import Decoding
+from vtk.data.decoding.rules import V0_1, Decoding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,12 +40,18 @@ OUTSIDE = "vtk_outside"
 """Key of an image's ``info`` that says that values were cut off."""
 
 
-def decode_file(
-    path: str | os.PathLike[str], in_chans: int, max_pixels: int, decoding: Decoding
+def read_image(
+    path: str | os.PathLike[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS, decoding: Decoding = V0_1
 ) -> Image.Image | Bands:
-    """Decode a file as `vtk.data.decoding.bands.read_image` says.
+    """Decode ``path`` for a model of ``in_chans`` channels: an upright RGB image for 1 and 3, `Bands` for others.
 
     ``info`` of the (first) image has `OUTSIDE` where values lie outside of the value range.
+
+    Args:
+        path: the file.
+        in_chans: channels of the model.
+        max_pixels: a larger image is refused by its header.
+        decoding: what is done with profiles, bands of a TIFF, and more than 8 bits; by default as in version 0.1.
 
     Raises:
         DataError: the file cannot be read, or has not the channels.
@@ -55,6 +61,12 @@ def decode_file(
             return decode(image, file, in_chans, max_pixels, decoding)
     except Exception as error:  # decoders of damaged files raise nearly anything; the reason is passed on
         raise unreadable(path, error) from error
+
+
+def pixel_limit(card: Card) -> int:
+    """Return the ``--max-pixels`` of a model's training run, so that all later commands read what it read."""
+    limit = card.data.get("max_pixels", MAX_PIXELS)
+    return limit if isinstance(limit, int) and limit >= 1 else MAX_PIXELS
 
 
 @contextlib.contextmanager
@@ -116,14 +128,14 @@ def special(
     """Return the bands of a TIFF or of an image of more than 8 bits; None where Pillow's own reading has them all."""
     if image is not None and not is_special(image):  # nearly every image
         return None
-    from vtk.data.decoding import pixels
+    from vtk.data.decoding import read_pixels
 
     if image is not None and (file is None or file.closed):  # in memory, and read before: what Pillow keeps is all
         if image.format == "TIFF" and not images.is_wide(image.mode):
-            pixels.check_kept(image)
+            read_pixels.check_kept(image)
             return None
-        return pixels.kept(image)
-    return pixels.decode(image, file, max_pixels, in_chans)
+        return read_pixels.kept(image)
+    return read_pixels.decode(image, file, max_pixels, in_chans)
 
 
 def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> "np.ndarray":
@@ -144,7 +156,7 @@ def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> 
             pixels = special(image, file, max_pixels)
             turn = 1 if image is None or image.format == "TIFF" else orientation(image)
             shown = decode(image, file, 3, max_pixels, decoding)
-    except Exception as error:  # as in `decode_file`
+    except Exception as error:  # as in `read_image`
         raise unreadable(path, error) from error
     assert isinstance(shown, Image.Image)
     if pixels is not None and turn != 1:

@@ -9,8 +9,7 @@ from vtk.data.decoding.bands import Bands, to_bands
 from vtk.data.decoding.decode import decode
 from vtk.data.decoding.images import MAX_PIXELS, orientation, reason, to_rgb, upright
 from vtk.data.decoding.pixels import Pixels, bands_of, rgb_of
-from vtk.data.decoding.rules import V0_1, Decoding
-from vtk.data.value_range import show_range
+from vtk.data.decoding.rules import V0_1, Decoding, show_range
 from vtk.errors import DataError, UsageError
 
 _KNOWN = range(1, 5)  # channels of Pillow's L, LA, RGB and RGBA

@@ -38,3 +38,13 @@ class Decoding:
 V0_1 = Decoding()
 SRGB = Decoding("srgb")
 """Of new runs, before a value range is settled."""
+
+
+def show_range(pair: tuple[float, float]) -> str:
+    """Return a range for people."""
+    return f"{show_value(pair[0])}…{show_value(pair[1])}"
+
+
+def show_value(value: float) -> str:
+    """Return a value for people: whole numbers without a point."""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

@@ -1,6 +1,5 @@
 """Batches of images that depend on the seed, the epoch and nothing else: not on the number of worker processes."""
 
-import itertools
 import os
 import random
 import signal
@@ -14,15 +13,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vtk.data.audit.result import Sample
-from vtk.data.decoding.bands import read_image
+from vtk.data.decoding.decode import read_image
 from vtk.data.decoding.images import MAX_PIXELS, unreadable
 from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.samplers import MASK, EpochSampler, mix
 from vtk.errors import DataError, UsageError
 
-_MASK = (1 << 64) - 1
 _PATIENCE = 5.0  # seconds between two looks of a worker for its main process
 Transform = Callable[[Any], Tensor]
 """From an RGB `PIL.Image.Image` or, for other than one or three channels, `Bands` to a tensor."""
@@ -94,34 +93,6 @@ class ImageReadError(DataError):
         super().__init__(text.strip().rpartition("\n")[2].rpartition("ImageReadError: ")[2])
 
 
-class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only.
-
-    A subclass gives another `order`.
-    """
-
-    def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
-        self.length, self.shuffle, self.seed, self.epoch, self.first = length, shuffle, seed, 0, 0
-
-    def set_epoch(self, epoch: int, first: int = 0) -> None:
-        """Choose the epoch (from 0) of the next pass, and the image of it (from 0) that the pass begins with."""
-        self.epoch, self.first = epoch, first
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return itertools.islice(self.order(), self.first, None)
-
-    def order(self) -> Iterator[tuple[int, int]]:
-        """Yield the whole epoch."""
-        epoch = self.epoch
-        if not self.shuffle:
-            return ((epoch, i) for i in range(self.length))
-        generator = torch.Generator().manual_seed(mix(self.seed, epoch, self.length))
-        return ((epoch, i) for i in torch.randperm(self.length, generator=generator).tolist())
-
-
 def make_loader(
     samples: Sequence[Sample],
     transform: Transform,
@@ -161,7 +132,7 @@ def make_loader(
         pin_memory=torch.cuda.is_available(),
         drop_last=drop_last,
         # torch draws a base seed per pass; from this generator, it leaves the caller's own sequence alone
-        generator=torch.Generator().manual_seed(seed & _MASK),
+        generator=torch.Generator().manual_seed(seed & MASK),
     )
 
 
@@ -187,17 +158,6 @@ def set_epoch(loader: Any, epoch: int, first: int = 0) -> None:
             return
         batches = getattr(batches, "batch_sampler", None)
     raise UsageError("this loader has no epochs to set; make it with vtk.data.make_loader")
-
-
-def mix(*values: int) -> int:
-    """Hash integers to one of 64 bits (splitmix64), so that neighbouring seeds give unrelated streams."""
-    state = 0
-    for value in values:
-        state = (state + (value & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state
 
 
 @contextmanager

@@ -7,7 +7,6 @@ that crashes on a damaged file takes down only a worker, after which the file at
 """
 
 import json
-import os
 import queue
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from vtk._path import child, environment, search_path
+from vtk.data.cpus import usable_cpus
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.decoding.rules import Rules
 from vtk.data.probing.probe import Probe, probe_all
@@ -24,13 +24,6 @@ _FEW_BYTES = 4_000_000
 """Below this many bytes in all, starting processes takes longer than decoding here."""
 
 _CODE = "import sys; sys.path[:0] = {path!r}; from vtk.data.probing.probe import serve; serve()"
-
-
-def usable_cpus() -> int:
-    """Return the number of CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def probe_many(

@@ -38,7 +38,7 @@ class Probe(NamedTuple):
         digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
         looks: its grid (`vtk.data.probing.fingerprint`), of which its fingerprint is made; empty for a bad
             file, and where it has none.
-        values: what an image of more than 8 bits holds (`vtk.data.value_range.Values.text`); empty of others.
+        values: what an image of more than 8 bits holds (`vtk.data.value_range.values.Values.text`); empty of others.
         colors: the embedded profile (`vtk.data.decoding.icc_profiles.profile_name`); empty where there is none.
     """
 
@@ -71,7 +71,7 @@ def content_digest(path: str | os.PathLike[str]) -> str:
 
 
 def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> Probe:
-    """Decode the whole file, as `vtk.data.decoding.bands.read_image` would; a JPEG in grey, a large one at an eighth
+    """Decode the whole file, as `vtk.data.decoding.decode.read_image` would; a JPEG in grey, a large one at an eighth
     of its size.
 
     Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size and to colours,
@@ -119,7 +119,7 @@ def _of_pixels(pixels: "Pixels", image: Image.Image | None, in_chans: int, diges
         ValueError: the model cannot take its bands.
     """
     from vtk.data.decoding.pixels import check_bands  # NumPy: only for such images
-    from vtk.data.value_range import measure
+    from vtk.data.value_range.values import measure
 
     check_bands(pixels, in_chans)
     found = measure(pixels)

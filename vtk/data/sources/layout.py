@@ -1,23 +1,21 @@
 """How a folder of images is organised: ``train/`` + ``val/``, or one set of class folders to be split here."""
 
 import contextlib
-import hashlib
 import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from vtk.data.sources.listing import Found, folders, is_hidden, loose_images, natural, note_rest, walk
-from vtk.data.sources.unused_files import Rest
-from vtk.errors import DataError, UsageError
+from vtk.data.sources.unused_files import LeftOut, Rest
+from vtk.errors import DataError
 from vtk.text import one_line
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "validation", "valid", "test", "testing")
 EXPECTED = "expected train/ and val/ (or validation/, valid/, test/), each with one folder per class, or class folders"
-T = TypeVar("T")
 
 Files = dict[str, list[Found]]
 """Class → its image files."""
@@ -54,6 +52,26 @@ class Part(NamedTuple):
     files: Files
     empty: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+class ImageSet(NamedTuple):
+    """A set of one label an image.
+
+    Attributes:
+        base: folder that names of files start at.
+        layout: where the parts are; of a table, both are the table.
+        parts: images to train on, and held-out ones.
+        left: files that are not used.
+        table: that says so, if one does.
+        notes: what else the user should know, one sentence each.
+    """
+
+    base: Path
+    layout: Layout
+    parts: tuple[Part, Part]
+    left: LeftOut
+    notes: tuple[str, ...] = ()
+    table: Path | None = None
 
 
 def find_layout(root: Path, classes: Sequence[str] | None = None) -> Layout:
@@ -186,30 +204,6 @@ def _empty_note(root: Path, names: Sequence[str], train: str, empty: Sequence[st
     beside = f"; not used either: {_some(others)}" if others else ""
     has = "has" if len(empty) == 1 else "have"
     return f"{_some(empty)} in {root} {has} no images: a part of {train}/ is held out in place of it{beside}"
-
-
-def split(files: Sequence[T], names: Sequence[str], fraction: float, seed: int) -> tuple[list[T], list[T]]:
-    """Divide one class into (train, held out).
-
-    The files with the smallest hashes of (seed, name) are held out: the same ones on every machine and in any order,
-    and adding a file moves few others. A class with two or more files has at least one in each part.
-
-    Args:
-        files: what to divide.
-        names: for each file its path below the folder of class folders, with ``/``.
-        fraction: to hold out, 0 ≤ fraction < 1.
-        seed: chooses another division.
-
-    Raises:
-        UsageError: ``fraction`` is out of range.
-    """
-    if not 0 <= fraction < 1:
-        raise UsageError(f"the held-out fraction is {fraction}; give 0 (none) or more, below 1")
-    count = min(max(int(len(files) * fraction + 0.5), 1), len(files) - 1) if fraction and len(files) > 1 else 0
-    keys = [hashlib.sha256(f"{seed}:{name}".encode("utf-8", "surrogateescape")).digest() for name in names]
-    held_out = set(sorted(range(len(files)), key=keys.__getitem__)[:count])
-    train = [file for i, file in enumerate(files) if i not in held_out]
-    return train, [file for i, file in enumerate(files) if i in held_out]
 
 
 def class_name(folder: str) -> str:

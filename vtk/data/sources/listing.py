@@ -103,32 +103,6 @@ def stat_file(root: Path, name: str) -> Found:
         return Found(name, 0, 0, 0)
 
 
-def list_images(path: Path) -> list[Path]:
-    """Return the image files of a folder, at any depth and naturally sorted; or ``path`` itself if it is a file.
-
-    A file given by name is returned whatever it is called; it shows on decoding whether it is an image. Of a table of
-    labels, the images that it names are returned.
-
-    Raises:
-        DataError: the path is absent or has no images.
-    """
-    from vtk.data.sources.table import is_table
-
-    path = Path(path)
-    if is_table(path):
-        from vtk.data.sources.columns import read_lines
-
-        return [
-            path.parent / name for name in natural({line.name for line in read_lines(path, None, "path,label").lines})
-        ]
-    if path.is_file():
-        return [path]
-    found = [path / name for name in natural(image.name for image in walk(path))]
-    if not found:
-        raise DataError(f"{path} has no images; give a file or a folder with {', '.join(sorted(SUFFIXES)[:6])} … files")
-    return found
-
-
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: Rest | None) -> Iterator[Found]:
     entries = sorted(_entries(Path(folder)), key=lambda entry: entry.name)
     here = os.stat(folder)

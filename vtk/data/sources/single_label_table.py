@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.data.sources.columns import Line, Lines, choose_parts, read_lines
-from vtk.data.sources.image_set import Gathered
 from vtk.data.sources.label_separators import joined_labels, looks_joined
-from vtk.data.sources.layout import Files, Layout, Part, class_name
+from vtk.data.sources.layout import Files, ImageSet, Layout, Part, class_name
 from vtk.data.sources.listing import Found, natural, stat_file
 from vtk.data.sources.unused_files import LeftOut
 from vtk.errors import DataError
@@ -17,7 +16,7 @@ FORM = "path,label"
 
 def gather_table(
     table: Path, classes: Sequence[str] | None, *, keep_empty: bool, separator: str | None = None
-) -> Gathered:
+) -> ImageSet:
     """Read a table; names of files start at its folder.
 
     Args:
@@ -74,7 +73,7 @@ def gather_table(
     held = bool(found["val"])
     layout = Layout("split" if held else "flat", table if found["train"] else None, table if held else None)
     sides = (Part(found["train"], empty), Part(found["val"]))
-    return Gathered(table.parent, layout, sides, LeftOut(lines=left), (*lines.notes, *notes), table)
+    return ImageSet(table.parent, layout, sides, LeftOut(lines=left), (*lines.notes, *notes), table)
 
 
 def _label(lines: Lines, line: Line) -> str:

@@ -15,7 +15,8 @@ from vtk.data.sources.layout import TRAIN_NAMES, VAL_NAMES
 from vtk.data.sources.listing import Found, folders, note_rest, walk
 from vtk.data.sources.timm_datasets import fetch, is_named
 from vtk.data.sources.unused_files import Rest, settle
-from vtk.data.value_range import judge, parse_option
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -85,7 +86,7 @@ def _scan_all(
         copies.refuse_leaks(root)
     left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
-    seen = judge(probes, decoding, config.value_range, config.in_chans)
+    seen = choose_scan_range(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",

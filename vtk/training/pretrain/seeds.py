@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vtk.data.audit.result import Sample
-from vtk.data.loading.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.training.engine.streams import Stream, batches
 from vtk.training.objectives.base import Batch
 

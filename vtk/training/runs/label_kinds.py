@@ -10,9 +10,7 @@ from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.data.audit.result import DataAudit
 from vtk.data.audit.scan import scan
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.loader import EpochSampler
-from vtk.data.loading.repeated_augmentation import RepeatSampler
-from vtk.data.loading.samplers import BalancedSampler, balanced_weights
+from vtk.data.loading.samplers import BalancedSampler, EpochSampler, RepeatSampler, balanced_weights
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.training.objectives.base import Classification

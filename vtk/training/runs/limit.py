@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.loading.loader import mix
+from vtk.data.loading.samplers import mix
 
 _PARTS = {"train": 0x71, "val": 0x7A}
 

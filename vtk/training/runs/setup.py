@@ -9,8 +9,9 @@ import torch
 from vtk.card import Transform
 from vtk.data.audit.scan import DataAudit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.image_transforms import TrainTransform, eval_transform, train_transform
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_transform import TrainTransform, train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
 from vtk.data.sources.layout import refuse_inside

@@ -15,7 +15,7 @@ from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
 from vtk.data.audit.scan import scan
-from vtk.data.loading.image_transforms import eval_transform
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
