@@ -246,7 +246,7 @@ class TestTexts:
         [
             ("a: " + "[" * 5000, "nested too deeply|levels"),
             ("{a: " * 5000, "nested too deeply|levels"),
-            ("a: &a [*a]", "levels, or holds itself"),
+            ("a: &a [*a]", "levels, or contains itself"),
             (
                 "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
                 + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)),

@@ -338,7 +338,7 @@ def test_the_audit_of_a_table(write: Write, tmp_path: Path, capsys: pytest.Captu
     assert main(["data", "audit", str(table), "--field-separator", "tabs"]) == 2
     assert "comma, semicolon, tab" in capsys.readouterr().err
     assert main(["data", "audit", str(table), "--label-separator", "|"]) == 2
-    assert "`--label-separator` is of several labels an image; give --multi-label" in capsys.readouterr().err
+    assert "`--label-separator` needs --multi-label; give both" in capsys.readouterr().err
     with pytest.raises(UsageError, match="one character"):
         single(table, field_separator="ab")
 
