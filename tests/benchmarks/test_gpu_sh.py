@@ -131,7 +131,7 @@ for name in {ABSENT}:
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import bank, breakdown, correct, e2e, one_run, roofline, summary, train
 from vtk.fused import fuse
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 correct.benches()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

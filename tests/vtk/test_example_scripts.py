@@ -12,7 +12,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, jaccard_score
 
-from vtk.data.loader import EpochSampler
+from vtk.data.loading.samplers import EpochSampler
 from vtk.packs.cards import read_card
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

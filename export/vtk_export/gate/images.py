@@ -6,7 +6,8 @@ from torch.nn import functional
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.images import MAX_PIXELS
+from vtk.data.decoding.images import MAX_PIXELS
+from vtk.data.loading.normalization import to_input
 from vtk.errors import DataError
 from vtk.runtime.images import Chosen
 
@@ -25,7 +26,7 @@ def gate_images(
         count: number of images.
         chosen: images, taken at even distances over the listing; missing ones are filled up.
         seed: of the random images.
-        max_pixels: a larger image cannot be read (`vtk.data.bands.pixel_limit` of the model's card).
+        max_pixels: a larger image cannot be read (`vtk.data.decoding.decode.pixel_limit` of the model's card).
 
     Returns:
         fp32 (count, in_chans, height, width), normalised.
@@ -50,12 +51,11 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
     pixels = functional.interpolate(coarse, size=spec.size, mode="bicubic", align_corners=False)
     low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
     pixels = (pixels - low) / (high - low).clamp_min(1e-6)
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (spec.mean, spec.std))
-    return (pixels - mean) / std
+    return to_input(pixels, spec)
 
 
 def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
-    from vtk.data.image_transforms import eval_transform, read_input
+    from vtk.data.loading.eval_transform import eval_transform, read_input
 
     paths = chosen.paths
     # an even distance walks through all class folders

@@ -70,10 +70,10 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | Non
         VerificationError: the file does not run.
         DataError: no image of ``--data`` can be read.
     """
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.image_transforms import eval_transform
-    from vtk.data.images import unreadable
-    from vtk.data.memory_images import take_image
+    from vtk.data.decoding.images import unreadable
+    from vtk.data.decoding.memory_images import take_image
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.loading.eval_transform import eval_transform
 
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
@@ -136,9 +136,8 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
 
 def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
-    from vtk.data.bands import pixel_limit
-    from vtk.data.decoding import read_raw
-    from vtk.data.raw_images import spread
+    from vtk.data.decoding.decode import pixel_limit, read_raw
+    from vtk.data.decoding.raw_images import spread
 
     spec = card.input
     if given is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.models.compile_errors import check_compiler
+from vtk.models.compiler import check_compiler
 from vtk.models.devices import dtype_name
 from vtk.models.fp32 import FullPrecision
 from vtk.readers import check_plain, reading

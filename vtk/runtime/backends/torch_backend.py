@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
-from vtk.models.compile_errors import check_compiler, failure, quiet
+from vtk.models.compiler import check_compiler, failure, quiet
 from vtk.models.fp32 import FullPrecision
 from vtk.runtime.source import Source
 
