@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from vtk.training.objective import Batch
+from vtk.training.objectives.base import Batch
 
 
 class Same:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vtk.fused.recording import no_collection
+from vtk.fused.capture import no_collection
 
 Times = tuple[float, float, float]
 """Median, 20th and 80th percentile in microseconds."""

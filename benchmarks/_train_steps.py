@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.training import policy
-from vtk.training.config import MODES, FinetuneConfig
+from vtk.training.engine.gradients import Means
+from vtk.training.engine.learner import Learner
+from vtk.training.engine.param_groups import make_optimizer
+from vtk.training.engine.precision import Bf16, Precision
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.static_step.graph import CudaRecorder
+from vtk.training.engine.static_step.step import WARM_UP, StaticStep
+from vtk.training.finetune_config import MODES, FinetuneConfig
 from vtk.training.frozen_ffn import apply_memory_mode
-from vtk.training.gradients import Means
-from vtk.training.learner import Learner
-from vtk.training.objective import Batch, Classification
-from vtk.training.optim import make_optimizer
-from vtk.training.parallel import Ranks
-from vtk.training.precision import Bf16, Precision
-from vtk.training.static_step.graph import CudaRecorder
-from vtk.training.static_step.step import WARM_UP, StaticStep
+from vtk.training.objectives.base import Batch, Classification
+from vtk.training.policies import policy
 
 AMP, FULL, TORCH = "full, AMP", "full, bf16", "attn, by torch"
 COMPILED, COMPILED_GRAPH = "full, compiled", "full, compiled, graph"

@@ -86,8 +86,8 @@ def measure(folder: Path, args: argparse.Namespace, side: int) -> dict[str, floa
     os.environ["VTK_HOME"] = str(folder / "home")
     from vtk.data.audit import scan
     from vtk.data.cache import cache_path
-    from vtk.training.config import FinetuneConfig
     from vtk.training.finetune import finetune
+    from vtk.training.finetune_config import FinetuneConfig
 
     data = folder / "photos"
     write_photos(data, args.images, side)

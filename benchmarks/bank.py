@@ -22,9 +22,9 @@ from _attempts import Attempts
 from _store import Deadline, Store, finish
 from torch import Tensor, nn
 
+from vtk.bank import TaskBank
+from vtk.bank.bench import in_turns
 from vtk.fused import fuse
-from vtk.serving import TaskBank
-from vtk.serving.bench import in_turns
 
 KEY = ("model", "px", "tasks", "images", "provider")
 BANK, BANK_FUSED, BANK_GRAPHED = "bank", "bank fused", "bank fused+graph"
@@ -40,7 +40,7 @@ def make_tasks(folder: Path, smoke: bool) -> list[object]:
     """Write two packs of one random base and return them loaded."""
     from vtk.card import Card
     from vtk.models.create import build_model
-    from vtk.tasks import load_task, save_task, store_base
+    from vtk.packs import load_task, save_task, store_base
 
     name = "vit_tiny_patch16_224" if smoke else "vit_base_patch16_224"
     kwargs = {"depth": 2, "embed_dim": 64, "num_heads": 2} if smoke else {}

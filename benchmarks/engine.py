@@ -24,16 +24,16 @@ from PIL import Image
 
 from vtk import console
 from vtk.card import InputSpec
+from vtk.data.image_transforms import train_transform
 from vtk.data.samples import Sample
-from vtk.data.transforms import train_transform
-from vtk.training import policy
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import Loop
-from vtk.training.objective import Batch, Classification
-from vtk.training.parallel import Ranks
-from vtk.training.precision import Fp32
-from vtk.training.rules import PlainStep
-from vtk.training.streams import ImageStream
+from vtk.training.engine.fit import Loop
+from vtk.training.engine.precision import Fp32
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.step_rule import PlainStep
+from vtk.training.engine.streams import ImageStream
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.base import Batch, Classification
+from vtk.training.policies import policy
 
 RANKS = Ranks(torch.device("cpu"))
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true", help="only for trying out this script")
     args = parser.parse_args()
     if not args.skip_tests:
-        _rows.require_green(["tests/vtk/training/test_engine.py", "tests/vtk/training/test_policy.py"])
+        _rows.require_green(["tests/vtk/training/engine/test_fit.py", "tests/vtk/training/policies/test_policy.py"])
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = [

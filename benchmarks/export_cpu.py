@@ -25,8 +25,8 @@ from PIL import Image
 
 from vtk import console
 from vtk.runtime import open_source
-from vtk_export.config import OnnxConfig
-from vtk_export.onnx import export_onnx
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import export_onnx
 
 NAME = "vit_small_patch16_224"
 COMPARED = (  # side, of which, bound of the time at batch 1 and 8, bound of the bytes
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true", help="only for trying out this script")
     args = parser.parse_args()
     if not args.skip_tests:
-        _rows.require_green(["tests/export/test_onnx.py", "tests/export/test_quantize.py"])
+        _rows.require_green(["tests/export/onnx/test_export.py", "tests/export/test_quantize.py"])
     threads = args.threads or torch.get_num_threads()
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:

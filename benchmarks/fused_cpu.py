@@ -87,8 +87,8 @@ def compare(found: Tensor, wanted: Tensor, what: str) -> None:
 def exported(fused: bool, folder: Path, name: str) -> Path:
     """Export a random model, verified, and return the file."""
     from vtk.runtime.source import open_source
-    from vtk_export.config import OnnxConfig
-    from vtk_export.onnx import export_onnx
+    from vtk_export.onnx.config import OnnxConfig
+    from vtk_export.onnx.export import export_onnx
 
     out = folder / ("fused" if fused else "parallel")
     config = OnnxConfig(out=out, opset=OPSET, fuse=fused)
@@ -126,7 +126,7 @@ def onnx_latency(batches: Sequence[int], rounds: int, threads: int, smoke: bool)
 def onnx_nodes() -> dict[str, object]:
     """Count the nodes of two blocks: those of a model of four less those of a model of two."""
     from vtk.card import InputSpec
-    from vtk_export.onnx import convert, export_form
+    from vtk_export.onnx.export import convert, export_form
 
     def nodes(depth: int, fused: bool) -> int:
         kwargs = {"depth": depth, "embed_dim": 64, "num_heads": 2, "num_classes": 10}
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.smoke:
         if args.rounds < 7:
             parser.error(f"`--rounds` is {args.rounds}; a median needs at least 7")
-        _rows.require_green(["tests/vtk/fused", "tests/export/test_onnx.py"])
+        _rows.require_green(["tests/vtk/fused", "tests/export/onnx/test_export.py"])
     threads = args.threads or int(_rows.cpu_name().rpartition(",")[2].split()[0])
     torch.set_num_threads(threads)
     rounds = 1 if args.smoke else args.rounds

@@ -20,8 +20,8 @@ import timm
 import torch
 
 from vtk import console
-from vtk.analysis.losses import CrossEntropy
-from vtk.analysis.second_order import hessian_product
+from vtk.analysis.probes.losses import CrossEntropy
+from vtk.analysis.probes.second_order import hessian_product
 
 BOUND = 3.5
 
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true", help="only for trying out this script")
     args = parser.parse_args()
     if not args.skip_tests:
-        _rows.require_green(["tests/vtk/analysis/test_hessian.py"])
+        _rows.require_green(["tests/vtk/analysis/measures/test_hessian.py"])
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)

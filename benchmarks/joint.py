@@ -54,7 +54,7 @@ def main() -> None:
     if len(args.task) < 2:
         parser.error("give --task twice or more")
     if not args.skip_tests:
-        _rows.require_green(["tests/vtk/training/test_joint.py", "tests/vtk/training/test_joint_model.py"])
+        _rows.require_green(["tests/vtk/training/runs/test_joint.py", "tests/vtk/training/runs/test_joint_model.py"])
     common = ["--model", args.model, "--epochs", args.epochs, "--batch-size", args.batch_size, "--workers", "0"]
     common += ["--memory", "plain", *(["--weights", args.weights] if args.weights else [])]
     alone, peaks, extra = {}, [], 0

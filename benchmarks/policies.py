@@ -37,8 +37,8 @@ def main() -> None:
         _rows.require_green(["tests/vtk/training"])
 
     from vtk import console
-    from vtk.training.config import FinetuneConfig
     from vtk.training.finetune import finetune
+    from vtk.training.finetune_config import FinetuneConfig
 
     base = FinetuneConfig(
         data=args.data, weights=args.weights, model=args.model, img_size=args.img_size, epochs=args.epochs,

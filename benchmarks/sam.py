@@ -17,16 +17,16 @@ import torch
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.training import policy
-from vtk.training.adversarial import Adversary
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import Loop
-from vtk.training.objective import Batch, Classification
-from vtk.training.parallel import Ranks
-from vtk.training.policy import PolicyName
-from vtk.training.precision import make_precision
-from vtk.training.rules import PlainStep, StepRule
-from vtk.training.sam import Ascent
+from vtk.training.engine.fit import Loop
+from vtk.training.engine.precision import make_precision
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.step_rule import PlainStep, StepRule
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.base import Batch, Classification
+from vtk.training.policies import policy
+from vtk.training.policies.policy import PolicyName
+from vtk.training.step_rules.adversarial import Adversary
+from vtk.training.step_rules.sam import Ascent
 
 BOUND = 2.1
 STEPS = 2  # of a round
@@ -86,7 +86,9 @@ def main() -> None:
     parser.add_argument("--skip-tests", action="store_true", help="only for trying out this script")
     args = parser.parse_args()
     if not args.skip_tests:
-        _rows.require_green(["tests/vtk/training/test_sam.py", "tests/vtk/training/test_adversarial.py"])
+        _rows.require_green(
+            ["tests/vtk/training/step_rules/test_sam.py", "tests/vtk/training/step_rules/test_adversarial.py"]
+        )
     if args.threads:
         torch.set_num_threads(args.threads)
     cases = [(args.model, train, args.img_size, args.batch_size, args.rounds, args.device) for train in args.train]

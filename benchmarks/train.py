@@ -37,8 +37,8 @@ from _train_steps import (
 from torch import Tensor
 
 from vtk import console
-from vtk.training import policy
 from vtk.training.frozen_ffn.estimate import footprints
+from vtk.training.policies import policy
 
 KEY = ("model", "px", "batch", "config")
 STEPS = 15

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 
-from vtk.tasks.load import load_task
-from vtk.tasks.merge import merge_task
-from vtk.training.config import FinetuneConfig
+from vtk.packs.load import load_task
+from vtk.packs.merge import merge_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 
 MODEL = "vit_tiny_patch16_224"
 

@@ -182,12 +182,13 @@ def simulated_cuda(monkeypatch: pytest.MonkeyPatch) -> SimulatedCuda:
 @pytest.fixture
 def on_a_card(simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> SimulatedCuda:
     """The same, and fused models on the CPU take themselves for models on a card, without kernels."""
-    from vtk.fused import admission, graphed
+    from vtk.fused import admission
+    from vtk.fused import graph_module as graphed
 
     def admitted(images: Tensor, device: Any = None) -> bool:
         return admission.admitted(images, torch.device("cuda"))
 
-    monkeypatch.setattr("vtk.fused.graphs.admitted", admitted)
+    monkeypatch.setattr("vtk.fused.model_graphs.admitted", admitted)
     monkeypatch.setattr(graphed.Graphed, "_blank", _blank)
     return simulated_cuda
 

@@ -11,7 +11,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.options import expect
-from vtk.runtime.backend import check_backend
+from vtk.runtime.backends.base import check_backend
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.prediction import PredictResult, predict_images
 from vtk.runtime.source import Opening, Source, open_source
@@ -118,7 +118,7 @@ def runnable(source: Source, backend: str | None) -> Iterator[Source]:
         yield source
         return
     check_backend(backend)
-    from vtk_export.onnx import temporary_onnx  # takes packages that a machine which only evaluates may lack
+    from vtk_export.onnx.export import temporary_onnx  # takes packages that a machine which only evaluates may lack
 
     with temporary_onnx(source) as made:
         yield made

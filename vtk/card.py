@@ -119,7 +119,7 @@ class BaseRef:
 
 @dataclass(frozen=True)
 class Transform:
-    """One change made to the architecture after the base was loaded (`vtk.models.transforms`)."""
+    """One change made to the architecture after the base was loaded (`vtk.models.model_transforms`)."""
 
     op: str
     args: dict[str, Any] = field(default_factory=dict)

@@ -93,8 +93,8 @@ class Job:
         """Fine-tune, as `vtk finetune` does, and return what came of it."""
 
         def go(out: Path, common: Settings) -> tuple[list[dict[str, float]], Path]:
-            from vtk.training.config import FinetuneConfig
             from vtk.training.finetune import finetune
+            from vtk.training.finetune_config import FinetuneConfig
 
             found = finetune(FinetuneConfig(out=out, **{**common, **options}))
             return found.rows, found.task_last
@@ -119,7 +119,7 @@ class Job:
         if mark.is_file():
             kept = json.loads(mark.read_text(encoding="utf-8"))
             return Trained(kept["numbers"], Path(kept["weights"]) if kept["weights"] else None)
-        from vtk.training.engine import DivergedError
+        from vtk.training.engine.fit import DivergedError
 
         shutil.rmtree(out, ignore_errors=True)
         common = {

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vtk.data.audit import scan
+from vtk.data.image_transforms import eval_transform
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform
-from vtk.tasks.load import Task, load_checkpoint
+from vtk.packs.load import Task, load_checkpoint
 
 
 def load(weights: Path) -> Task:

@@ -19,18 +19,18 @@ from shared import MODEL, check_shared, train_base, train_classifier
 
 from vtk.card import Card
 from vtk.data.audit import Sample
+from vtk.data.image_transforms import eval_transform, train_transform
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform, train_transform
 from vtk.files import prepare_output
 from vtk.models import create_model
-from vtk.tasks.load import load_task
-from vtk.tasks.pack import save_task
-from vtk.training import policy
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import fit
-from vtk.training.parallel import Ranks
-from vtk.training.precision import make_precision
-from vtk.training.streams import ImageStream
+from vtk.packs.load import load_task
+from vtk.packs.pack import save_task
+from vtk.training.engine.fit import fit
+from vtk.training.engine.precision import make_precision
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.streams import ImageStream
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.policies import policy
 
 KWARGS = ("patch_size=8", "embed_dim=96", "depth=4", "num_heads=3")
 EMBEDDING = 64  # numbers that describe a picture

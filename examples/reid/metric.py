@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.data.loader import EpochSampler, mix
-from vtk.training.objective import Batch
+from vtk.training.objectives.base import Batch
 
 
 class PkSampler(EpochSampler):

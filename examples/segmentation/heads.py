@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.data.loader import mix
-from vtk.training.objective import Batch
+from vtk.training.objectives.base import Batch
 
 
 class Linear(nn.Module):

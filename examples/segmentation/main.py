@@ -20,14 +20,14 @@ from vtk.card import Card, Transform
 from vtk.files import prepare_output
 from vtk.formats import save_tensors
 from vtk.models import create_model
-from vtk.models.files import read_safetensors
-from vtk.models.parts import head_names
-from vtk.tasks.load import load_task
-from vtk.tasks.pack import save_task
-from vtk.training import policy
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import fit
-from vtk.training.precision import make_precision
+from vtk.models.task_parameters import head_names
+from vtk.models.weight_files import read_safetensors
+from vtk.packs.load import load_task
+from vtk.packs.pack import save_task
+from vtk.training.engine.fit import fit
+from vtk.training.engine.precision import make_precision
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.policies import policy
 
 KWARGS = ("patch_size=4", "embed_dim=64", "depth=4", "num_heads=2")
 BLOCKS = (1, 2, 3)

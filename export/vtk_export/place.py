@@ -18,8 +18,8 @@ from vtk.formats import write_json
 from vtk.locks import hold_folder
 from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, tail_says
 from vtk.nodes import HIDDEN
-from vtk.runtime import digests
-from vtk.runtime.facts import PLAIN, Facts
+from vtk.runtime import weight_digests as digests
+from vtk.runtime.export_facts import PLAIN, Facts
 from vtk_export.readme import IS_OURS, README
 
 INLINE_LIMIT = 1_800_000_000

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from vtk.card import Card
 from vtk.markdown import span
 from vtk.marks import begins
-from vtk.tasks.prepare_code import prepare_code
-from vtk.tasks.readme import card_sections, classify_code, code_block, shares_code
-from vtk_export.preproc import RAW_TYPES
-from vtk_export.sizes import Sizes
+from vtk.packs.prepare_code import prepare_code
+from vtk.packs.readme import card_sections, classify_code, code_block, shares_code
+from vtk_export.graph.preproc import RAW_TYPES
+from vtk_export.graph.sizes import Sizes
 
 README = "README.md"
 ONNX, TENSORRT, TASKS = "# An ONNX file of ", "# A TensorRT export of ", "# ONNX files of several tasks"

@@ -24,8 +24,8 @@ EQUAL = Claim("A", "parallel", "as accurate", "top1", "x", "y", 1, 0.02)
 
 @pytest.fixture(scope="module")
 def page():
-    """docs/papers.py, whose name is also that of the benchmarks' package."""
-    spec = importlib.util.spec_from_file_location("papers_page", REPO / "docs" / "papers.py")
+    """docs/_generate/papers.py, whose name is also that of the benchmarks' package."""
+    spec = importlib.util.spec_from_file_location("papers_page", REPO / "docs" / "_generate" / "papers.py")
     module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
     spec.loader.exec_module(module)
@@ -182,7 +182,7 @@ def test_a_run_that_was_done_is_not_trained_again_and_a_torn_one_is(tmp_path, mo
 
 def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeypatch):
     import vtk.training.train as module
-    from vtk.training.engine import DivergedError
+    from vtk.training.engine.fit import DivergedError
 
     def diverge(config):
         raise DivergedError("loss is nan")

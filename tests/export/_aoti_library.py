@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vtk.card import Card
-from vtk.runtime import aoti_backend
+from vtk.runtime.backends import aoti_backend
 
 Model = Callable[[Tensor], Tensor]
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"

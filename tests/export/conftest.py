@@ -26,7 +26,7 @@ from tests.export._fake_server import load  # noqa: F401 - a fixture
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model
-from vtk.tasks.pack import save_task
+from vtk.packs.pack import save_task
 
 _registry = ONNXRegistry.from_torchlib.__func__
 
@@ -173,6 +173,6 @@ def _faker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
                 fault(proto)
             return proto
 
-        monkeypatch.setattr("vtk_export.build.convert", convert)
+        monkeypatch.setattr("vtk_export.graph.build.convert", convert)
 
     return use

@@ -14,9 +14,9 @@ from onnx import numpy_helper
 
 from vtk.__main__ import main
 from vtk.errors import DataError
-from vtk.runtime import digests
-from vtk.runtime.digests import check_archive, content_digest, file_digest
+from vtk.runtime import weight_digests as digests
 from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.weight_digests import check_archive, content_digest, file_digest
 
 Export = Callable[..., Path]
 
@@ -90,7 +90,7 @@ def test_the_data_file_of_another_export_is_refused(export: Export) -> None:
 
 def test_a_file_is_hashed_again_when_it_changed_and_not_before(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
     path = export("out")
-    monkeypatch.setattr("vtk.runtime.digests._RACY_NS", 0)
+    monkeypatch.setattr("vtk.runtime.weight_digests._RACY_NS", 0)
     open_onnx(path)
     read: list[str] = []
     inside = digests._inside

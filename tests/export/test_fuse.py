@@ -20,8 +20,8 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.runtime.source import Source
-from vtk_export.config import OnnxConfig
-from vtk_export.onnx import choose_form, convert, export_form, export_onnx
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import choose_form, convert, export_form, export_onnx
 
 SIZE = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 
@@ -154,7 +154,7 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
         seen.append(divide_scores)
         raise DataError("far enough")
 
-    monkeypatch.setattr("vtk_export.build.choose_form", form)
+    monkeypatch.setattr("vtk_export.graph.build.choose_form", form)
     with pytest.raises(DataError, match="far enough"):
         export_onnx(given(2), OnnxConfig(out=tmp_path / "onnx", **options), show=False)
     assert seen == [divides]
@@ -213,7 +213,7 @@ def test_the_flag_has_three_states(
         seen.append(config.fuse)
         raise DataError("far enough")
 
-    monkeypatch.setattr("vtk_export.onnx.export_onnx", export)
+    monkeypatch.setattr("vtk_export.onnx.export.export_onnx", export)
     assert main(["export", "onnx", *flag, "test_vit", "--no-pretrained", "--out", str(tmp_path)]) == 3
     assert seen == [expected]
 

@@ -15,10 +15,10 @@ from vtk.__main__ import main
 from vtk.data.audit import scan
 from vtk.data.record import record_of
 from vtk.errors import DataError, UsageError
-from vtk.runtime.given import folders_of, give_images
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.tasks.pack import update_card
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
+from vtk.packs.pack import update_card
+from vtk.runtime.data_option import folders_of, give_images
 
 
 @pytest.fixture

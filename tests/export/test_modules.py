@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
-from vtk.runtime.backend import load_backend
+from vtk.runtime.backends.base import load_backend
 from vtk.runtime.evaluation import evaluate_source
 from vtk.runtime.prediction import predict_images
 from vtk.runtime.source import open_source
-from vtk_export.aoti import export_aoti
-from vtk_export.aoti_config import AotiConfig
-from vtk_export.config import OnnxConfig
-from vtk_export.onnx import export_onnx
+from vtk_export.aoti.config import AotiConfig
+from vtk_export.aoti.export import export_aoti
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import export_onnx
+from vtk_export.tensorrt.config import TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt
-from vtk_export.tensorrt_config import TensorrtConfig
 
 CLASSES = ("blue", "green", "red")
 

@@ -14,10 +14,10 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.data.transforms import eval_transform, read_input
-from vtk.tasks.checkpoint_readme import page_beside
-from vtk_export.config import OnnxConfig
-from vtk_export.onnx import export_onnx
+from vtk.data.image_transforms import eval_transform, read_input
+from vtk.packs.checkpoint_readme import page_beside
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import export_onnx
 from vtk_export.readme import onnx_page, tasks_page
 
 ALONE = Path(__file__).with_name("_alone.py")

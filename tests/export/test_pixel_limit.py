@@ -10,14 +10,15 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data import bands, decoding, images, transforms
+from vtk.data import bands, decoding, images
+from vtk.data import image_transforms as transforms
 from vtk.data.listing import list_images
 from vtk.errors import DataError
+from vtk.packs.cards import read_card
+from vtk.packs.pack import update_card
 from vtk.runtime.images import Chosen
 from vtk.runtime.photographs import Photographs
-from vtk.tasks.cards import read_card
-from vtk.tasks.pack import update_card
-from vtk_export.images import gate_images
+from vtk_export.gate.images import gate_images
 
 LIMIT = 2399  # the photographs have 2400 pixels, but one
 SPEC = InputSpec(32, 48)

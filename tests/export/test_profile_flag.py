@@ -16,7 +16,7 @@ def test_latency_is_left_beside_the_file_and_goes_with_the_next_export(
     packed, fake_exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_exporter()
-    monkeypatch.setattr("vtk.profiling.exported.SECONDS", 0.05)
+    monkeypatch.setattr("vtk.profiling.export_profile.SECONDS", 0.05)
     out = tmp_path / "onnx"
     argv = ["export", "onnx", str(packed.path), "--out", str(out), "--threads", "1", "--json"]
     assert main([*argv, "--profile", "1,3"]) == 0
@@ -69,7 +69,7 @@ def test_work_of_a_fused_operator_is_not_guessed(exported, tmp_path: Path) -> No
     assert work_of_onnx(tmp_path / "m.onnx") is None
 
 
-SECONDS = "vtk.profiling.exported.SECONDS"
+SECONDS = "vtk.profiling.export_profile.SECONDS"
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def raw(calm, exported_calm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a file that takes bytes of decoded images."""
     out = tmp_path_factory.mktemp("raw")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vtk_export.build.convert", lambda *_, **__: exported_calm.proto)
+        patch.setattr("vtk_export.graph.build.convert", lambda *_, **__: exported_calm.proto)
         patch.setattr(SECONDS, 0.02)
         argv = ["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", "--with-preproc"]
         assert main([*argv, "--profile", "1,3"]) == 0

@@ -16,12 +16,12 @@ from onnx import TensorProto, numpy_helper
 
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
-from vtk.runtime.given import give_images
-from vtk.runtime.ort_quantize import quantize_static
+from vtk.runtime.backends.ort_quantize import quantize_static
+from vtk.runtime.data_option import give_images
 from vtk.runtime.photographs import Photographs
-from vtk_export.config import OnnxConfig
-from vtk_export.judge import Judgement, check_judgement
-from vtk_export.limits import LIMITS
+from vtk_export.gate.judge import Judgement, check_judgement
+from vtk_export.gate.limits import LIMITS
+from vtk_export.onnx.config import OnnxConfig
 
 
 @pytest.fixture

@@ -16,19 +16,19 @@ import torch
 from PIL import Image
 
 from tests.export.conftest import TIMM
-from tests.export.test_preproc import identity
+from tests.export.graph.test_preproc import identity
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec
+from vtk.data.decoding_rules import Decoding
+from vtk.data.image_transforms import eval_transform
 from vtk.data.memory_images import take_image
-from vtk.data.rules import Decoding
-from vtk.data.transforms import eval_transform
 from vtk.models.create import build_model
-from vtk.tasks.base import store_base
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.tasks.pack import save_task
-from vtk_export.preproc import prepend
+from vtk.packs.base_files import store_base
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
+from vtk.packs.pack import save_task
+from vtk_export.graph.preproc import prepend
 from vtk_export.triton.files import decoding_code
 from vtk_export.triton.served import vtk_images
 from vtk_export.triton.steps import raw_slot
@@ -38,7 +38,7 @@ TWELVE: dict[str, Any] = {"decoding": "srgb", "value_range": ((0.0, 4095.0),), "
 
 
 def levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """The formula of docs/data.md, in NumPy."""
+    """The formula of docs/guides/data.md, in NumPy."""
     values = np.where(np.isnan(values.astype(np.float64)), low, values.astype(np.float64))
     return np.clip(np.rint((values - low) * (255 / (high - low))), 0, 255).astype(np.uint8)
 

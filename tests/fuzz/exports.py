@@ -24,8 +24,8 @@ def _make_onnx(folder: Path) -> None:
 def _read_onnx(folder: Path, file: Path) -> None:
     from vtk.profiling.onnx_work import work_of_onnx
     from vtk.runtime.onnx_file import open_onnx
-    from vtk_export.tensorrt.lint import lint, load
-    from vtk_export.tensorrt_config import parse_version
+    from vtk_export.lint.lint import lint, load
+    from vtk_export.tensorrt.config import parse_version
 
     for read in (
         lambda: open_onnx(file, many=True),
@@ -51,7 +51,7 @@ def _make_aoti(folder: Path) -> None:
 
 
 def _read_aoti(folder: Path, file: Path) -> None:
-    from vtk.runtime.aoti_backend import device_of, is_ours, open_aoti
+    from vtk.runtime.backends.aoti_backend import device_of, is_ours, open_aoti
 
     assert is_ours(file) in (True, False)
     source = open_aoti(file)
@@ -73,13 +73,13 @@ def _make_engine(folder: Path) -> None:
 
 
 def _read_engine(folder: Path, file: Path) -> None:
-    from vtk.runtime.engine import open_engine
+    from vtk.runtime.engine_files import open_engine
 
     assert open_engine(folder / "model.engine").card.classes
 
 
 def _read_repository(folder: Path, file: Path) -> None:
-    from vtk_export.many.index import known_files
+    from vtk_export.tasks.index import known_files
     from vtk_export.triton.packs import has_base
     from vtk_export.triton.publish import find_existing
 

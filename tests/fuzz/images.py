@@ -53,10 +53,10 @@ def _make_images(folder: Path) -> None:
 def _read_image(folder: Path, file: Path) -> None:
     from vtk.card import InputSpec
     from vtk.data.decoding import decode_file, read_raw
+    from vtk.data.decoding_rules import V0_1 as OLD
+    from vtk.data.decoding_rules import Decoding
     from vtk.data.images import load_image
-    from vtk.data.probe import probe
-    from vtk.data.rules import V0_1 as OLD
-    from vtk.data.rules import Decoding
+    from vtk.data.probe_file import probe
 
     wide = Decoding("srgb", ((0.0, 65535.0),), "uint16")
     spec = InputSpec(32, 32, decoding="srgb")

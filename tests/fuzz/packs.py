@@ -12,7 +12,7 @@ from tests.fuzz.structured import pickled
 
 
 def _read_pack(folder: Path, file: Path) -> None:
-    from vtk.tasks import load_task
+    from vtk.packs import load_task
 
     task = load_task(folder, base=V0_1 / "base.safetensors")
     _check_task(task)
@@ -28,19 +28,19 @@ def _check_task(task: Any) -> None:
 
 
 def _read_checkpoint(folder: Path, file: Path) -> None:
-    from vtk.tasks import load_checkpoint
+    from vtk.packs import load_checkpoint
 
     _check_task(load_checkpoint(file))
 
 
 def _read_bundle(folder: Path, file: Path) -> None:
-    from vtk.tasks.hub import check_pack
+    from vtk.packs.hub import check_pack
 
     check_pack(folder)
 
 
 def _read_adapter(folder: Path, file: Path) -> None:
-    from vtk.tasks.from_peft import from_peft
+    from vtk.packs.from_peft import from_peft
 
     out = folder.parent / "adapted"
     shutil.rmtree(out, ignore_errors=True)
@@ -49,7 +49,7 @@ def _read_adapter(folder: Path, file: Path) -> None:
 
 
 def _read_state(folder: Path, file: Path) -> None:
-    from vtk.training.checkpoint import load_state
+    from vtk.training.runs.resume_state import load_state
 
     found = load_state(folder)
     assert len(found.fit.rows) == found.fit.epoch

@@ -19,7 +19,7 @@ def _make_yaml(folder: Path) -> None:
 
 def _read_yaml(folder: Path, file: Path) -> None:
     from vtk.options.files import read_values
-    from vtk.training.config import FinetuneConfig
+    from vtk.training.finetune_config import FinetuneConfig
 
     values = read_values(file, FinetuneConfig, "--config")
     FinetuneConfig(**{"data": Path("x"), **values})
@@ -67,7 +67,7 @@ def _read_analysis(folder: Path, file: Path) -> None:
 def _make_cache(folder: Path) -> None:
     import PIL
 
-    from vtk.data.probe import EMPTY
+    from vtk.data.probe_file import EMPTY
 
     entry = [[10, 20, 30], list(EMPTY)]
     (folder / "cache.json").write_text(
@@ -119,7 +119,7 @@ def _read_choices(folder: Path, file: Path) -> None:
 def _read_run(folder: Path, file: Path) -> None:
     """What marks, journals, locks and caches read must never raise at all."""
     from vtk import filesets, locks, marks
-    from vtk.training.outputs import _PLOT
+    from vtk.training.runs.outputs import _PLOT
 
     for mark in (
         marks.json_with("a"),

@@ -40,7 +40,7 @@ def _make_torch(folder: Path) -> None:
 
 
 def _read_weights(folder: Path, file: Path) -> None:
-    from vtk.models.files import read_weights
+    from vtk.models.weight_files import read_weights
 
     found = read_weights(file).tensors
     assert sum(t.numel() * t.element_size() for t in found.values()) <= 4 * file.stat().st_size + (64 << 20)
@@ -51,7 +51,7 @@ def _read_weights(folder: Path, file: Path) -> None:
 
 
 def _read_base(folder: Path, file: Path) -> None:
-    from vtk.models.weights import read_base
+    from vtk.models.weight_sources import read_base
 
     found, notes = read_base(NAME, KWARGS, file)
     assert all(value.float().isfinite().all() for value in found.tensors.values() if value.is_floating_point())

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from vtk.card import Card
 from vtk.models.create import build_model
-from vtk.tasks import save_task
+from vtk.packs import save_task
 
 NAME = "vit_tiny_patch16_224"
 KWARGS = {"depth": 2, "embed_dim": 48, "num_heads": 2}

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vtk.__main__ import main
-from vtk.tasks import load_task
+from vtk.packs import load_task
 
 pytestmark = pytest.mark.peers
 

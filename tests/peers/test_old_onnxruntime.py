@@ -13,7 +13,7 @@ from PIL import Image
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model
-from vtk.tasks.pack import save_task
+from vtk.packs.pack import save_task
 
 pytestmark = pytest.mark.peers
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk.models.create import build_model
-from vtk.tasks import load_task, save_task
+from vtk.packs import load_task, save_task
 
 NAME = "vit_tiny_patch16_224"
 TINY = {"depth": 2, "embed_dim": 32, "num_heads": 2, "patch_size": 8}

@@ -25,11 +25,11 @@ from PIL import Image
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
+from vtk.data.image_transforms import eval_transform
 from vtk.data.images import load_image
-from vtk.data.transforms import eval_transform
-from vtk.tasks.load import read_card
+from vtk.packs.load import read_card
+from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
-from vtk_export.triton_config import TritonConfig
 
 pytestmark = pytest.mark.server
 

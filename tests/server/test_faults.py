@@ -15,8 +15,8 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
-from vtk_export.triton_config import TritonConfig
 
 pytestmark = pytest.mark.server
 

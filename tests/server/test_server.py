@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+from vtk.data.image_transforms import eval_transform
 from vtk.data.images import load_image
-from vtk.data.transforms import eval_transform
-from vtk.tasks.cards import read_card
+from vtk.packs.cards import read_card
+from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
-from vtk_export.triton_config import TritonConfig
 
 pytestmark = pytest.mark.server
 

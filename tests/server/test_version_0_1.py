@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from vtk.data.image_transforms import eval_transform
 from vtk.data.images import load_image
-from vtk.data.transforms import eval_transform
-from vtk.tasks.cards import read_card
+from vtk.packs.cards import read_card
 
 pytestmark = pytest.mark.server
 

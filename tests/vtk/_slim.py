@@ -97,8 +97,8 @@ def logits(name: str) -> Any:
 def pixels(card: Any) -> Any:
     import torch
 
+    from vtk.data.image_transforms import eval_transform
     from vtk.data.images import load_image
-    from vtk.data.transforms import eval_transform
 
     images = json.loads(Path("logits.json").read_text())["images"]
     return torch.stack([eval_transform(card.input)(load_image(path)) for path in images])
@@ -109,7 +109,7 @@ def bank() -> None:
     import numpy as np
 
     import vtk
-    from vtk.serving import TaskBank
+    from vtk.bank import TaskBank
 
     both = TaskBank("base.safetensors")
     names = ("digits", "parity")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vtk.card import BaseRef, Card, InputSpec, ModelSpec, Transform
 from vtk.errors import DataError
-from vtk.tasks.load import card_metadata
+from vtk.packs.load import card_metadata
 
 CARD = Card(
     model=ModelSpec("vit_tiny_patch16_224", {"depth": 2}),

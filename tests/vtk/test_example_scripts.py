@@ -16,7 +16,7 @@ from sklearn.metrics import average_precision_score, jaccard_score
 from tests.vtk._example_output import RECORDED, differences
 from tests.vtk._example_output import run as run_recorded
 from vtk.data.loader import EpochSampler
-from vtk.tasks.cards import read_card
+from vtk.packs.cards import read_card
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -17,7 +17,7 @@ from tests.vtk._faults import files_below, tree
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model
-from vtk.tasks import save_task
+from vtk.packs import save_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs limits and mounts of Linux")
 

@@ -14,8 +14,8 @@ import torch
 from tests.vtk._faults import failing_at, files_below, killed_at, tree
 from vtk import files, formats
 from vtk.errors import DataError
-from vtk.training import checkpoint
-from vtk.training.result import FitState
+from vtk.training.engine.result import FitState
+from vtk.training.runs import resume_state as checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, signals and limits of Linux")
 

@@ -16,7 +16,7 @@ import pytest
 
 from vtk import locks
 from vtk.errors import DataError
-from vtk.training.outputs import hold_run
+from vtk.training.runs.outputs import hold_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and signals")
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import vtk
 from vtk.__main__ import main
-from vtk.data.demo import write_digits
+from vtk.data.digits import write_digits
 
 KWARGS = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2}
 FLAGS = [

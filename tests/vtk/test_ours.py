@@ -13,14 +13,14 @@ from PIL import Image
 from vtk import html, marks
 from vtk.analysis.run import marks as analysis_marks
 from vtk.errors import DataError
+from vtk.packs.bundle import PACK_MARKS
+from vtk.packs.to_peft import _MARKS as ADAPTER
 from vtk.profiling.report import MARKS as PROFILE
 from vtk.runtime.evaluation import MARKS as EVALUATION
-from vtk.tasks.bundle import PACK_MARKS
-from vtk.tasks.peft import _MARKS as ADAPTER
-from vtk.training import outputs
-from vtk_export.many.index import known_files
-from vtk_export.many.index import marks as tasks_marks
+from vtk.training.runs import outputs
 from vtk_export.place import MARKS as EXPORT
+from vtk_export.tasks.index import known_files
+from vtk_export.tasks.index import marks as tasks_marks
 
 MADE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
 OLD_PAGE = (

@@ -16,18 +16,18 @@ from safetensors.torch import save_file
 from vtk.card import Card
 from vtk.data import cache, table
 from vtk.data.images import load_image
-from vtk.data.named import _guarded
+from vtk.data.timm_datasets import _guarded
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.formats import read_json
 from vtk.locks import _read
-from vtk.models.files import read_weights
 from vtk.models.npz import read_npz
-from vtk.models.weights import read_base
+from vtk.models.weight_files import read_weights
+from vtk.models.weight_sources import read_base
 from vtk.options.files import read_values
+from vtk.packs.hub_errors import explained
 from vtk.readers import reading, short
 from vtk.runtime.source import open_source
-from vtk.tasks.hub_errors import explained
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 
 V0_1 = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
 

@@ -187,8 +187,8 @@ def test_plots_show_names_that_look_like_formulas(tmp_path: Path) -> None:
 
 def test_an_adapters_readme_shows_hostile_names_as_text() -> None:
     from vtk.card import BaseRef, Card, InputSpec, ModelSpec
-    from vtk.tasks.peft_readme import readme
-    from vtk.tasks.plain import PlainCall
+    from vtk.packs.peft_readme import readme
+    from vtk.packs.plain import PlainCall
 
     card = Card(ModelSpec("m`\n# x"), InputSpec(8, 8), HOSTILE[:8], BaseRef("\x1b[2J`", "0"))
     text, _ = readme(card, PlainCall("m", {"a": "```\n# y"}), ["a`b\nc"], ["head"], with_base=False)

@@ -14,7 +14,8 @@ import torch
 
 from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
-from vtk.analysis.page import page
+from vtk.analysis.report.page import page
+from vtk.analysis.report.tables import print_analyses
 from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
 from vtk.analysis.sources import (
     Images,
@@ -25,7 +26,6 @@ from vtk.analysis.sources import (
     open_models,
     trained_cards,
 )
-from vtk.analysis.tables import print_analyses
 from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.nodes import HIDDEN
@@ -33,7 +33,7 @@ from vtk.options import expect
 from vtk.packages import require
 from vtk.readers import reading
 from vtk.runtime.source import Opening, Source
-from vtk.training.parallel import Ranks, open_ranks
+from vtk.training.engine.processes import Ranks, open_ranks
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Batches, Context
-from vtk.analysis.share import Share
+from vtk.analysis.probes.share import Share
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
+from vtk.data.image_transforms import eval_transform, train_transform
 from vtk.data.loader import make_loader, mix
 from vtk.data.pool import usable_cpus
 from vtk.data.record import read_record, sort_images
 from vtk.data.samples import DataAudit, Sample
-from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
+from vtk.runtime.data_parts import recorded_division
 from vtk.runtime.images import find_images
-from vtk.runtime.parts import recorded_division
 from vtk.runtime.source import MODELS, Opening, Source, open_source
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable

@@ -29,8 +29,8 @@ from vtk.branches.tune import (
 from vtk.card import Card, Transform
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
+from vtk.data.decoding_rules import Decoding
 from vtk.data.record import read_record, sort_images
-from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
 from vtk.data.table import is_table
 from vtk.errors import DataError, UsageError, VerificationError
@@ -39,18 +39,18 @@ from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
-from vtk.models.parallel import parallel_spec
 from vtk.models.parallel_blocks import parallelize as join_blocks
+from vtk.models.parallel_models import parallel_spec
 from vtk.options import expect
+from vtk.packs.plain import plain_call
+from vtk.runtime.data_parts import choose_part
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.images import choose_images, find_images
 from vtk.runtime.opening import open_and_tell
-from vtk.runtime.parts import choose_part
 from vtk.runtime.source import Opening, Source
-from vtk.tasks.plain import plain_call
-from vtk.training.distill import Trained
-from vtk.training.outputs import versions
-from vtk_export.images import gate_images
+from vtk.training.objectives.distillation import Trained
+from vtk.training.runs.outputs import versions
+from vtk_export.gate.images import gate_images
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable

@@ -16,27 +16,27 @@ from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
+from vtk.data.image_transforms import eval_transform, train_transform
 from vtk.data.loader import make_loader
 from vtk.data.mirroring import choose_mirroring
 from vtk.data.samples import DataAudit, Sample
-from vtk.data.transforms import eval_transform, train_transform
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set
 from vtk.marks import begins, json_with, safetensors_with
-from vtk.tasks.load import card_metadata, load_task
-from vtk.tasks.plain import plain_call
-from vtk.training import policy
-from vtk.training.config import FinetuneConfig
-from vtk.training.distill import Distillation, Teacher, Trained
-from vtk.training.engine import fit
+from vtk.packs.load import card_metadata, load_task
+from vtk.packs.plain import plain_call
+from vtk.training.engine.fit import fit
+from vtk.training.engine.precision import DTYPES, make_precision
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.streams import ImageStream
 from vtk.training.finetune import finetune
-from vtk.training.parallel import Ranks
-from vtk.training.precision import DTYPES, make_precision
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.distillation import Distillation, Teacher, Trained
+from vtk.training.policies import policy
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
-from vtk.training.scoring import default_workers
-from vtk.training.streams import ImageStream
-from vtk.training.views import describe_views
+from vtk.training.runs.scoring import default_workers
+from vtk.training.runs.view_lines import describe_views
 
 MODEL, LOAD, RUN, DISTILLED, DRIFT = "model.safetensors", "load.py", "finetune", "distilled", "drift.json"
 WRITER = "vtk parallelize"

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from vtk import console
+from vtk.bank.config import BenchConfig
 from vtk.commands import _cli
-from vtk.serving.config import BenchConfig
 
 if TYPE_CHECKING:
-    from vtk.serving.bench_result import BenchResult
+    from vtk.bank.bench_result import BenchResult
 
 
 def run(argv: list[str], description: str) -> int:
@@ -22,7 +22,7 @@ def run(argv: list[str], description: str) -> int:
             "vtk tasks bench --pack runs/pets/task --copies 16 --batch 16,64",
         ),
     )
-    from vtk.serving.bench import bench
+    from vtk.bank.bench import bench
 
     result = bench(config)
     print_result(result)

@@ -237,7 +237,7 @@ def load_tuned() -> None:
     with contextlib.suppress(Exception):  # torch or its devices are broken, which other checks say
         import torch
 
-        from vtk.fused.tuned import load_for
+        from vtk.fused.tuning_store import load_for
 
         load_for(torch.device("cuda", 0))
 

@@ -5,26 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console, filesets, formats
-from vtk.data.demo import write_digits
+from vtk.data.digits import write_digits
 from vtk.errors import VerificationError
 from vtk.marks import json_with
+from vtk.packs.cards import pack_bytes
+from vtk.packs.diff import Diff, diff_task
+from vtk.packs.merge import merge_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
 from vtk.runtime.source import open_source
-from vtk.tasks.cards import pack_bytes
-from vtk.tasks.diff import Diff, diff_task
-from vtk.tasks.merge import merge_task
-from vtk.training.config import FinetuneConfig
+from vtk.training.engine.result import FinetuneResult
 from vtk.training.finetune import finetune
-from vtk.training.result import FinetuneResult
-from vtk_export.config import OnnxConfig
-from vtk_export.onnx import export_onnx
+from vtk.training.finetune_config import FinetuneConfig
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import export_onnx
 
 MODEL = "vit_tiny_patch16_224"
 MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
 FLOORS = {"base": 0.85, "digits": 0.85, "parity": 0.90}
-"""Lowest held-out accuracy that counts as working; docs/tutorial.md has what was measured."""
+"""Lowest held-out accuracy that counts as working; docs/start/tutorial.md has what was measured."""
 
 _MARK = "demo.json"
 _IS_DEMO = json_with("finished")

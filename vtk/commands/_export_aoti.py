@@ -2,7 +2,7 @@
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.profiling.exported import profile_export
+from vtk.profiling.export_profile import profile_export
 
 _TEXT = """Compile a pack, a merged checkpoint or a timm model ahead of time to DIR/model.pt2 with torch's AOTInductor.
 
@@ -20,7 +20,7 @@ fails is not kept (exit code 4). Compilation takes a C++ compiler and a minute o
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export aoti``."""
-    from vtk_export.aoti_config import AotiCommand
+    from vtk_export.aoti.config import AotiCommand
 
     config = _cli.parse(
         AotiCommand,
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         ),
     )
     from vtk.runtime.opening import open_and_tell
-    from vtk_export.aoti import export_aoti
+    from vtk_export.aoti.export import export_aoti
 
     source = open_and_tell(config.source, **config.opening())
     result = export_aoti(source, config)

@@ -7,7 +7,7 @@ from vtk import console
 from vtk.commands import _cli
 
 if TYPE_CHECKING:
-    from vtk_export.tensorrt_config import TensorrtCommand
+    from vtk_export.tensorrt.config import TensorrtCommand
 
 _TEXT = """Export an ONNX file that TensorRT's parser takes, with what builds an engine of it on the GPU that runs it.
 
@@ -23,7 +23,7 @@ Linted; not yet built on a device."""
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export tensorrt``."""
-    from vtk_export.tensorrt_config import TensorrtCommand
+    from vtk_export.tensorrt.config import TensorrtCommand
 
     config = _cli.parse(
         TensorrtCommand,
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     )
     if config.lint:
         return _lint(config)
-    from vtk.profiling.exported import onnx_backends, profile_onnx
+    from vtk.profiling.export_profile import onnx_backends, profile_onnx
     from vtk.runtime.opening import open_and_tell
     from vtk_export.tensorrt.export import export_tensorrt
 
@@ -71,8 +71,8 @@ def _lint(config: "TensorrtCommand") -> int:
     import dataclasses
 
     from vtk.errors import VerificationError
-    from vtk_export.tensorrt.finding import REFUSED
-    from vtk_export.tensorrt.lint import lint, load
+    from vtk_export.lint.finding import REFUSED
+    from vtk_export.lint.lint import lint, load
 
     path = Path(config.source)
     path = path / "model.onnx" if path.is_dir() else path

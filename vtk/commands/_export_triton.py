@@ -8,7 +8,7 @@ from vtk.commands import _cli
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Source
-    from vtk_export.config import OnnxConfig
+    from vtk_export.onnx.config import OnnxConfig
 
 _TEXT = """Write models into the repository of a Triton Inference Server: config, weights, class names and a client.
 
@@ -27,7 +27,7 @@ exporting again writes the next version, which a polling server takes up while t
 
 def main(argv: list[str]) -> int:
     """Run ``vtk export triton``."""
-    from vtk_export.triton_config import TritonCommand
+    from vtk_export.triton.config import TritonCommand
 
     config = _cli.parse(
         TritonCommand,
@@ -60,6 +60,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(path: Path, shown: Path, config: "OnnxConfig", source: "Source") -> tuple[int, dict[str, Any]]:
-    from vtk.profiling.exported import profile_onnx
+    from vtk.profiling.export_profile import profile_onnx
 
     return profile_onnx(path, config, source, shown=shown)

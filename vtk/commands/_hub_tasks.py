@@ -5,7 +5,7 @@ import os
 from vtk import console
 from vtk.commands import _cli
 from vtk.errors import UsageError
-from vtk.tasks.config import PullConfig, PushConfig
+from vtk.packs.config import PullConfig, PushConfig
 
 HELP = {
     "push": "a pack to the Hugging Face hub, with a model card",
@@ -24,7 +24,7 @@ def _push(argv: list[str]) -> int:
         examples=("vtk tasks push runs/pets/task me/pets-vit", "vtk tasks push runs/pets me/pets-vit --with-base"),
     )  # fmt: skip
     token = _token(config.token_env)
-    from vtk.tasks.hub import push_task
+    from vtk.packs.hub import push_task
 
     made = push_task(
         config.pack, config.repo_id, private=config.private, revision=config.revision, license=config.license,
@@ -49,8 +49,8 @@ def _pull(argv: list[str]) -> int:
         examples=("vtk tasks pull me/pets-vit", "vtk tasks pull me/pets-vit --revision v1 --out runs/pets/task"),
     )  # fmt: skip
     token = _token(config.token_env)
-    from vtk.tasks.base import BUNDLED
-    from vtk.tasks.hub import pull_task
+    from vtk.packs.base_files import BUNDLED
+    from vtk.packs.hub import pull_task
 
     got = pull_task(
         config.repo_id, config.out, revision=config.revision, overwrite=config.overwrite, token=token

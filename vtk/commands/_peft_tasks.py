@@ -7,7 +7,7 @@ from typing import Any
 from vtk import console
 from vtk.commands import _cli
 from vtk.errors import DataError
-from vtk.tasks.config import BundleConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
+from vtk.packs.config import BundleConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
 
 HELP = {
     "bundle": "a pack and the base tensors it needs in one folder, for a machine without the base",
@@ -28,9 +28,9 @@ def _bundle(argv: list[str]) -> int:
         BundleConfig, argv, prog="vtk tasks bundle", description=HELP["bundle"], positional=("pack",),
         examples=("vtk tasks bundle runs/pets/task --out pets.vtkbundle",),
     )  # fmt: skip
-    from vtk.tasks.base import BUNDLED
-    from vtk.tasks.bundle import bundle_task
-    from vtk.tasks.cards import pack_bytes
+    from vtk.packs.base_files import BUNDLED
+    from vtk.packs.bundle import bundle_task
+    from vtk.packs.cards import pack_bytes
 
     task = bundle_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size, base = pack_bytes(config.out), (config.out / BUNDLED).stat().st_size
@@ -49,8 +49,8 @@ def _convert(argv: list[str]) -> int:
         ConvertConfig, argv, prog="vtk tasks convert", description=HELP["convert"], positional=("pack",),
         examples=("vtk tasks convert runs/pets/task --pack-dtype int8 --out pets-int8",),
     )  # fmt: skip
-    from vtk.tasks.bundle import convert_task
-    from vtk.tasks.cards import pack_bytes
+    from vtk.packs.bundle import convert_task
+    from vtk.packs.cards import pack_bytes
 
     card = convert_task(config.pack, config.out, config.pack_dtype, base=config.base, overwrite=config.overwrite)
     size = pack_bytes(config.out)
@@ -73,7 +73,7 @@ def _to_peft(argv: list[str]) -> int:
         ToPeftConfig, argv, prog="vtk tasks to-peft", description=HELP["to-peft"], positional=("pack",),
         examples=("vtk tasks to-peft runs/pets/task --out pets-peft",),
     )  # fmt: skip
-    from vtk.tasks.peft import to_peft
+    from vtk.packs.to_peft import to_peft
 
     made = to_peft(
         config.pack, config.out, base=config.base, adapter_only=config.adapter_only, overwrite=config.overwrite
@@ -103,8 +103,8 @@ def _from_peft(argv: list[str]) -> int:
         ),
     )  # fmt: skip
     from vtk.models.arguments import parse_model_kwargs
-    from vtk.tasks.cards import pack_bytes
-    from vtk.tasks.from_peft import Described, from_peft
+    from vtk.packs.cards import pack_bytes
+    from vtk.packs.from_peft import Described, from_peft
 
     told = Described(
         config.card, config.model, parse_model_kwargs(config.model_kwargs), _classes(config.classes), config.img_size

@@ -34,7 +34,7 @@ def run_audit(argv: list[str]) -> int:
             "vtk data audit data/scenes/labels.csv --multi-label",
         ),
     )  # fmt: skip
-    from vtk.data.report import audit
+    from vtk.data.audit_report import audit
 
     found = audit(config.data, config)
     if config.out is None and (found.odd or found.bad):

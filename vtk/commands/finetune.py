@@ -2,7 +2,7 @@
 
 from vtk import console
 from vtk.commands import _cli
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 
 _TEXT = "Adapt a Vision Transformer to a folder of images, by default its attention weights only."
 
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         FinetuneConfig, argv, prog="vtk finetune", description=_TEXT, positional=("data",), examples=_EXAMPLES
     )
     if config.dry_run:
-        from vtk.training.ahead import dry_run
+        from vtk.training.preview import dry_run
 
         report = dry_run(config)
         report.print()

@@ -7,7 +7,7 @@ from pathlib import Path
 from vtk import console
 from vtk.commands import _cli, _hub_tasks, _peft_tasks
 from vtk.errors import DataError, UsageError
-from vtk.tasks.config import DiffConfig, ListConfig, MergeConfig
+from vtk.packs.config import DiffConfig, ListConfig, MergeConfig
 
 _HELP = {
     "list": "packs under folders: model, size, classes, accuracy, base, bytes",
@@ -40,7 +40,7 @@ def run_list(argv: list[str]) -> int:
         ListConfig, argv, prog="vtk tasks list", description=_HELP["list"], positional=("folders",),
         examples=("vtk tasks list runs",),
     )  # fmt: skip
-    from vtk.tasks.cards import find_packs, pack_bytes, read_card
+    from vtk.packs.cards import find_packs, pack_bytes, read_card
 
     rows, packs = [], []
     for folder in map(Path, config.folders):
@@ -76,7 +76,7 @@ def run_diff(argv: list[str]) -> int:
         DiffConfig, argv, prog="vtk tasks diff", description=_HELP["diff"], positional=("pack", "other"),
         examples=("vtk tasks diff runs/pets/task", "vtk tasks diff runs/pets/task runs/cars/task"),
     )  # fmt: skip
-    from vtk.tasks.diff import diff_task
+    from vtk.packs.diff import diff_task
 
     diff = diff_task(config.pack, config.other, base=config.base)
     against = config.other or "its base"
@@ -104,9 +104,9 @@ def run_merge(argv: list[str]) -> int:
         MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
         examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
     )  # fmt: skip
-    from vtk.tasks.checkpoint_readme import page_beside
-    from vtk.tasks.merge import merge_task
-    from vtk.tasks.plain import plain_call
+    from vtk.packs.checkpoint_readme import page_beside
+    from vtk.packs.merge import merge_task
+    from vtk.packs.plain import plain_call
 
     task = merge_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size = config.out.stat().st_size

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
         positional=("data",), examples=_EXAMPLES, preset=("recipe", read_recipe),
     )  # fmt: skip
     if config.dry_run:
-        from vtk.training.ahead import dry_run
+        from vtk.training.preview import dry_run
 
         report = dry_run(config)
         report.print()

@@ -5,20 +5,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vtk.card import InputSpec
+from vtk.data.audit_notes import find_odd
+from vtk.data.collect import Gathered, gather
 from vtk.data.copies import find_copies
-from vtk.data.divide import Named, divide
-from vtk.data.enlarged import NOMINAL
-from vtk.data.gathered import Gathered, gather
+from vtk.data.decoding_rules import Decoding
 from vtk.data.images import MAX_PIXELS
 from vtk.data.layout import EXPECTED, Files, Layout
 from vtk.data.listing import Found, natural
-from vtk.data.named import fetch, is_named
-from vtk.data.odd import find_odd
-from vtk.data.probe import Probe
-from vtk.data.probed import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.rules import Decoding
+from vtk.data.probe_file import Probe
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.scan_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.split import Named, divide
 from vtk.data.table import separator_of
+from vtk.data.thin_images import NOMINAL
+from vtk.data.timm_datasets import fetch, is_named
 from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
@@ -51,7 +51,8 @@ def scan(
 
     Args:
         root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a table of labels
-            (`vtk.data.single`); or a data set of timm's readers such as ``torch/cifar10`` (`vtk.data.named`).
+            (`vtk.data.single_label_table`); or a data set of timm's readers such as ``torch/cifar10``
+            (`vtk.data.timm_datasets`).
         val_split: fraction of each class held out where the folder itself does not say.
         seed: of that division.
         classes: names in index order, when a trained model has them already; by default the folders of the training
@@ -64,11 +65,11 @@ def scan(
         workers: processes that decode; None for one per CPU, 0 for this process.
         cache: remember what was decoded (`vtk.data.cache`); a file is decoded again when its size or time changes.
         show_progress: draw a progress bar.
-        look: how closely files are looked at (`vtk.data.probed.Look`); without decoding, those that cannot be read
+        look: how closely files are looked at (`vtk.data.scan_files.Look`); without decoding, those that cannot be read
             are found only where they are used, and neither sizes nor modes are known.
         together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
         field_separator: of a table's columns, by name (comma, semicolon, tab) or as it is; None to find it.
-        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.enlarged`).
+        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.thin_images`).
         value_range: LOW and HIGH of images of more than 8 bits, as ``--value-range`` takes them; by default settled
             here (`vtk.data.value_range`).
         decoding: of a trained model, which settles nothing anew; None for a new one.

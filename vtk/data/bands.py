@@ -18,6 +18,7 @@ import os
 from PIL import Image, ImageSequence
 
 from vtk.card import Card
+from vtk.data.decoding_rules import V0_1, Decoding
 from vtk.data.images import (
     MAX_PIXELS,
     check_pixels,
@@ -29,7 +30,6 @@ from vtk.data.images import (
     unreadable,
     upright,
 )
-from vtk.data.rules import V0_1, Decoding
 
 Bands = tuple[Image.Image, ...]
 """One 8-bit grey image for each channel, all of one size."""

@@ -10,9 +10,9 @@ from typing import Any
 import PIL
 
 from vtk import console, files
+from vtk.data.decoding_rules import Rules
 from vtk.data.listing import Found
-from vtk.data.probe import EMPTY, Probe
-from vtk.data.rules import Rules
+from vtk.data.probe_file import EMPTY, Probe
 from vtk.errors import DataError
 
 _FORMAT = 7

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vtk.data.near import NEAR, near_limit, near_pairs
-from vtk.data.odd import SHOWN
-from vtk.data.probe import Probe
+from vtk.data.audit_notes import SHOWN
+from vtk.data.near_duplicates import NEAR, near_limit, near_pairs
+from vtk.data.probe_file import Probe
 from vtk.errors import DataError
 from vtk.text import one_line
 
@@ -36,8 +36,8 @@ class Copies:
 
     Attributes:
         groups: files of the same bytes, two or more each; those on both sides of the division first.
-        near: the first `vtk.data.odd.SHOWN` pairs of images that look alike but differ in their bytes, those between
-            the parts (the training image first) before those within one.
+        near: the first `vtk.data.audit_notes.SHOWN` pairs of images that look alike but differ in their bytes, those
+            between the parts (the training image first) before those within one.
         leaked: held-out images whose bytes are in the training part, too.
         near_leaked: other held-out images that look like a training image.
         near_within: pairs that look alike within one part.

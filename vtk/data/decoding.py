@@ -5,7 +5,7 @@ rules what they do
 ====  ===================================================================================================
 v0.1  as version 0.1: profiles are ignored, samples of 16 bits are scaled by their type or by their own
       file, Pillow chooses which bands of a TIFF there are
-srgb  embedded profiles are converted to sRGB (`vtk.data.profiles`), every band of a TIFF reaches the
+srgb  embedded profiles are converted to sRGB (`vtk.data.icc_profiles`), every band of a TIFF reaches the
       model or the file is refused (`vtk.data.tiff`), and more than 8 bits are mapped by the value range
       of the data set (`vtk.data.value_range`)
 ====  ===================================================================================================
@@ -23,10 +23,10 @@ from PIL import Image, UnidentifiedImageError
 from vtk.card import InputSpec
 from vtk.data import images
 from vtk.data.bands import Bands, of_one_page, read_image, to_bands
-from vtk.data.depth import is_special
+from vtk.data.bit_depth import is_special
+from vtk.data.decoding_rules import Decoding
+from vtk.data.icc_profiles import IGNORED, converted, profile_name, space_of
 from vtk.data.images import MAX_PIXELS, open_image, orientation, to_rgb, unreadable, upright
-from vtk.data.profiles import IGNORED, converted, profile_name, space_of
-from vtk.data.rules import Decoding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -127,14 +127,14 @@ def special(
 
 
 def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> "np.ndarray":
-    """Return a file as a raw image (`vtk.data.raw`) for a model of three channels.
+    """Return a file as a raw image (`vtk.data.raw_images`) for a model of three channels.
 
     Raises:
         DataError: the file cannot be read.
     """
     import numpy as np
 
-    from vtk.data.raw import raw_of
+    from vtk.data.raw_images import raw_of
 
     decoding = Decoding.of(spec)
     if not decoding.ranges:

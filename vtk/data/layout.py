@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from vtk.data.listing import Found, folders, is_hidden, loose_images, natural, note_rest, walk
-from vtk.data.rest import Rest
+from vtk.data.unused_files import Rest
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vtk.data.images import SUFFIXES
-from vtk.data.rest import Rest, files_below
+from vtk.data.unused_files import Rest, files_below
 from vtk.errors import DataError
 
 _JUNK = frozenset(

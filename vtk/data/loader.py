@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vtk.data.bands import read_image
+from vtk.data.decoding_rules import Decoding
 from vtk.data.images import MAX_PIXELS, unreadable
-from vtk.data.rules import Decoding
 from vtk.data.samples import Sample
 from vtk.errors import DataError, UsageError
 

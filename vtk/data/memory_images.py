@@ -7,9 +7,9 @@ from PIL import Image
 
 from vtk.data.bands import Bands, to_bands
 from vtk.data.decoding import decode
+from vtk.data.decoding_rules import V0_1, Decoding
 from vtk.data.images import MAX_PIXELS, orientation, reason, to_rgb, upright
 from vtk.data.pixels import Pixels, bands_of, rgb_of
-from vtk.data.rules import V0_1, Decoding
 from vtk.data.value_range import show_range
 from vtk.errors import DataError, UsageError
 

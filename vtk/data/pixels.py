@@ -15,8 +15,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vtk.data.depth import deep_ppm
-from vtk.data.profiles import to_srgb
+from vtk.data.bit_depth import deep_ppm
+from vtk.data.icc_profiles import to_srgb
 from vtk.data.tiff import GREY, INKS, MASK, RGB, WHITE_IS_ZERO, Page, page_of, pages, read_samples
 
 Range = tuple[float, float]

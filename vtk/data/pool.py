@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from vtk._path import child, environment, search_path
+from vtk.data.decoding_rules import Rules
 from vtk.data.images import MAX_PIXELS
-from vtk.data.probe import Probe, probe_all
-from vtk.data.rules import Rules
+from vtk.data.probe_file import Probe, probe_all
 
 _CHUNK = 32
 _FEW_BYTES = 4_000_000
 """Below this many bytes in all, starting processes takes longer than decoding here."""
 
-_CODE = "import sys; sys.path[:0] = {path!r}; from vtk.data.probe import serve; serve()"
+_CODE = "import sys; sys.path[:0] = {path!r}; from vtk.data.probe_file import serve; serve()"
 
 
 def usable_cpus() -> int:

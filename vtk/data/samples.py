@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtk import console
+from vtk.data.audit_notes import Odd
 from vtk.data.copies import Copies
+from vtk.data.decoding_rules import SRGB, Decoding
 from vtk.data.images import MAX_PIXELS
-from vtk.data.odd import Odd
-from vtk.data.rest import LeftOut
-from vtk.data.rules import SRGB, Decoding
+from vtk.data.unused_files import LeftOut
 from vtk.text import one_line
 
 _ROWS = 24
@@ -57,7 +57,7 @@ class DataAudit:
         cached: files known from an earlier scan.
         copies: what is there more than once.
         left: files that are not used, and why.
-        digests: of the bytes of each good image, by its path (`vtk.data.probe.content_digest`).
+        digests: of the bytes of each good image, by its path (`vtk.data.probe_file.content_digest`).
         decoding: how the images become 8-bit ones, with the value range of those that have more.
         values: what images of more than 8 bits hold (`vtk.data.value_range`); empty where there are none.
         colors: kind of embedded colour profile → number of images.

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from vtk.card import VALUE_TYPES
-from vtk.data import profiles
-from vtk.data.rules import SRGB, Decoding
+from vtk.data import icc_profiles as profiles
+from vtk.data.decoding_rules import SRGB, Decoding
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
 
 if TYPE_CHECKING:
     from vtk.data.pixels import Pixels
-    from vtk.data.probe import Probe
+    from vtk.data.probe_file import Probe
 
 LEVELS = (0, 0.1, 0.5, 1, 2, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 100)
 """Percentiles that are noted of each band."""
@@ -63,7 +63,7 @@ class Values(NamedTuple):
     strange: int = 0
 
     def text(self) -> str:
-        """Return it for `vtk.data.probe.Probe`."""
+        """Return it for `vtk.data.probe_file.Probe`."""
         return json.dumps([self.type, self.bands, self.strange], separators=(",", ":"))
 
     @classmethod

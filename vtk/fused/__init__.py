@@ -7,12 +7,12 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Fp8ViT": "vtk.fused.fp8",
         "FusedViT": "vtk.fused.model",
-        "GraphCache": "vtk.fused.graphs",
-        "ModelGraph": "vtk.fused.model_graph",
-        "count_launches": "vtk.fused.counting",
+        "GraphCache": "vtk.fused.model_graphs",
+        "ModelGraph": "vtk.fused.captured_batch",
+        "count_launches": "vtk.fused.kernel_count",
         "fuse": "vtk.fused.build",
-        "launches": "vtk.fused.counting",
-        "separate_qkv": "vtk.fused.separate",
+        "launches": "vtk.fused.kernel_count",
+        "separate_qkv": "vtk.fused.qkv_matrices",
         "to_fp8": "vtk.fused.fp8",
     },
 )

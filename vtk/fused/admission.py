@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vtk.fused.prepacked import observed
+from vtk.fused.onednn_prepack import observed
 
 CALLS = (0, 4, 16, 64)
 """Calls without a graph after a shape's graph was dropped, the first, second, third and each later time.

@@ -9,8 +9,8 @@ from torch import Tensor
 from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly, is_identity
 from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp, layer_scale
 from vtk.fused.norms import read_linear, read_norm, refusal
+from vtk.fused.parallel_scaling import ScalingStage
 from vtk.fused.qk_norm import QkNorm
-from vtk.fused.scaling import ScalingStage
 from vtk.fused.stages import AttentionStage, MlpStage, Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"

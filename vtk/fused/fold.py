@@ -5,7 +5,7 @@ Wqkvᵢ′ = Wqkvᵢ·diag(gᵢ), bqkvᵢ′ = bqkvᵢ + Wqkvᵢ·bᵢ, the rows
 The FFN alike. All branches read the same x̂, so their rows stack, and their outputs' columns stand side by side.
 
 Behind a LayerNorm x̂ has mean 0, so a constant added to a row of W′ changes nothing. The rows are given mean 0: then
-W′x̂ = W′x/σ, and a product can read x itself (`vtk.fused.reading`).
+W′x̂ = W′x/σ, and a product can read x itself (`vtk.fused.stage_input`).
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.fused.fp8_stages import Fp8Stage, fp8_stage
 from vtk.fused.model import FusedViT
 from vtk.fused.norms import normalize
-from vtk.fused.scaled import ScaledTokens
+from vtk.fused.scaled_product import ScaledTokens
 from vtk.fused.stages import Plan, context_mean
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.add_norm_e4m3 import add_norm_e4m3

@@ -13,9 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.fused.parallel_scaling import ScalingStage
 from vtk.fused.rounding import round_matrix
-from vtk.fused.scaled import ScaledMatrix, ScaledTokens, check_matrix
-from vtk.fused.scaling import ScalingStage
+from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens, check_matrix
 from vtk.fused.stages import AttentionStage, MlpStage, Stage, context_mean
 from vtk_kernels.quantize_rows import quantize_rows
 

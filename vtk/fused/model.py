@@ -13,11 +13,11 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.fused.cache import last_level_cache
 from vtk.fused.embed import Embedding, Head
-from vtk.fused.graphed import Graphed
+from vtk.fused.graph_module import Graphed
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.prepacked import observed
-from vtk.fused.reading import Pair, RawTokens, Reading, close_with_stats
+from vtk.fused.onednn_prepack import observed
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
+from vtk.fused.stage_input import Pair, RawTokens, Reading, close_with_stats
 from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
 from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF

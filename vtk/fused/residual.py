@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vtk.fused.norms import NormSpec
-from vtk.fused.prepacked import observed
-from vtk.fused.reading import Pair
+from vtk.fused.onednn_prepack import observed
+from vtk.fused.stage_input import Pair
 from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage
 from vtk_kernels.choices import choose
 from vtk_kernels.norm import norm

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vtk.fused.scaled import ScaledMatrix, ScaledTokens
+from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens
 from vtk_kernels._e4m3 import E4M3, LARGEST, encode_rows
 
 _DAMPING = 0.01

@@ -19,9 +19,9 @@ from vtk.errors import UsageError
 from vtk.fused.few_queries import few_queries
 from vtk.fused.frozen import frozen
 from vtk.fused.norms import NormSpec
-from vtk.fused.prepacked import wide_linear
+from vtk.fused.onednn_prepack import wide_linear
 from vtk.fused.qk_norm import QkNorm
-from vtk.fused.reading import Pair, RawTokens, Reading, first
+from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk_kernels._dispatch import HALF
 from vtk_kernels.choices import ChoiceTableError, choose, layers
 from vtk_kernels.linear_gelu import linear_gelu

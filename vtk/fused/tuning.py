@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vtk.fused import tuned
+from vtk.fused import tuning_store as tuned
 from vtk_kernels import choices
 from vtk_kernels.choices import ALLOWED, Entry, Question
 

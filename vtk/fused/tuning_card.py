@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.fused.graphs import Captured, GraphCache
 from vtk.fused.model import FusedViT
+from vtk.fused.model_graphs import Captured, GraphCache
 from vtk.fused.stages import Plan, check_choices
 from vtk.fused.tuning import SECONDS, Timer, Tuning, tune
 from vtk_kernels import choices

@@ -10,7 +10,7 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.models.blocks import branch_modules, choose_layers, find_blocks
 from vtk.models.context_broadcast import ContextBroadcast, Placement, Where, attach, attach_to_sum
-from vtk.models.transforms import register
+from vtk.models.model_transforms import register
 
 PLACEMENTS = ("front", "mid", "end")
 TARGETS = ("mlp", "msa", "both")

@@ -12,10 +12,10 @@ from urllib.parse import urlparse
 import huggingface_hub
 
 from vtk.errors import DataError, VtkError
-from vtk.models import parallel
-from vtk.models.base import Base, make_base
+from vtk.models import parallel_models as parallel
+from vtk.models.base_weights import Base, make_base
 from vtk.models.inputs import check_size, model_error
-from vtk.models.parts import grid_of, head_names, position_names
+from vtk.models.task_parameters import grid_of, head_names, position_names
 
 
 def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:

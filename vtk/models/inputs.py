@@ -11,10 +11,10 @@ from torch import nn
 
 from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
-from vtk.models import parallel
-from vtk.models.shapes import shapes_only
-from vtk.models.sizes import refuse_size, valid_sizes
+from vtk.models import parallel_models as parallel
+from vtk.models.meta_model import shapes_only
 from vtk.models.structure import unusual_part
+from vtk.models.valid_sizes import refuse_size, valid_sizes
 
 Size = int | tuple[int, int] | None
 

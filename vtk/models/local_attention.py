@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.models.blocks import branch_modules, choose_layers, find_blocks
-from vtk.models.parts import grid_of
+from vtk.models.model_transforms import register
 from vtk.models.structure import unusual_part
-from vtk.models.transforms import register
+from vtk.models.task_parameters import grid_of
 
 _WHAT = "local attention"
 

@@ -19,7 +19,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.models.transforms import register
+from vtk.models.model_transforms import register
 
 Design = Literal["relu", "bn", "no-norm"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UsageError
-from vtk.models.files import Stored
 from vtk.models.rename import stored_model
+from vtk.models.weight_files import Stored
 from vtk.readers import check_plain, reading
 
 _TABLES = ("Transformer/posembed_input/pos_embedding", "pos_embedding")

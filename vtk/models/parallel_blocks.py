@@ -13,7 +13,7 @@ from torch import nn
 
 from vtk.errors import UsageError
 from vtk.models.context_broadcast import find_context_broadcast
-from vtk.models.transforms import register
+from vtk.models.model_transforms import register
 
 _NAMES = {
     "norm1": "attns.{}.norm", "attn": "attns.{}.attn", "ls1": "attns.{}.ls",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk.errors import DataError, UsageError
-from vtk.models.parts import grid_of
+from vtk.models.task_parameters import grid_of
 
 Size = tuple[int, int]
 

@@ -11,11 +11,12 @@ from timm.models import clean_state_dict, model_entrypoint
 from torch import Tensor, nn
 
 from vtk.errors import VtkError
-from vtk.models import deit, parallel
-from vtk.models.files import Stored
+from vtk.models import deit
+from vtk.models import parallel_models as parallel
 from vtk.models.inputs import check_size, model_error
-from vtk.models.parts import grid_of, head_names, position_names
-from vtk.models.shapes import shapes_only
+from vtk.models.meta_model import shapes_only
+from vtk.models.task_parameters import grid_of, head_names, position_names
+from vtk.models.weight_files import Stored
 from vtk.readers import reading
 
 Size = tuple[int, int]

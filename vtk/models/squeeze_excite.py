@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.models.blocks import branch_modules, choose_layers, find_blocks
-from vtk.models.transforms import register
+from vtk.models.model_transforms import register
 
 _WHAT = "squeeze-and-excitation"
 

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from vtk.errors import UsageError
 from vtk.models.blocks import branch_modules, choose_layers, find_blocks
-from vtk.models.transforms import register
+from vtk.models.model_transforms import register
 
 VARIANTS = ("a", "b", "c")
 MIXES = ("uniform", "cb")

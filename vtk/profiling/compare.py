@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vtk_export.limits import LEAST_COSINE, RELATIVE_BOUND
+from vtk_export.gate.limits import LEAST_COSINE, RELATIVE_BOUND
 
 DISTINCT = 32
 """Different images; larger batches repeat them in turn: the reference stays cheap and every row is compared."""

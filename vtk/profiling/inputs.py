@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vtk.card import InputSpec
 from vtk.runtime.source import Source
-from vtk_export.images import gate_images
+from vtk_export.gate.images import gate_images
 
 RAW_SCALE = (2.0, 2.0 * 4 / 3)
 """Height and width of the images for a file that resizes by itself, in shares of the model's: a small photograph."""
@@ -37,9 +37,9 @@ class Inputs:
         """Return the images (n, C, H, W) as the model takes them; bytes are prepared by Pillow, as in evaluations."""
         if self.name == "pixel_values":
             return self.images
+        from vtk.data.decoding_rules import Decoding
+        from vtk.data.image_transforms import eval_transform
         from vtk.data.memory_images import take_image
-        from vtk.data.rules import Decoding
-        from vtk.data.transforms import eval_transform
 
         transform, decoding = eval_transform(spec), Decoding.of(spec)
         return torch.stack([transform(take_image(image.numpy(), 3, decoding)) for image in self.images])
@@ -54,7 +54,7 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         seed: of the random images.
         tasks: of a file of many tasks; they take turns.
     """
-    from vtk.data.raw import spread
+    from vtk.data.raw_images import spread
 
     spec = source.card.input
     if not source.facts.preprocessing:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from vtk.profiling.counted import NOTE
+from vtk.profiling.memory_count import NOTE
 
 _PROC = Path("/proc/self")
 _CGROUP = Path("/sys/fs/cgroup")

@@ -26,7 +26,7 @@ from vtk.profiling.result import BackendResult, Cell, ProfileResult
 from vtk.profiling.rounds import measure_group
 from vtk.profiling.session import FILES, Answers, Loader, Session, fits
 from vtk.profiling.work import Ceilings, Work, work_of
-from vtk.runtime.backend import load_backend
+from vtk.runtime.backends.base import load_backend
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source, open_source
 

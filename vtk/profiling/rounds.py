@@ -18,7 +18,7 @@ from vtk.profiling.measure import CellRun, Plan
 from vtk.profiling.memory import Holdings, available_bytes, is_out_of_memory
 from vtk.profiling.result import BackendResult, Cell
 from vtk.profiling.session import Session
-from vtk.runtime.backend import Backend
+from vtk.runtime.backends.base import Backend
 
 Advance = Callable[[int, str], None]
 

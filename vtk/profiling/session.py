@@ -16,9 +16,9 @@ from vtk.profiling.compare import gives_probabilities, torch_reference
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
-from vtk.runtime.backend import Backend, least_images
-from vtk.runtime.engine import model_beside, read_stamp
-from vtk.runtime.given import fp8_images
+from vtk.runtime.backends.base import Backend, least_images
+from vtk.runtime.data_option import fp8_images
+from vtk.runtime.engine_files import model_beside, read_stamp
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 
@@ -203,13 +203,13 @@ class Session:
         # both need onnx, which the other back-ends do without
         try:
             if kind == "aoti":
-                from vtk_export.aoti import temporary_aoti
+                from vtk_export.aoti.export import temporary_aoti
 
                 made = temporary_aoti(
                     self.source, precision=self.config.precision, device=self.device, threads=self.threads
                 )
                 return self._files.enter_context(made)
-            from vtk_export.onnx import temporary_onnx
+            from vtk_export.onnx.export import temporary_onnx
 
             return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))  # type: ignore[arg-type]
         except VtkError as error:

@@ -8,12 +8,12 @@ from vtk._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "Backend": "vtk.runtime.backend",
+        "Backend": "vtk.runtime.backends.base",
         "Source": "vtk.runtime.source",
         "evaluate_source": "vtk.runtime.evaluation",
-        "load_backend": "vtk.runtime.backend",
+        "load_backend": "vtk.runtime.backends.base",
         "open_source": "vtk.runtime.source",
         "predict_images": "vtk.runtime.prediction",
-        "predictor": "vtk.runtime.backend",
+        "predictor": "vtk.runtime.backends.base",
     },
 )

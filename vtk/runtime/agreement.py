@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig
-from vtk.runtime.backend import Backend, load_backend, predictor
-from vtk.runtime.regime import Conditions, choose_conditions
+from vtk.runtime.backends.base import Backend, load_backend, predictor
+from vtk.runtime.run_conditions import Conditions, choose_conditions
 from vtk.runtime.source import Source
 
 

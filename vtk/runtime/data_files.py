@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vtk.errors import DataError
-from vtk.runtime.digests import file_digest
 from vtk.runtime.external import external_ends
+from vtk.runtime.weight_digests import file_digest
 
 _NAMED = re.compile(r".*-([0-9a-f]{12})\.data")
 """A file of `vtk export tasks`: its name ends in the first digits of the sha256 of its bytes."""

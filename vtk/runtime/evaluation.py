@@ -8,9 +8,9 @@ from typing import Any
 from vtk import console
 from vtk.data.audit import DataAudit
 from vtk.data.bands import pixel_limit
+from vtk.data.image_transforms import eval_transform
 from vtk.data.loader import make_loader
 from vtk.data.pool import usable_cpus
-from vtk.data.transforms import eval_transform
 from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
@@ -22,11 +22,11 @@ from vtk.formats import write_json
 from vtk.marks import begins, json_with, png
 from vtk.packages import require
 from vtk.runtime.agreement import Agreement
-from vtk.runtime.backend import load_backend, precision_of, predictor
-from vtk.runtime.facts import PLAIN, Facts
-from vtk.runtime.given import fp8_images
+from vtk.runtime.backends.base import load_backend, precision_of, predictor
+from vtk.runtime.data_option import fp8_images
+from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.images import find_images
-from vtk.runtime.regime import choose_conditions
+from vtk.runtime.run_conditions import choose_conditions
 from vtk.runtime.source import Source
 
 _FEW = 200

@@ -8,17 +8,17 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
+from vtk.data.decoding_rules import Decoding
 from vtk.data.layout import find_layout
 from vtk.data.listing import list_images
-from vtk.data.multi import scan_multi
-from vtk.data.probe import content_digest
-from vtk.data.probed import Look
+from vtk.data.multilabel_scan import scan_multi
+from vtk.data.probe_file import content_digest
 from vtk.data.record import read_record
-from vtk.data.rules import Decoding
 from vtk.data.samples import DataAudit, Sample
+from vtk.data.scan_files import Look
 from vtk.data.table import is_table
 from vtk.errors import DataError
-from vtk.runtime.parts import Part, Split, choose_part, recorded_division
+from vtk.runtime.data_parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source
 from vtk.text import one_line
 
@@ -84,7 +84,7 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
     Args:
         card: of the model.
         data: an image, a folder of images at any depth, or what `find_images` takes.
-        split: which part; images that no run has seen are taken whole (`vtk.runtime.parts`).
+        split: which part; images that no run has seen are taken whole (`vtk.runtime.data_parts`).
         described: whether the card's classes have names.
 
     Raises:

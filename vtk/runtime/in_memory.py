@@ -12,8 +12,8 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.models.create import facts_of
 from vtk.models.inputs import channel_values, pair
+from vtk.packs.load import Task
 from vtk.runtime.source import Source, pack_name
-from vtk.tasks.load import Task
 
 _PROBED = 2
 """Images of the first forward pass: with one, a model that mixes up batch and features would go unnoticed."""

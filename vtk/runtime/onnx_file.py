@@ -9,9 +9,9 @@ from vtk.errors import DataError, UsageError
 from vtk.formats import parse_json
 from vtk.packages import require
 from vtk.readers import check_plain, reading
-from vtk.runtime import digests
+from vtk.runtime import weight_digests as digests
 from vtk.runtime.data_files import check_data_files
-from vtk.runtime.facts import Facts, read_facts
+from vtk.runtime.export_facts import Facts, read_facts
 from vtk.runtime.source import Source
 
 _MAX_CLASSES = 1 << 20
@@ -90,7 +90,7 @@ def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:
     """Read the tasks of a file of many: name to card, in the order of their numbers."""
     fault, advice = "takes a `task` and does not say which there are", "give a file of `vtk export tasks`"
     with reading(path, fault, advice):
-        listed = parse_json(meta["vtk.tasks"], f"the list of tasks of {path}")["tasks"]
+        listed = parse_json(meta["vtk.packs"], f"the list of tasks of {path}")["tasks"]
         return {str(entry["name"]): Card.from_dict(entry["card"], path) for entry in listed}
 
 

@@ -34,7 +34,7 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.transforms import eval_transform, read_input
+        from vtk.data.image_transforms import eval_transform, read_input
 
         transform = eval_transform(spec)
         images: list[Tensor] = []

@@ -13,22 +13,22 @@ from PIL import Image
 from torch import Tensor
 
 from vtk import console
-from vtk.data.ahead import batches_ahead
 from vtk.data.bands import pixel_limit, read_image
 from vtk.data.decoding import outside_of
+from vtk.data.decoding_rules import Decoding
+from vtk.data.image_transforms import EvalTransform, eval_transform
 from vtk.data.images import reason
 from vtk.data.listing import list_images
-from vtk.data.rules import Decoding
-from vtk.data.transforms import EvalTransform, eval_transform
+from vtk.data.prefetch import batches_ahead
 from vtk.data.value_range import show_range
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.files import replace_file
 from vtk.nodes import check_file
-from vtk.runtime.backend import describe, load_backend, predictor
-from vtk.runtime.given import fp8_images
-from vtk.runtime.regime import choose_conditions
+from vtk.runtime.backends.base import describe, load_backend, predictor
+from vtk.runtime.data_option import fp8_images
+from vtk.runtime.run_conditions import choose_conditions
 from vtk.runtime.source import Source
 from vtk.text import one_line
 

@@ -15,12 +15,12 @@ from vtk.files import existing_dir
 from vtk.options.config import set_value
 from vtk.options.option import show
 from vtk.options.shared import SourceOptions
-from vtk.runtime.facts import PLAIN, Facts
+from vtk.runtime.export_facts import PLAIN, Facts
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from vtk.tasks.load import Task
+    from vtk.packs.load import Task
 
     Openable: TypeAlias = "str | Path | Source | Task | nn.Module"
     """What `open_source` takes."""
@@ -94,7 +94,7 @@ class Source:
             UsageError: an ONNX file holds no torch model, or a module in memory cannot be copied.
         """
         from vtk.models.create import build_model
-        from vtk.tasks.load import Task, load_checkpoint, load_task
+        from vtk.packs.load import Task, load_checkpoint, load_task
 
         if self.held is not None:
             from vtk.runtime.in_memory import copy_module
@@ -237,8 +237,8 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
     """Open what is in memory; ``options`` that are not None were given."""
     from torch import nn
 
+    from vtk.packs.load import Task
     from vtk.runtime.in_memory import open_module, open_task
-    from vtk.tasks.load import Task
 
     what = "an open source" if isinstance(source, Source) else f"a {type(source).__name__} in memory"
     known = ("img_size", "classes") if isinstance(source, nn.Module) else ()
@@ -254,18 +254,18 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
 
 
 def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
+    from vtk.packs.cards import read_card
     from vtk.runtime.onnx_file import open_onnx
-    from vtk.tasks.cards import read_card
 
     if found.is_file():
         if found.suffix == ".onnx":
             return open_onnx(found, many=many)
         if found.suffix == ".pt2":
-            from vtk.runtime.aoti_backend import open_aoti
+            from vtk.runtime.backends.aoti_backend import open_aoti
 
             return open_aoti(found)
         if found.suffix in ENGINES:
-            from vtk.runtime.engine import open_engine
+            from vtk.runtime.engine_files import open_engine
 
             return open_engine(found)
         if found.suffix in _PICKLES:

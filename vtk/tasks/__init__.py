@@ -1,16 +1,10 @@
-"""Task packs: what differs from the base, saved, loaded, compared and merged."""
+"""The name of `vtk.packs` in version 0.1, which files of that version import; it warns, and goes with version 1."""
 
+import warnings
+
+import vtk.packs
 from vtk._lazy import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__,
-    {
-        "Task": "vtk.tasks.load",
-        "load_checkpoint": "vtk.tasks.load",
-        "load_task": "vtk.tasks.load",
-        "merge_task": "vtk.tasks.merge",
-        "read_card": "vtk.tasks.cards",
-        "save_task": "vtk.tasks.pack",
-        "store_base": "vtk.tasks.base",
-    },
-)
+warnings.warn("vtk.tasks is now vtk.packs; import that", FutureWarning, stacklevel=2)
+
+__getattr__, __dir__, __all__ = attach(__name__, dict.fromkeys(vtk.packs.__all__, "vtk.packs"))

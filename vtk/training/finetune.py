@@ -5,15 +5,15 @@ from pathlib import Path
 
 from vtk.errors import UsageError
 from vtk.options import expect
-from vtk.training.callbacks import Callback, Callbacks
-from vtk.training.config import FinetuneConfig
-from vtk.training.distill import Trained
-from vtk.training.joint import JointResult, JointRun
+from vtk.training.engine.callbacks import Callback, Callbacks
+from vtk.training.engine.processes import Ranks, open_ranks
+from vtk.training.engine.result import FinetuneResult
+from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.memory import MemoryChoice
-from vtk.training.parallel import Ranks, open_ranks
-from vtk.training.result import FinetuneResult
-from vtk.training.run import Run
-from vtk.training.spec import parse_tasks
+from vtk.training.objectives.distillation import Trained
+from vtk.training.options.task_spec import parse_tasks
+from vtk.training.runs.joint import JointResult, JointRun
+from vtk.training.runs.run import Run
 
 
 def finetune(
@@ -100,7 +100,7 @@ def run_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
 
 def _refuse_dry_run(config: FinetuneConfig) -> None:
     if config.dry_run:
-        raise UsageError("`--dry-run` trains nothing; call vtk.training.dry_run or memory_report for its numbers")
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.preview or memory_report for its numbers")
 
 
 def open_joint(config: FinetuneConfig) -> JointRun:

@@ -10,13 +10,13 @@ from torch import nn
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.training.config import MODES, MemoryMode
+from vtk.training.engine.optimizers import state_floats
+from vtk.training.engine.precision import PrecisionName
+from vtk.training.engine.processes import Ranks
+from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
-from vtk.training.optimizers import state_floats
-from vtk.training.parallel import Ranks
-from vtk.training.precision import PrecisionName
-from vtk.training.sharpness import copies
+from vtk.training.step_rules.sharpness import copies
 from vtk.training.train_config import RunConfig
 
 HEAD_ROOM = 0.1

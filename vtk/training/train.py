@@ -5,12 +5,12 @@ from pathlib import Path
 
 from vtk.errors import UsageError
 from vtk.options import expect
-from vtk.training.callbacks import Callback
-from vtk.training.checkpoints import CheckpointRun
+from vtk.training.engine.callbacks import Callback
+from vtk.training.engine.processes import open_ranks
+from vtk.training.engine.result import TrainResult
 from vtk.training.finetune import report_memory, run_callbacks
 from vtk.training.memory import MemoryChoice
-from vtk.training.parallel import open_ranks
-from vtk.training.result import TrainResult
+from vtk.training.runs.whole_model import CheckpointRun
 from vtk.training.train_config import TrainConfig
 
 
@@ -29,7 +29,7 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
     """
     expect(config, TrainConfig, "train")
     if config.dry_run:
-        raise UsageError("`--dry-run` trains nothing; call vtk.training.dry_run or train_memory for its numbers")
+        raise UsageError("`--dry-run` trains nothing; call vtk.training.preview or train_memory for its numbers")
     run = open_checkpoint_run(config)
     run.callbacks = run_callbacks(callbacks, run.ranks)
     found = run.go()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.augment import AugmentOptions
 from vtk.training.options.distill import DistillOptions
@@ -134,4 +134,4 @@ class TrainConfig(
 
 
 RunConfig = FinetuneConfig | TrainConfig
-"""What `vtk.training.run.Run` takes."""
+"""What `vtk.training.runs.run.Run` takes."""

@@ -1,1 +1,1 @@
-"""Parts of ``vtk export tensorrt``: the linter, the lines that build an engine, and the script that stamps it."""
+"""TensorRT export: the file, its build scripts and their options."""

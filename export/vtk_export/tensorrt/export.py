@@ -25,22 +25,22 @@ from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.digests import file_digest
-from vtk.runtime.given import Given, give_images, judging
+from vtk.runtime.data_option import Given, give_images, judging
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening
-from vtk_export.build import File, build
-from vtk_export.gate import gate
-from vtk_export.images import gate_images
+from vtk.runtime.weight_digests import file_digest
+from vtk_export.gate.gate import gate
+from vtk_export.gate.images import gate_images
+from vtk_export.gate.verify import BATCHES, GateRow
+from vtk_export.gate.zero_head import FILLED, gate_file
+from vtk_export.graph.build import File, build
+from vtk_export.graph.targets import Target
+from vtk_export.lint.finding import Finding
+from vtk_export.lint.lint import check, load
 from vtk_export.place import DATA, MARKS, move, workspace
 from vtk_export.readme import README, tensorrt_page
-from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
-from vtk_export.tensorrt.finding import Finding
-from vtk_export.tensorrt.lint import check, load
-from vtk_export.tensorrt_config import TensorrtConfig
-from vtk_export.verify import BATCHES, GateRow
-from vtk_export.zero_head import FILLED, gate_file
+from vtk_export.tensorrt.config import TensorrtConfig
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable

@@ -15,12 +15,12 @@ from vtk import console
 from vtk.card import Card, InputSpec
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, VerificationError
-from vtk.runtime.given import give_images, judging
+from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_parts import Split
 from vtk.runtime.images import Chosen
-from vtk.runtime.parts import Split
 from vtk.runtime.photographs import Photographs
-from vtk_export.limits import LEAST_COSINE
-from vtk_export.raw import Drift
+from vtk_export.gate.limits import LEAST_COSINE
+from vtk_export.graph.raw import Drift
 from vtk_export.triton.served.vtk_images import Unreadable, decode, from_array, prepare
 
 _COUNT = 16
@@ -66,9 +66,9 @@ def measure_served(
 
 
 def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
+    from vtk.data.decoding_rules import Decoding
+    from vtk.data.image_transforms import eval_transform, read_input
     from vtk.data.memory_images import take_image
-    from vtk.data.rules import Decoding
-    from vtk.data.transforms import eval_transform, read_input
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []

@@ -14,17 +14,17 @@ from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.runtime.digests import file_digest
-from vtk.runtime.given import give_images, judging
+from vtk.runtime.data_option import give_images, judging
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-from vtk_export.images import gate_images
-from vtk_export.limits import LIMITS
-from vtk_export.rows import check_rows, print_rows
+from vtk.runtime.weight_digests import file_digest
+from vtk_export.gate.images import gate_images
+from vtk_export.gate.limits import LIMITS
+from vtk_export.gate.rows import check_rows, print_rows
+from vtk_export.gate.verify import BATCHES, verify_values
 from vtk_export.tensorrt import scripts
+from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.pbtxt import PLAN, TYPES, Slot
-from vtk_export.triton_config import TritonCommand
-from vtk_export.verify import BATCHES, verify_values
 
 
 @dataclass(frozen=True)

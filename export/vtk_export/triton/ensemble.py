@@ -13,7 +13,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
-from vtk_export.preproc import check_preproc
+from vtk_export.graph.preproc import check_preproc
 from vtk_export.triton.drift import measure_served
 from vtk_export.triton.files import same_code, write_code, write_model_files
 from vtk_export.triton.models import Filled, Order, fill

@@ -10,21 +10,21 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
-from vtk.runtime.digests import content_digest, file_digest
 from vtk.runtime.source import Opening, Source, open_source
-from vtk_export.config import OnnxConfig, TasksConfig
-from vtk_export.onnx import ExportResult, export_onnx
+from vtk.runtime.weight_digests import content_digest, file_digest
+from vtk_export.onnx.config import OnnxConfig, TasksConfig
+from vtk_export.onnx.export import ExportResult, export_onnx
 from vtk_export.readme import README
-from vtk_export.tasks import export_tasks
+from vtk_export.tasks.export import export_tasks
+from vtk_export.tensorrt.config import TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt
-from vtk_export.tensorrt_config import TensorrtConfig
+from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
 from vtk_export.triton.files import same_code, write_code
 from vtk_export.triton.packs import has_base, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import Served, serve_bank, serve_engine, serve_graph, serve_python
-from vtk_export.triton_config import TritonCommand
 
 Measure = Callable[[Path, Path, OnnxConfig, Source], tuple[int, dict[str, Any]]]
 """Measures a written graph, whose place will be another, and leaves the result beside it: exit code and result."""

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from vtk import console
+from vtk.bank import TaskBank
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError, VerificationError
 from vtk.files import existing_dir
 from vtk.formats import read_json, write_json
-from vtk.runtime.given import give_images, judging
+from vtk.packs.base_files import store_base
+from vtk.packs.cards import CARD, HASHES, TENSORS, read_card
+from vtk.packs.load import load_task
+from vtk.runtime.data_option import give_images, judging
 from vtk.runtime.source import open_source
-from vtk.serving import TaskBank
-from vtk.tasks.base import store_base
-from vtk.tasks.cards import CARD, HASHES, TENSORS, read_card
-from vtk.tasks.load import load_task
-from vtk_export.images import gate_images
-from vtk_export.triton_config import TritonCommand
-from vtk_export.verify import RELATIVE_BOUND
+from vtk_export.gate.images import gate_images
+from vtk_export.gate.verify import RELATIVE_BOUND
+from vtk_export.triton.config import TritonCommand
 
 INDEX, BASE, PACKS = "tasks.json", "base.safetensors", "packs"
 _CHECKED = 3

@@ -9,7 +9,7 @@ from vtk.card import Card
 from vtk.errors import DataError
 from vtk.markdown import span
 from vtk.marks import begins
-from vtk.tasks.readme import card_sections, code_block, shares_code
+from vtk.packs.readme import card_sections, code_block, shares_code
 from vtk_export.readme import README, preparations
 
 TITLE = "# The model "

@@ -15,7 +15,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from vtk import __version__
 from vtk.errors import VerificationError
 from vtk.readers import reading
-from vtk_export.triton_config import TritonCommand
+from vtk_export.triton.config import TritonCommand
 
 CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
 MARK = "vtk"

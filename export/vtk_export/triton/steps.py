@@ -6,10 +6,10 @@ from typing import Any
 from vtk import __version__
 from vtk.card import InputSpec
 from vtk.errors import UsageError
-from vtk_export.preproc import RAW_TYPES
+from vtk_export.graph.preproc import RAW_TYPES
+from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.names import check_name
 from vtk_export.triton.pbtxt import MARK, PART, TYPES, Slot, add_output, messages
-from vtk_export.triton_config import TritonCommand
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
 """Behind the ensemble's name, the names of its steps."""

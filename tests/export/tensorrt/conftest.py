@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import pytest
 
-from vtk_export.convert import convert, export_form
+from vtk_export.graph.convert import convert, export_form
 
 FAKE = '''
 import ctypes, json, os
@@ -145,6 +145,6 @@ def use_fused(fused: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callab
                 fault(proto)
             return proto
 
-        monkeypatch.setattr("vtk_export.build.convert", fake)
+        monkeypatch.setattr("vtk_export.graph.build.convert", fake)
 
     return use

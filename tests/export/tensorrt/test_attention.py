@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.export.tensorrt._graphs import make_attention
-from vtk_export.precision import to_half
-from vtk_export.tensorrt.lint import lint
-from vtk_export.tensorrt_config import parse_version
+from vtk_export.graph.precision import to_half
+from vtk_export.lint.lint import lint
+from vtk_export.tensorrt.config import parse_version
 
 NEW = parse_version("10.x")
 

@@ -15,7 +15,7 @@ import vtk_export.tensorrt.served
 from tests.export.tensorrt._graphs import make_graph
 from tests.export.tensorrt.conftest import Scripts
 from vtk_export.tensorrt import scripts
-from vtk_export.tensorrt_config import parse_version
+from vtk_export.tensorrt.config import parse_version
 
 SCRIPT = Path(vtk_export.tensorrt.served.__file__).with_name("build_engine.py")
 

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export.tensorrt.conftest import Scripts
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.tensorrt.lint import lint
-from vtk_export.tensorrt_config import TensorrtCommand, parse_version
+from vtk_export.lint.lint import lint
+from vtk_export.tensorrt.config import TensorrtCommand, parse_version
 
 FILES = ["README.md", "build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]
 
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_fused_has_attention_written_out(
             raise UsageError("cannot fuse Strange: unknown; leave out --fuse")
         return model
 
-    monkeypatch.setattr("vtk_export.build.choose_form", refuse)
+    monkeypatch.setattr("vtk_export.graph.build.choose_form", refuse)
     code, result, err = export(calm.path, "--out", tmp_path / "out")
     assert (code, result["fused"], seen) == (0, False, [[False], [False]])
     assert "exported as it is: cannot fuse Strange: unknown" in err

@@ -9,10 +9,10 @@ from onnx import TensorProto, helper
 
 from tests.export.tensorrt._graphs import IMAGE, make_graph
 from vtk.errors import DataError, UsageError, VerificationError
-from vtk_export.tensorrt.down import lower
-from vtk_export.tensorrt.lint import check, lint, load
-from vtk_export.tensorrt.operators import operators
-from vtk_export.tensorrt_config import OLD, parse_version
+from vtk_export.graph.opset17 import lower
+from vtk_export.lint.lint import check, lint, load
+from vtk_export.lint.operators import operators
+from vtk_export.tensorrt.config import OLD, parse_version
 
 NEW = parse_version("10.x")
 X = {"x": (TensorProto.FLOAT, ["batch", 4, 16])}

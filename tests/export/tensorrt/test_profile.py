@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vtk.__main__ import main
-from vtk.profiling import exported
+from vtk.profiling import export_profile as exported
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_the_onnx_file_is_measured_and_said_not_to_be_tensorrt(
 
 
 def test_a_built_engine_is_measured_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("vtk.runtime.backend.check_backend", lambda name: None)
+    monkeypatch.setattr("vtk.runtime.backends.base.check_backend", lambda name: None)
     assert exported.onnx_backends("fp16", engine=True) == ("ort-cpu", "ort-cuda", "tensorrt")
     assert exported.onnx_backends("bf16") == ("ort-cuda",)  # no arithmetic on a CPU
 

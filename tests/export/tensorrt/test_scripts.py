@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from tests.export.tensorrt._graphs import make_graph
 from vtk.errors import UsageError
 from vtk_export.tensorrt import scripts
-from vtk_export.tensorrt_config import parse_version
+from vtk_export.tensorrt.config import parse_version
 
 
 def profile(name: str = "pixel_values", trt: str = "10.x", batch: Any = "batch", **more: Any) -> dict[str, Any]:

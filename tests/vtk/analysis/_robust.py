@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from tests.vtk.analysis._models import tiny_vit
-from vtk.analysis.accuracy import Draws
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Context
+from vtk.analysis.measures.accuracy import Draws
 from vtk.card import InputSpec
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from vtk.analysis.config import AnalyzeCommand, AnalyzeConfig
-from vtk.analysis.corrupt import KINDS
 from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
-from vtk.analysis.diagnostics.names import CORRUPTIONS
+from vtk.analysis.measures.pixel_corruptions import KINDS
+from vtk.analysis.names import CORRUPTIONS
 from vtk.errors import UsageError
 
 

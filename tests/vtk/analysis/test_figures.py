@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from vtk.analysis import figures
-from vtk.analysis.embed import embed
+from vtk.analysis.report.plot_files import embed
 
 
 def line(entries=1, name="a line", width=figures.WIDTH):

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 
 from tests.vtk.analysis._models import images, tiny_vit
 from vtk.analysis import CrossEntropy, Share, hessian_max, hessian_spectrum, parameter_blocks
-from vtk.analysis.second_order import hessian_product
+from vtk.analysis.probes.second_order import hessian_product
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.models.create import build_model
-from vtk.tasks.load import card_metadata
+from vtk.packs.load import card_metadata
 
 
 @pytest.mark.parametrize("sizes, parts", [((3, 4, 5), [[3, 5], [4]]), ((5,), [[3], [2]]), ((1,), [[1], []])])
@@ -91,7 +91,7 @@ def test_mini_batches_and_groups_that_are_known_are_not_done_again():
 def test_the_basis_is_restarted_where_memory_is_short(monkeypatch):
     model, batch = tiny_vit(), images(12)[0]
     expected = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)
-    monkeypatch.setattr("vtk.analysis.eigen.BASIS_BYTES", 0)  # so that 14 vectors are the room
+    monkeypatch.setattr("vtk.analysis.probes.eigen.BASIS_BYTES", 0)  # so that 14 vectors are the room
     found = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)
     assert found.values["whole"] == pytest.approx(expected.values["whole"], rel=1e-5)
     assert found.converged == {"whole": True} and 14 < expected.products <= found.products < 150

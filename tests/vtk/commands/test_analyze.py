@@ -15,7 +15,7 @@ from tests.vtk._faults import tree
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.models.create import build_model
-from vtk.tasks.load import card_metadata
+from vtk.packs.load import card_metadata
 
 CLASSES = ("blue", "green", "red")
 

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from vtk.analysis.config import AnalyzeCommand
-from vtk.analysis.map_figures import chosen_images
+from vtk.analysis.diagnostics.map_figures import chosen_images
 from vtk.analysis.sources import choose_images, make_context, open_models, trained_cards
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
 
 CLASSES = ("blue", "green", "red")
 RANKS = Ranks(torch.device("cpu"))

@@ -17,7 +17,8 @@ from vtk.__main__ import main
 from vtk.commands import _checks, _providers, doctor
 from vtk.commands._checks import Check
 from vtk.commands._providers import Tried
-from vtk.fused import tuned, tuning_card
+from vtk.fused import tuning_card
+from vtk.fused import tuning_store as tuned
 from vtk_kernels import choices
 
 

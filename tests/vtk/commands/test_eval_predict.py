@@ -20,11 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from vtk.__main__ import main
 from vtk.card import Card, Regime
-from vtk.data.transforms import eval_transform
+from vtk.data.image_transforms import eval_transform
 from vtk.formats import write_json
 from vtk.models.create import Created, build_model
-from vtk.tasks.cards import read_card
-from vtk.tasks.pack import save_task
+from vtk.packs.cards import read_card
+from vtk.packs.pack import save_task
 
 CLASSES = ("red", "green", "blue", "grey")  # on purpose not in alphabetical order
 COLOURS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200), "grey": (120, 120, 120)}

@@ -22,12 +22,12 @@ from vtk.__main__ import main
 from vtk.branches import tune
 from vtk.card import Card
 from vtk.data.audit import scan
+from vtk.data.image_transforms import eval_transform
 from vtk.data.loader import make_loader
 from vtk.data.mirroring import Mirroring
-from vtk.data.transforms import eval_transform
 from vtk.models.create import build_model
-from vtk.tasks import load_checkpoint, load_task
-from vtk.tasks.load import card_metadata
+from vtk.packs import load_checkpoint, load_task
+from vtk.packs.load import card_metadata
 
 KWARGS: dict[str, Any] = {"depth": 4, "embed_dim": 32, "num_heads": 2}
 CLASSES = ("blue", "green", "red")

@@ -13,8 +13,8 @@ from PIL import Image
 
 from vtk.data import load_image, scan
 from vtk.data.layout import class_name
-from vtk.data.multi import scan_multi
-from vtk.data.probe import probe_all
+from vtk.data.multilabel_scan import scan_multi
+from vtk.data.probe_file import probe_all
 from vtk.errors import DataError
 
 FEW = settings(

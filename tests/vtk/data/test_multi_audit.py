@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from vtk.__main__ import main
-from vtk.data.multi import MultiAudit, scan_multi
-from vtk.data.page import page
+from vtk.data.audit_page import page
+from vtk.data.multilabel_scan import MultiAudit, scan_multi
 from vtk.errors import DataError, UsageError
 
 

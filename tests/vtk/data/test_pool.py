@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from vtk.data import pool
-from vtk.data.probe import probe_all
+from vtk.data.probe_file import probe_all
 
 Tree = Callable[..., Path]
 
@@ -25,10 +25,11 @@ def test_worker_processes_give_what_this_process_gives(paths: list[str]) -> None
 
 
 def test_a_file_that_kills_its_decoder_is_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    deadly = (
-        "import os, vtk.data.probe as p; q = p.probe; p.probe = lambda f, *o: os._exit(9) if '/7.' in f else q(f, *o); "
+    dies = "p.probe = lambda f, *o: os._exit(9) if '/7.' in f else q(f, *o); "
+    deadly = "import os, vtk.data.probe_file as p; q = p.probe; " + dies
+    monkeypatch.setattr(
+        pool, "_CODE", pool._CODE.replace("from vtk.data.probe_file", deadly + "from vtk.data.probe_file")
     )
-    monkeypatch.setattr(pool, "_CODE", pool._CODE.replace("from vtk.data.probe", deadly + "from vtk.data.probe"))
     results = dict(zip(paths, pool.probe_many(paths, 0, workers=2), strict=True))
     bad = {Path(path).name: probe.bad for path, probe in results.items() if probe.bad}
     assert bad.keys() == {"33.png", "7.png"} and "decoder crashed" in bad["7.png"]

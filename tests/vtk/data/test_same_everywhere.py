@@ -14,10 +14,10 @@ from timm.models import adapt_input_conv
 from vtk.__main__ import main
 from vtk.data import scan
 from vtk.errors import UsageError
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.training.config import FinetuneConfig
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 
 SIDE = 16
 TIMM = {"patch_size": 8, "depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -62,8 +62,8 @@ def wild(folder: Path, label: int) -> None:
 def judged(pack: Path, paths: list[Path]) -> np.ndarray:
     """Logits of a model that timm built, of files that were decoded one by one."""
     from vtk.data.bands import read_image
-    from vtk.data.rules import Decoding
-    from vtk.data.transforms import eval_transform
+    from vtk.data.decoding_rules import Decoding
+    from vtk.data.image_transforms import eval_transform
 
     card, state = read_card(pack), load_task(pack).model.state_dict()
     chans, classes = card.input.in_chans, len(card.classes)

@@ -12,8 +12,8 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.data import list_images, scan
-from vtk.data.multi import scan_multi
-from vtk.data.page import page
+from vtk.data.audit_page import page
+from vtk.data.multilabel_scan import scan_multi
 from vtk.errors import DataError, UnavailableError, UsageError
 
 Write = Callable[..., Path]

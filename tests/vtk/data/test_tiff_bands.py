@@ -11,9 +11,9 @@ from PIL import Image
 from tests.conftest import REPO
 from tests.vtk.data._made import tiff
 from vtk.data.bands import read_image
+from vtk.data.decoding_rules import SRGB, V0_1, Decoding
 from vtk.data.memory_images import take_image
-from vtk.data.probe import probe
-from vtk.data.rules import SRGB, V0_1, Decoding
+from vtk.data.probe_file import probe
 from vtk.data.tiff import pages, read_samples
 from vtk.errors import DataError, UsageError
 

@@ -12,9 +12,9 @@ from PIL import Image
 from tests.vtk.data._made import tiff
 from vtk.data import scan
 from vtk.data.bands import read_image
+from vtk.data.decoding_rules import SRGB, Decoding
 from vtk.data.memory_images import take_image
-from vtk.data.probe import probe
-from vtk.data.rules import SRGB, Decoding
+from vtk.data.probe_file import probe
 from vtk.data.samples import DataAudit
 from vtk.data.value_range import LEVELS, Values, settle
 from vtk.errors import DataError, UsageError

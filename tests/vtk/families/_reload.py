@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.vtk.families import _table  # noqa: F401 - registers the small models
-from vtk.tasks.load import load_task
+from vtk.packs.load import load_task
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

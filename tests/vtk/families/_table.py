@@ -2,7 +2,7 @@
 
 A pattern is a shell pattern for a parameter's name without ``.weight`` or ``.bias``; ``#`` is any number. What no
 pattern of a family takes is "other". The patterns were written from the models' printed structure, not from the lists
-of classes in ``vtk.training.kinds``, which they are there to check.
+of classes in ``vtk.training.policies.module_kinds``, which they are there to check.
 """
 
 import re

@@ -10,9 +10,9 @@ from PIL import Image
 
 from tests._plots import not_drawn
 from tests.vtk.families._table import Family
-from vtk.training.config import FinetuneConfig
-from vtk.training.parallel import open_ranks
-from vtk.training.run import Run
+from vtk.training.engine.processes import open_ranks
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs.run import Run
 
 
 @pytest.fixture(scope="session")

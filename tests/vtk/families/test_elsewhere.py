@@ -10,17 +10,17 @@ import torch
 
 import vtk
 from tests.vtk.families._table import FAMILIES, Family
+from vtk.bank import TaskBank
 from vtk.errors import UsageError
 from vtk.models.inputs import check_size
-from vtk.models.sizes import size_fault
+from vtk.models.valid_sizes import size_fault
 from vtk.runtime.source import open_source
-from vtk.serving import TaskBank
-from vtk.training import policy
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
-from vtk_export.attention import four_axes
-from vtk_export.config import OnnxConfig
-from vtk_export.convert import choose_form
-from vtk_export.onnx import export_onnx
+from vtk.training.policies import policy
+from vtk_export.graph.attention_rank import four_axes
+from vtk_export.graph.convert import choose_form
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.export import export_onnx
 
 BATCHES = (1, 2, 3, 7, 16)
 BY_NAME = {family.name: family for family in FAMILIES}

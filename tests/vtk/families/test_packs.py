@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.vtk.families._table import FAMILIES
-from vtk.training import policy
+from vtk.training.policies import policy
 
 RELOAD = Path(__file__).with_name("_reload.py")
 QUICK = ["levit_128s"]  # the default tests take one that has BatchNorm in its attention, FFN, stem and head

@@ -13,9 +13,10 @@ from torch import nn
 from tests.vtk.families._table import FAMILIES, REFUSED
 from vtk.errors import UsageError
 from vtk.models.create import build_model
-from vtk.models.shapes import shapes_only
-from vtk.training import kinds, policy
-from vtk.training.census import take_census
+from vtk.models.meta_model import shapes_only
+from vtk.training.policies import module_kinds as kinds
+from vtk.training.policies import policy
+from vtk.training.policies.census import take_census
 
 _MOVED = ("factory", "features", "fx_features", "helpers", "hub", "layers", "registry")  # old names of other modules
 

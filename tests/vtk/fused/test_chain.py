@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.kernels._cases import needs_kernel
 from vtk.fused import FusedViT, fuse
-from vtk.fused.counting import Counting
+from vtk.fused.kernel_count import Counting
 from vtk.fused.stages import Plan
 from vtk_kernels import choices
 from vtk_kernels._residual_kernel import counters_needed
@@ -96,7 +96,7 @@ def test_logits_are_timms_and_the_same_bits_again(vit: Build, monkeypatch: pytes
         assert cut[0] == default_splits(a.shape[0] * a.shape[1], *w.shape) > 1
         return linear_residual(a, w, b, x, *cut, use_triton=True)
 
-    for module in ("vtk.fused.model", "vtk.fused.reading"):
+    for module in ("vtk.fused.model", "vtk.fused.stage_input"):
         monkeypatch.setattr(f"{module}.linear_residual", run)
     monkeypatch.setattr(
         "vtk.fused.model.choose",

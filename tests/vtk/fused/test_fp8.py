@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.kernels.test_e4m3 import decoded
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused import Fp8ViT, fuse, to_fp8
-from vtk.fused.counting import Counting
 from vtk.fused.fp8 import check_fp8_device
+from vtk.fused.kernel_count import Counting
 from vtk.fused.rounding import round_matrix
-from vtk.fused.scaled import ScaledMatrix, ScaledTokens
+from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens
 from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model
 from vtk_kernels.quantize_rows import quantize_rows

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.fused import FusedViT, fuse, tuned
+from vtk.fused import FusedViT, fuse
+from vtk.fused import tuning_store as tuned
 from vtk.fused.ring import PinnedRing
 from vtk.fused.tuning_card import tune_model
 from vtk_kernels import choices

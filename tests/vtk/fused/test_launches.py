@@ -9,7 +9,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from torch import nn
 
 from vtk.fused import count_launches, fuse, launches
-from vtk.fused.counting import Counting, count
+from vtk.fused.kernel_count import Counting, count
 from vtk.models.context_layers import add_context_broadcast
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vtk.__main__ import main
+from vtk.bank.bank import TaskBank
 from vtk.errors import UsageError
 from vtk.fused import FusedViT, count_launches, fuse
-from vtk.fused.counting import Counting
-from vtk.serving.bank import TaskBank
+from vtk.fused.kernel_count import Counting
 from vtk_kernels import choices
 
 CARD = "a card"

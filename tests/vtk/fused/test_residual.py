@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests._simulated_cuda import SimulatedCuda
 from vtk.errors import UsageError
 from vtk.fused import fuse
-from vtk.fused.counting import count
+from vtk.fused.kernel_count import count
 from vtk.fused.stages import Plan
 from vtk.models.context_layers import add_context_broadcast
 

@@ -12,7 +12,8 @@ from torch import nn
 
 from tests.vtk.fused._cpu_subject import CARD, QUICK, Clock, CpuSubject, timer
 from vtk.errors import DataError
-from vtk.fused import FusedViT, fuse, tuned, tuning
+from vtk.fused import FusedViT, fuse, tuning
+from vtk.fused import tuning_store as tuned
 from vtk.fused.tuning import Tuning, tune
 from vtk.fused.tuning_card import ModelSubject
 from vtk_kernels import choices

@@ -15,8 +15,8 @@ from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet, AttentionBlock, WindowAttention, build_up, per_stage, placement
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import check_size, input_spec
-from vtk.models.shapes import shapes_only
-from vtk.tasks.plain import _own_name
+from vtk.models.meta_model import shapes_only
+from vtk.packs.plain import _own_name
 
 TINY = {"channels": [8, 16, 32, 64], "stem_chs": 8, "heads": [1, 2, 2, 3], "head_dim": 4}
 

@@ -17,7 +17,7 @@ from vtk.errors import DataError, UsageError
 from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model, check_transforms
 from vtk.models.parallel_blocks import parallel_key, parallelize
-from vtk.tasks.load import card_metadata, load_checkpoint
+from vtk.packs.load import card_metadata, load_checkpoint
 
 SMALL: dict[str, Any] = {"embed_dim": 32, "num_heads": 2, "num_classes": 5, "img_size": 32}
 OPTIONS: dict[str, dict[str, Any]] = {

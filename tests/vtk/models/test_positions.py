@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
+from vtk.models.meta_model import shapes_only
 from vtk.models.positions import fit_position, stored_grid
-from vtk.models.shapes import shapes_only
 
 
 def weights(old: int, new: int) -> np.ndarray:

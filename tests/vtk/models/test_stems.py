@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vtk.errors import UsageError
-from vtk.models.shapes import shapes_only
+from vtk.models.meta_model import shapes_only
 from vtk.models.stems import PATCHWISE, STEMS, ScaledReLU, Stem, make_stem, read_scaled_relu, replace_stem
 from vtk.models.stems.hmlp import hmlp_strides
 from vtk.models.stems.shape import StemShape

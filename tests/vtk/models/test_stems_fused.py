@@ -17,7 +17,7 @@ from vtk.fused.batch_norms import fold_batch_norms
 from vtk.models.mlp_layers import change_mlp
 from vtk.models.parallel_blocks import parallelize
 from vtk.models.stems import STEMS, replace_stem
-from vtk_export.convert import convert, export_form
+from vtk_export.graph.convert import convert, export_form
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 

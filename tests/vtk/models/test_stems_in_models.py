@@ -17,9 +17,9 @@ from vtk.models.create import build_model, check_transforms
 from vtk.models.mlp_layers import TokenBatchNormAct, change_mlp
 from vtk.models.parallel_blocks import parallelize
 from vtk.models.stems import STEMS, Stem, replace_stem
-from vtk.tasks.load import card_metadata, load_checkpoint
-from vtk.training import policy
-from vtk.training.census import take_census
+from vtk.packs.load import card_metadata, load_checkpoint
+from vtk.training.policies import policy
+from vtk.training.policies.census import take_census
 
 slow = pytest.mark.slow
 SMALL: dict[str, Any] = {"depth": 2, "embed_dim": 16, "num_heads": 2}
@@ -51,7 +51,7 @@ def change(stem: str, **arguments: Any) -> Transform:
 )
 def test_only_the_tokens_are_others(name: str, kwargs: dict[str, Any]) -> None:
     """Everything behind the stem is the model's own: fed with the new tokens by hand, it gives the same logits."""
-    from vtk.models import parallel
+    from vtk.models import parallel_models as parallel
 
     torch.manual_seed(0)
     size = kwargs.get("img_size", 32)

@@ -15,8 +15,8 @@ from vtk.errors import UsageError
 from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model
 from vtk.models.local_attention import LocalAttention, local_attention, neighbours
+from vtk.models.meta_model import shapes_only
 from vtk.models.parallel_blocks import parallelize
-from vtk.models.shapes import shapes_only
 from vtk.models.squeeze_excite import add_squeeze_excite
 from vtk.models.uniform_heads import uniform_heads
 

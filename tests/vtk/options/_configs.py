@@ -7,10 +7,11 @@ from typing import Any
 from vtk.options import Config
 
 MODULES = (
-    "vtk.training.config", "vtk.training.train_config", "vtk.training.pretrain.config", "vtk.evaluation.config",
-    "vtk.analysis.config", "vtk.branches.config", "vtk.tasks.config", "vtk.data.config", "vtk.serving.config",
-    "vtk.profiling.config", "vtk.profiling.server.config", "vtk_export.config", "vtk_export.aoti_config",
-    "vtk_export.tensorrt_config", "vtk_export.triton_config", "vtk.commands.demo", "vtk.commands.doctor",
+    "vtk.training.finetune_config", "vtk.training.train_config", "vtk.training.pretrain.config",
+    "vtk.evaluation.config",
+    "vtk.analysis.config", "vtk.branches.config", "vtk.packs.config", "vtk.data.config", "vtk.bank.config",
+    "vtk.profiling.config", "vtk.profiling.server.config", "vtk_export.onnx.config", "vtk_export.aoti.config",
+    "vtk_export.tensorrt.config", "vtk_export.triton.config", "vtk.commands.demo", "vtk.commands.doctor",
 )  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
     "ProfileCommand": {"source": "m"}, "AnalyzeCommand": {"model": "m"}, "BenchConfig": {"pack": ("p",)},

@@ -15,7 +15,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, option_of, type_of
 from vtk.options.config import flag_of
 from vtk.options.values import alternatives, is_list
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 
 ALL = configs()
 

@@ -20,11 +20,11 @@ from vtk.errors import UsageError
 from vtk.formats import save_tensors
 from vtk.models.create import Created
 from vtk.models.packed import Segments, attention_modules, own_parameters, packed_forward
+from vtk.packs.load import card_metadata, load_checkpoint
 from vtk.profiling.config import ProfileConfig
-from vtk.tasks.load import card_metadata, load_checkpoint
-from vtk.training import policy
-from vtk.training.census import take_census
-from vtk_export.convert import choose_form, convert
+from vtk.training.policies import policy
+from vtk.training.policies.census import take_census
+from vtk_export.graph.convert import choose_form, convert
 
 QUICK = ("alternet-18-cifar", "vit-local-parallel-cb", "uniform-c", "se-cb", "mixer-cb", "parallel-hmlp-cb")
 

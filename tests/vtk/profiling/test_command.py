@@ -117,7 +117,7 @@ def test_bank_and_eager_of_a_pack_agree(tmp_path: Path, capsys: pytest.CaptureFi
 
     from vtk.card import Card
     from vtk.models.create import build_model
-    from vtk.tasks.pack import save_task
+    from vtk.packs.pack import save_task
 
     small = {"depth": 1, "embed_dim": 32, "num_heads": 2}
     base = tmp_path / "base.safetensors"

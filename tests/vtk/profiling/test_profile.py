@@ -152,7 +152,7 @@ def test_onnxruntime_gets_the_exported_file_and_its_cost_is_a_number_of_its_own(
         yield exported
         inside.clear()
 
-    monkeypatch.setattr("vtk_export.onnx.temporary_onnx", export)
+    monkeypatch.setattr("vtk_export.onnx.export.temporary_onnx", export)
     seen = []
 
     def load(name: str, source, **options):
@@ -177,7 +177,7 @@ def test_a_precision_is_exported_for_onnxruntime_and_its_absence_is_a_row(
         raise UnavailableError("onnxruntime cannot run bf16 here")
         yield
 
-    monkeypatch.setattr("vtk_export.onnx.temporary_onnx", export)
+    monkeypatch.setattr("vtk_export.onnx.export.temporary_onnx", export)
     with pytest.raises(UnavailableError, match="cannot run bf16"):
         fakes.run({"ort-cpu": fakes.Backend("ort-cpu")}, precision="bf16")
     result = fakes.run({"eager": fakes.Backend("eager"), "compile": fakes.Backend("compile")}, (), precision="bf16")

@@ -11,12 +11,12 @@ from torch import nn
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.models import compiling
+from vtk.models import compile_errors as compiling
 from vtk.models.devices import resolve_device
-from vtk.runtime.backend import load_backend, predictor
-from vtk.runtime.ort_backend import OrtCpuBackend, _open
+from vtk.runtime.backends.base import load_backend, predictor
+from vtk.runtime.backends.ort_backend import OrtCpuBackend, _open
 from vtk.runtime.source import Source, open_source
-from vtk.training.precision import Bf16
+from vtk.training.engine.precision import Bf16
 
 Write = Callable[..., Path]
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

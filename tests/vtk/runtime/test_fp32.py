@@ -13,9 +13,9 @@ from vtk.card import Card
 from vtk.errors import UnavailableError
 from vtk.models import fp32
 from vtk.models.fp32 import FullPrecision
-from vtk.runtime import ort_backend
-from vtk.runtime.backend import load_backend
-from vtk.runtime.ort_trt_backend import NO_TF32, OrtTrtBackend
+from vtk.runtime.backends import ort_backend
+from vtk.runtime.backends.base import load_backend
+from vtk.runtime.backends.ort_trt_backend import NO_TF32, OrtTrtBackend
 from vtk.runtime.source import open_source
 
 State = tuple[str, bool, bool]

@@ -15,13 +15,13 @@ import vtk
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.create import build_model
+from vtk.packs.load import Task, load_checkpoint, load_task
+from vtk.packs.merge import merge_task
+from vtk.packs.pack import save_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import run
-from vtk.runtime.backend import load_backend
+from vtk.runtime.backends.base import load_backend
 from vtk.runtime.source import Source, open_source
-from vtk.tasks.load import Task, load_checkpoint, load_task
-from vtk.tasks.merge import merge_task
-from vtk.tasks.pack import save_task
 
 TINY: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 2}
 

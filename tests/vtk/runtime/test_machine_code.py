@@ -13,8 +13,8 @@ import vtk
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
-from vtk.runtime.aoti_backend import CARD, CPU, DEVICE, DTYPE, TORCH, cpu_level, torch_release
-from vtk.runtime.backend import load_backend
+from vtk.runtime.backends.aoti_backend import CARD, CPU, DEVICE, DTYPE, TORCH, cpu_level, torch_release
+from vtk.runtime.backends.base import load_backend
 from vtk.runtime.source import ENGINES, Source, open_source
 
 CLASSES = ("cat", "dog")
@@ -120,6 +120,6 @@ def test_an_onnx_file_with_an_engine_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def load_backend_class(source: Source) -> None:
-    from vtk.runtime.tensorrt_backend import TensorrtBackend
+    from vtk.runtime.backends.tensorrt_backend import TensorrtBackend
 
     TensorrtBackend.load(source, device=torch.device("cpu"), dtype=torch.float16, threads=None)

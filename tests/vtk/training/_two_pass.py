@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vtk.training.objective import Batch
+from vtk.training.objectives.base import Batch
 
 
 class Net(nn.Module):

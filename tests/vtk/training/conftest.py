@@ -13,7 +13,7 @@ from timm.models.vision_transformer import ParallelThingsBlock
 from torch import nn
 
 from tests._plots import not_drawn
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Transform
 from vtk.data.audit import scan
+from vtk.data.image_transforms import eval_transform
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UsageError
 from vtk.models.context_broadcast import ContextBroadcast
-from vtk.tasks.diff import diff_task
-from vtk.tasks.load import load_checkpoint, load_task
-from vtk.training import policy
-from vtk.training.census import take_census
-from vtk.training.config import FinetuneConfig
+from vtk.packs.diff import diff_task
+from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.policies import policy
+from vtk.training.policies.census import take_census
 
 
 def scales(model: nn.Module) -> dict[str, torch.Tensor]:

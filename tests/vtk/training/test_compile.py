@@ -14,15 +14,16 @@ from torch import nn
 
 from vtk.card import InputSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.models import compiling
-from vtk.tasks.load import load_task
-from vtk.training import compiled, policy
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import fit
+from vtk.models import compile_errors as compiling
+from vtk.packs.load import load_task
+from vtk.training.engine import compile_passes as compiled
+from vtk.training.engine.fit import fit
+from vtk.training.engine.precision import Bf16, Fp32
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
-from vtk.training.objective import Batch, Classification
-from vtk.training.precision import Bf16, Fp32
+from vtk.training.objectives.base import Batch, Classification
+from vtk.training.policies import policy
 
 
 class Fixed:
@@ -235,8 +236,8 @@ def test_two_processes_do_what_one_does(config, photos, tmp_path, vtk_home, flag
 @pytest.mark.slow
 def test_sharpness_aware_and_adversarial_steps_compile(tiny, programs):
     """Weights and pixels climb in a pass of their own: the same numbers, and no further program in later epochs."""
-    from vtk.training.adversarial import Adversary
-    from vtk.training.sam import Ascent
+    from vtk.training.step_rules.adversarial import Adversary
+    from vtk.training.step_rules.sam import Ascent
 
     rule = Ascent(0.05, adversary=Adversary(2.0, [InputSpec(16, 16)]))
     rows, tensors = run(tiny, "attn", compile=True, epochs=3, step_rule=rule)

@@ -15,10 +15,10 @@ from tests.vtk._faults import tree
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.create import build_model
-from vtk.tasks.load import card_metadata, load_task
-from vtk.training.config import FinetuneConfig
-from vtk.training.distill import Trained
+from vtk.packs.load import card_metadata, load_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.distillation import Trained
 from vtk.training.train_config import TrainConfig
 
 CLASSES = ("blue", "green", "red")

@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 
 from vtk.commands import finetune as command
 from vtk.data.audit import scan
+from vtk.data.image_transforms import eval_transform
 from vtk.data.images import MAX_PIXELS
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.tasks.load import load_task
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import DivergedError
+from vtk.packs.load import load_task
+from vtk.training.engine.fit import DivergedError
 from vtk.training.finetune import finetune
-from vtk.training.outputs import FILES
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs.outputs import FILES
 
 PACK = {"task.json", "task.safetensors", "base_tensors.json"}
 
@@ -222,7 +222,7 @@ def test_output_folder_rules(config, tmp_path):
 
 
 def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path, monkeypatch):
-    from vtk.training import objective
+    from vtk.training.objectives import base as objective
 
     real = objective.Classification.loss
     seen = []
@@ -233,7 +233,7 @@ def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path,
         return (loss * float("nan") if len(seen) > 7 else loss), logs  # 5 steps an epoch
 
     monkeypatch.setattr(objective.Classification, "loss", explode)
-    monkeypatch.setattr("vtk.training.loop.PATIENCE", 3)
+    monkeypatch.setattr("vtk.training.engine.loop.PATIENCE", 3)
     with pytest.raises(DivergedError, match=r"epoch 2 .*the best pack, of epoch 1, is kept in .*task") as info:
         finetune(config(epochs=3))
     assert "\n" not in str(info.value)
@@ -273,7 +273,7 @@ def test_other_trainings(config, tmp_path):
 
 
 def test_refusals_before_any_image_is_read(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("vtk.training.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
+    monkeypatch.setattr("vtk.training.runs.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
     with pytest.raises(UsageError, match="30 is not a multiple of the patch"):
         finetune(config(img_size=30))
     with pytest.raises(UsageError, match="no data"):

@@ -1,4 +1,4 @@
-"""Every option of loss and sampling beside every other: a run does what docs/training.md says, or is refused."""
+"""Every option of loss and sampling beside every other: a run does what docs/guides/training.md says, or is refused."""
 
 import copy
 import itertools
@@ -14,14 +14,14 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data.loader import EpochSampler
 from vtk.data.samples import DataAudit, Sample
 from vtk.errors import UsageError
-from vtk.training.config import FinetuneConfig
-from vtk.training.distill import Teacher, Trained, distill
-from vtk.training.engine import fit
-from vtk.training.labels import make_objective, make_sampler
-from vtk.training.objective import Batch, JointObjective
-from vtk.training.parallel import Ranks
-from vtk.training.precision import Fp32
-from vtk.training.sharpness import make_step_rule
+from vtk.training.engine.fit import fit
+from vtk.training.engine.precision import Fp32
+from vtk.training.engine.processes import Ranks
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.base import Batch, JointObjective
+from vtk.training.objectives.distillation import Teacher, Trained, distill
+from vtk.training.runs.label_kinds import make_objective, make_sampler
+from vtk.training.step_rules.sharpness import make_step_rule
 from vtk.training.train_config import TrainConfig
 
 CPU = torch.device("cpu")

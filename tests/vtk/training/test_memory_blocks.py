@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vtk.models.context_layers import add_context_broadcast
-from vtk.training import policy
-from vtk.training.config import MODES
+from vtk.training.engine.precision import Bf16
+from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode, remove_memory_mode
 from vtk.training.frozen_ffn.flash import attention, attention_backward, kernel_of
-from vtk.training.precision import Bf16
+from vtk.training.policies import policy
 from vtk_kernels import choices
 from vtk_kernels._nearest import candidate, nearest
 

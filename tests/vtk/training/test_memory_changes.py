@@ -10,7 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from vtk.training.config import MODES
+from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.rules import is_as_chosen
 

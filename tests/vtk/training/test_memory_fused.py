@@ -10,12 +10,12 @@ from timm.layers import set_reentrant_ckpt
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.vtk.training.test_memory_gradients import build, gradients, worst
-from vtk.training.config import MODES
+from vtk.training.engine.precision import Bf16
+from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.estimate import footprints
 from vtk.training.frozen_ffn.fold import folded
 from vtk.training.frozen_ffn.norm import add_normalise
-from vtk.training.precision import Bf16
 
 
 class Count(TorchDispatchMode):

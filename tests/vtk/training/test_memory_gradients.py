@@ -10,9 +10,9 @@ from timm.layers import Attention, set_reentrant_ckpt
 from timm.models.vision_transformer import ParallelThingsBlock
 
 from vtk.models.context_layers import add_context_broadcast
-from vtk.training import policy
-from vtk.training.config import MODES
+from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
+from vtk.training.policies import policy
 
 PARALLEL = {p: {"block_fn": partial(ParallelThingsBlock, num_parallel=p)} for p in (2, 3)}
 CASES = {

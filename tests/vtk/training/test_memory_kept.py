@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import ParallelThingsBlock
 
-from vtk.models.shapes import shapes_only
-from vtk.training import policy
-from vtk.training.config import MODES
+from vtk.models.meta_model import shapes_only
+from vtk.training.engine.precision import Bf16
+from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
-from vtk.training.precision import Bf16
+from vtk.training.policies import policy
 
 BOUNDS = {"plain": 11.3, "gelu8": 8.3, "recompute": 6.3, "minimal": 3.3}
 

@@ -14,8 +14,8 @@ import yaml
 from vtk.commands import finetune as command
 from vtk.errors import UsageError
 from vtk.training import memory
-from vtk.training.config import MODES
 from vtk.training.finetune import finetune, memory_report
+from vtk.training.finetune_config import MODES
 
 FLAGS = (
     "--model", "vit_tiny_patch16_224", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2", "--no-pretrained",

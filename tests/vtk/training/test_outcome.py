@@ -7,9 +7,9 @@ import pytest
 
 from vtk.errors import UsageError
 from vtk.evaluation.metrics import Metrics
-from vtk.training import packs
-from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune, finetune_tasks
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs import packs
 
 # of 15 images, 5 a class: right ones of each class, and the loss. Top-1 is best in epoch 2, macro F1 in epoch 3, the
 # loss in epoch 1

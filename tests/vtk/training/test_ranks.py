@@ -12,9 +12,9 @@ from torch import nn
 from tests.vtk._faults import tree
 from vtk.data.loader import make_loader
 from vtk.data.samples import Sample
-from vtk.training.parallel import Ranks
-from vtk.training.scoring import evaluate_ranks
-from vtk.training.streams import share
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.streams import share
+from vtk.training.runs.scoring import evaluate_ranks
 
 CPU = torch.device("cpu")
 CLASSES = ("a", "b", "c")
@@ -75,7 +75,7 @@ import dataclasses, hashlib, json, sys
 from pathlib import Path
 import torch
 from vtk.training import finetune as runs, parallel
-from vtk.training.config import FinetuneConfig
+from vtk.training.finetune_config import FinetuneConfig
 
 torch.set_num_threads(1)
 wrapped = []

@@ -10,8 +10,8 @@ import yaml
 from vtk.commands import _cli, train
 from vtk.errors import UsageError
 from vtk.training import recipes
-from vtk.training.outputs import command_line, config_text
 from vtk.training.recipes import from_recipe, names, read_recipe
+from vtk.training.runs.outputs import command_line, config_text
 from vtk.training.train_config import TrainConfig
 
 FOLDER = Path(recipes.__file__).parent

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 from tests.vtk._faults import tree
 from vtk.card import InputSpec
+from vtk.data.image_transforms import train_transform
 from vtk.data.loader import ImageDataset
 from vtk.data.samples import DataAudit, Sample
-from vtk.data.transforms import train_transform
 from vtk.errors import UsageError
-from vtk.training import checkpoint
-from vtk.training.config import FinetuneConfig
+from vtk.training.engine.result import FitState
 from vtk.training.finetune import finetune, finetune_tasks
-from vtk.training.result import FitState
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs import resume_state as checkpoint
 
 LEVIT = {
     "model": "levit_128s",

@@ -19,14 +19,14 @@ import sys
 import torch
 from tests.vtk.training._two_pass import Fixed, Net
 from vtk.card import InputSpec
-from vtk.training.adversarial import Adversary
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import fit
-from vtk.training.loss_scale import DynamicScaler
-from vtk.training.objective import Batch, Classification
-from vtk.training.parallel import open_ranks
-from vtk.training.precision import Fp32
-from vtk.training.sam import Ascent
+from vtk.training.step_rules.adversarial import Adversary
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.engine.fit import fit
+from vtk.training.engine.loss_scale import DynamicScaler
+from vtk.training.objectives.base import Batch, Classification
+from vtk.training.engine.processes import open_ranks
+from vtk.training.engine.precision import Fp32
+from vtk.training.step_rules.sam import Ascent
 
 torch.set_num_threads(1)
 ranks = open_ranks("cpu")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from tests.vtk.training.engine.test_save_schedule import same
 from tests.vtk.training.test_resume import LEVIT
-from tests.vtk.training.test_saves import same
 
 SCRIPT = """
 import dataclasses, hashlib, json, os, signal, sys
@@ -17,9 +17,9 @@ import torch
 from vtk.errors import StoppedError
 from vtk.training import finetune as runs
 from vtk.training import loop
-from vtk.training.config import FinetuneConfig
-from vtk.training.loop import Loop
-from vtk.training.saves import Saves
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.engine.loop import Loop
+from vtk.training.engine.save_schedule import Saves
 
 torch.set_num_threads(1)
 rank, out, told = int(os.environ["RANK"]), Path(sys.argv[2]), {}

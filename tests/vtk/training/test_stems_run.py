@@ -13,13 +13,13 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Transform
 from vtk.data.audit import scan
+from vtk.data.image_transforms import eval_transform
 from vtk.data.loader import make_loader
-from vtk.data.transforms import eval_transform
 from vtk.errors import UsageError
-from vtk.tasks.diff import diff_task
-from vtk.tasks.load import load_checkpoint, load_task
-from vtk.training.config import FinetuneConfig
+from vtk.packs.diff import diff_task
+from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_commands_need_no_flags_for_it(config: Any, photos: Path, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_bank_serves_packs_of_one_stem(config: Any, tmp_path: Path) -> None:
-    from vtk.serving import TaskBank
+    from vtk.bank import TaskBank
 
     first = finetune(config(stem="hmlp", out=tmp_path / "first", epochs=1))
     merged = tmp_path / "base.safetensors"

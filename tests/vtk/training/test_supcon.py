@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from vtk.data.audit import scan
+from vtk.data.image_transforms import train_transform
 from vtk.data.loader import ImageDataset
-from vtk.data.transforms import train_transform
 from vtk.errors import UsageError
 from vtk.models.inputs import input_spec
+from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune
-from vtk.training.objective import Batch
-from vtk.training.parallel import Ranks
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.run import pretrain
 from vtk.training.pretrain.supcon import Contrast, Projected, TwoViews, supcon_loss

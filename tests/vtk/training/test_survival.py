@@ -15,9 +15,9 @@ import pytest
 
 from tests.vtk._faults import files_below, forkserver, tree
 from vtk.errors import DataError
-from vtk.tasks import load_task
-from vtk.training import checkpoint
+from vtk.packs import load_task
 from vtk.training.finetune import finetune, finetune_tasks
+from vtk.training.runs import resume_state as checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs signals and limits of Linux")
 
@@ -162,7 +162,7 @@ def test_a_small_disk_keeps_the_whole_files_it_has(config, small_disk):
 
 def test_a_read_only_disk_is_refused_before_the_images_are_read(config, small_disk, monkeypatch):
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    monkeypatch.setattr("vtk.training.labels.scan", lambda *_, **__: pytest.fail("images were read"))
+    monkeypatch.setattr("vtk.training.runs.label_kinds.scan", lambda *_, **__: pytest.fail("images were read"))
     with pytest.raises(DataError, match=r"cannot (write|make the folder) .*[Rr]ead-only") as caught:
         finetune(config(out=small_disk / "run"))
     assert "\n" not in str(caught.value)

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from tests.vtk._faults import tree
-from vtk.training.config import FinetuneConfig
-from vtk.training.engine import DivergedError, fit
+from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.loop import PATIENCE
+from vtk.training.engine.precision import Fp32
 from vtk.training.finetune import finetune
-from vtk.training.loop import PATIENCE
-from vtk.training.objective import Batch, Classification
-from vtk.training.precision import Fp32
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.objectives.base import Batch, Classification
 
 CALM = {"warmup": 0.0, "lr": 0.05, "head_lr_mult": 1.0, "min_lr": 1.0, "weight_decay": 0.1}
 
@@ -112,7 +112,7 @@ def test_the_best_pack_is_never_one_that_is_not_a_number(config, tmp_path, monke
     finetune(config(epochs=3, stop_after=1))
     before = {name: tree(tmp_path / "run" / name) for name in ("task", "last")}
     if where == "weights":  # as when memory fails: no gradient shows it before the evaluation
-        from vtk.training.precision import Fp32 as Regime
+        from vtk.training.engine.precision import Fp32 as Regime
 
         def spoil(self, model):
             with torch.no_grad():

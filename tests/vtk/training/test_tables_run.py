@@ -11,11 +11,11 @@ import torch
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data import scan
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
 from vtk.runtime.images import choose_images
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.training.config import FinetuneConfig
 from vtk.training.finetune import finetune, finetune_tasks
+from vtk.training.finetune_config import FinetuneConfig
 
 
 def lines(photos: Path, separator: str = ",") -> str:

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from vtk.tasks import load_task
+from vtk.packs import load_task
+from vtk.training.engine.param_groups import lr_factor
+from vtk.training.engine.step_plan import single_images
 from vtk.training.finetune import finetune, finetune_tasks
-from vtk.training.objective import Batch
-from vtk.training.optim import lr_factor
-from vtk.training.steps import single_images
+from vtk.training.objectives.base import Batch
 
 LEVIT = {
     "model": "levit_128s",

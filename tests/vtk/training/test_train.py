@@ -20,15 +20,15 @@ from tests.vtk._faults import training_killed_at, tree
 from tests.vtk.training.test_resume import same_runs
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
-from vtk.models.parts import head_names
+from vtk.models.task_parameters import head_names
 from vtk.options import option_of
-from vtk.tasks.load import load_checkpoint
-from vtk.training import outputs
-from vtk.training.checkpoints import CheckpointRun
-from vtk.training.config import FinetuneConfig
-from vtk.training.dropout import set_dropout
+from vtk.packs.load import load_checkpoint
+from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune
-from vtk.training.parallel import Ranks
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs import outputs
+from vtk.training.runs.dropout import set_dropout
+from vtk.training.runs.whole_model import CheckpointRun
 from vtk.training.train import train, train_memory
 from vtk.training.train_config import TrainConfig
 

@@ -13,13 +13,13 @@ from tests.vtk._faults import tree
 from vtk.__main__ import main
 from vtk.data.samples import DataAudit, Sample
 from vtk.errors import DataError, UsageError
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.training.ahead import dry_run, duration
-from vtk.training.callbacks import Callback
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
+from vtk.training.engine.callbacks import Callback
 from vtk.training.finetune import finetune, finetune_tasks
-from vtk.training.limit import limited
-from vtk.training.one_copy import take_copy
+from vtk.training.preview import dry_run, duration
+from vtk.training.runs.limit import limited
+from vtk.training.runs.one_copy import take_copy
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_other_packs_are_two_and_a_disk_without_links_has_two_copies(tmp_path, m
     def refused(*_):
         raise OSError("no hard links here")
 
-    monkeypatch.setattr("vtk.training.one_copy.os.link", refused)
+    monkeypatch.setattr("vtk.training.runs.one_copy.os.link", refused)
     take_copy(one, two)
     assert (
         two.read_text() == "same" and not one.samefile(two) and {p.name for p in tmp_path.iterdir()} == {"one", "two"}

@@ -15,8 +15,8 @@ import yaml
 from tests.vtk._faults import forkserver
 from vtk.__main__ import main
 from vtk.errors import DataError
-from vtk.tasks.cards import read_card
-from vtk.training.callbacks import Callback, EpochInfo
+from vtk.packs.cards import read_card
+from vtk.training.engine.callbacks import Callback, EpochInfo
 from vtk.training.finetune import finetune, finetune_tasks
 
 EPOCHS = 4

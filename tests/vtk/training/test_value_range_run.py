@@ -17,12 +17,12 @@ from tests.conftest import REPO
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.data.transforms import eval_transform
+from vtk.data.image_transforms import eval_transform
 from vtk.errors import DataError, UsageError
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_task
-from vtk.training.config import FinetuneConfig
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_task
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.run import pretrain
 

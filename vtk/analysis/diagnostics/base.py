@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.accuracy import to_pixels
 from vtk.analysis.config import AnalyzeConfig
-from vtk.analysis.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from vtk.analysis.share import ALONE, Share
+from vtk.analysis.measures.accuracy import to_pixels
+from vtk.analysis.probes.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
 
 Result = Mapping[str, Any]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.calibration import model_calibration
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.measures.calibration import model_calibration
 
 _ERRORS = 2.0  # standard errors of the accuracy: a smaller gap may be chance
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.cb_scales import context_scales
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.measures.cb_scales import context_scales
 
 _LITTLE = 0.01  # λ of this size adds a hundredth of the mean of all tokens
 _SURE = 2.0  # standard errors over channels that lower and upper layers must differ by to be called different

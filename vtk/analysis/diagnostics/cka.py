@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.cka import feature_similarity
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.measures.cka import feature_similarity
 
 _SAME = 0.99  # two units whose features are all but rotations of each other
 _BLOCKS = 0.1  # by which stages must be more alike inside than between them to be called blocks

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.accuracy import margin
-from vtk.analysis.corruptions import corruption_accuracy
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.curves import certainty, clean_lines, mean, nothing_to_lose, options, points, tall
+from vtk.analysis.measures.accuracy import margin
+from vtk.analysis.measures.corruptions import corruption_accuracy
 
 _MOST = 256  # images: each is seen once for every kind and severity, 39 times by default
 _STYLES = {"noise": "s--", "blur": "^-.", "weather": "D:", "digital": "v--"}

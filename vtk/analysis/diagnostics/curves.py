@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.accuracy import kept, margin
 from vtk.analysis.diagnostics.base import Context, Result, Run
+from vtk.analysis.measures.accuracy import kept, margin
 
 HALF = 0.5
 """Of a model's lead over guessing: where a curve crosses it is told as the strength that the model stands."""

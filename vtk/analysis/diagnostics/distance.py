@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
-from vtk.analysis.distance import attention_distance
+from vtk.analysis.measures.distance import attention_distance
 from vtk.models.structure import unusual_part
 
 _LOCAL = 0.5  # a head that looks less than half as far as uniform attention sees mostly its surroundings

@@ -7,7 +7,7 @@ from torch import nn
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.entropy import attention_entropy
+from vtk.analysis.measures.entropy import attention_entropy
 from vtk.errors import UsageError
 from vtk.models.blocks import find_blocks
 from vtk.models.context_broadcast import ContextBroadcast

@@ -6,7 +6,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.flatness import average_flatness
+from vtk.analysis.measures.flatness import average_flatness
 
 _FAR = 2.0  # standard errors; a rise that is smaller may be the noise's
 _SHARP = 1.0  # nats: the right class becomes e times less likely

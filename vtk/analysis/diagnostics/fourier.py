@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
-from vtk.analysis.fourier import feature_spectra
+from vtk.analysis.measures.fourier import feature_spectra
 
 _FEW = 0.25  # of the units of a kind: "hardly any"
 _EARLY = 1 / 3  # of the depth, where paper C saw attention raise high frequencies

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.accuracy import margin
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.curves import certainty, nothing_to_lose, options, points
-from vtk.analysis.frequency import WINDOW, frequency_noise
+from vtk.analysis.measures.accuracy import margin
+from vtk.analysis.measures.frequency_noise import WINDOW, frequency_noise
 
 _LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of paper C's figure
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.hessian import hessian_spectrum
+from vtk.analysis.measures.hessian import hessian_spectrum
 
 _MANY_NEGATIVE = 0.1  # paper C calls a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
-from vtk.analysis.blocks import parameter_blocks
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.hessian import SHARP, log_axis
-from vtk.analysis.hessian import hessian_max
+from vtk.analysis.measures.hessian import hessian_max
+from vtk.analysis.probes.parameter_groups import parameter_blocks
 
 _NAMES = {"msa": "MSA", "mlp": "MLP", "token mlp": "token MLP"}
 _WIDE = 30.0  # values that differ by more are drawn on a logarithmic axis: the short bars would not be seen

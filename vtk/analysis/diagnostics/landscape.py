@@ -8,7 +8,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.hessian import log_axis
-from vtk.analysis.landscape import loss_landscape
+from vtk.analysis.measures.landscape import loss_landscape
 
 _EVERY = 5.0  # seconds between two savings
 _WIDE = 10.0  # losses that differ by more times have levels at equal ratios: equal steps would show the rim alone

@@ -6,7 +6,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.interpolation import miss_rate
+from vtk.analysis.measures.miss_rate import miss_rate
 
 _HIGH = 0.25  # paper D, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
 

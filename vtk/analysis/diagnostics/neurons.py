@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
-from vtk.analysis.neurons import active_neurons
+from vtk.analysis.measures.neurons import active_neurons
 
 _LINES = {"MLP": "-", "token MLP": "--", "conv": "-."}
 _HALF = 0.05  # within so much of one half, neurons are as with random weights: half of a symmetric input is above 0

@@ -8,7 +8,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.diagnostics.similarity import place_points
-from vtk.analysis.norms import OUTLIER, model_norms
+from vtk.analysis.measures.norms import OUTLIER, model_norms
 
 _LINES = {"msa": "-", "token mlp": "-", "mlp": "--"}
 _WIDE = 20.0  # from so large a ratio on, a logarithmic axis shows more

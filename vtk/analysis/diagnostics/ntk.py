@@ -5,7 +5,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.ntk import ntk_condition
+from vtk.analysis.measures.ntk import ntk_condition
 
 
 def _measure(context: Context) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.map_figures import chosen_images, draw_heads, draw_maps, encode_picture
-from vtk.analysis.overlays import AttentionMaps, attention_maps
+from vtk.analysis.diagnostics.map_figures import chosen_images, draw_heads, draw_maps, encode_picture
+from vtk.analysis.measures.overlays import AttentionMaps, attention_maps
 
 _FEW = 0.15  # half of the attention on so few of the patches: the map has a clear place
 _UNIFORM = 0.4  # 0.5 is uniform: a map above this shows no place

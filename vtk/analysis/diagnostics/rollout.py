@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.map_figures import chosen_images, draw_maps
 from vtk.analysis.diagnostics.overlays import mean_of, result_of, shares
-from vtk.analysis.map_figures import chosen_images, draw_maps
-from vtk.analysis.rollout import attention_rollout
+from vtk.analysis.measures.rollout import attention_rollout
 from vtk.models.context_broadcast import ContextBroadcast
 
 _UNIFORM = 0.4  # 0.5 is uniform

@@ -7,7 +7,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
-from vtk.analysis.tokens import token_similarity
+from vtk.analysis.measures.similarity import token_similarity
 
 _ALIKE = 0.9  # an angle of 26°: most of a token is what all tokens share
 _FALL = 0.02  # by which the position table has to lower the cosine to be worth a sentence
@@ -38,7 +38,7 @@ def place_points(axes: Any, names: Sequence[Sequence[str]]) -> list[list[int]]:
 
     Args:
         axes: whose x axis it is.
-        names: of each model's points, as `vtk.analysis.points.depth_points` gives them.
+        names: of each model's points, as `vtk.analysis.probes.depth_points.depth_points` gives them.
     """
     table = any("pos_embed" in one for one in names)
     special = {"stem": -1 if table else 0, "pos_embed": 0}

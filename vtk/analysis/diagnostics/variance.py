@@ -6,7 +6,7 @@ from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
-from vtk.analysis.variance import feature_variance
+from vtk.analysis.measures.variance import feature_variance
 
 _STAGES = 3  # from so many on, a peak at the ends of stages is a pattern
 

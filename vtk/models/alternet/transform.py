@@ -8,9 +8,9 @@ from timm.models.resnetv2 import PreActBasic, PreActBottleneck, ResNetV2
 from torch import nn
 
 from vtk.errors import UsageError
-from vtk.models.alternet.attention import AttentionBlock, WindowAttention
 from vtk.models.alternet.rule import per_stage, placement
-from vtk.models.transforms import register
+from vtk.models.alternet.window_attention import AttentionBlock, WindowAttention
+from vtk.models.model_transforms import register
 
 HEADS = (3, 6, 12, 24)
 """Heads of attention blocks by stage (paper C, appendix E)."""

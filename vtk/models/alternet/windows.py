@@ -5,7 +5,7 @@ import math
 from timm.models.resnetv2 import ResNetV2
 from torch import nn
 
-from vtk.models.alternet.attention import AttentionBlock, window_fault
+from vtk.models.alternet.window_attention import AttentionBlock, window_fault
 
 Size = tuple[int, int]
 

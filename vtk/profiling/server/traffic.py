@@ -22,7 +22,7 @@ from vtk.profiling.server.pool import LEAST, Pool, pool_size
 from vtk.profiling.server.result import ServerLevel
 from vtk.profiling.stats import percentile
 from vtk.runtime.source import Source
-from vtk_export.images import gate_images
+from vtk_export.gate.images import gate_images
 
 IDLE = 4
 """Answers that are compared before and after each load, one at a time."""

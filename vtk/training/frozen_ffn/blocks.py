@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.training.config import MemoryMode
+from vtk.training.finetune_config import MemoryMode
 from vtk.training.frozen_ffn import rules
 from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from vtk.training.config import MODES, MemoryMode
+from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
 from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
-from vtk.training.policy import train_mode
+from vtk.training.policies.policy import train_mode
 
 
 @dataclass(frozen=True)

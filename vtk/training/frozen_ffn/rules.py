@@ -15,7 +15,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock
 from torch import nn
 
 from vtk.models.context_broadcast import ContextBroadcast, ContextParallelBlock, find_context_broadcast, own_class
-from vtk.training.config import MemoryMode
+from vtk.training.finetune_config import MemoryMode
 from vtk.training.frozen_ffn.low_rank import is_lora
 
 FfnKept = Literal["plain", "gelu8", "recompute"]

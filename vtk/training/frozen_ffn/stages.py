@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vtk.models.context_broadcast import ContextBroadcast, find_context_broadcast
 from vtk.training.frozen_ffn import rules
 from vtk.training.frozen_ffn._bodies import affine
-from vtk.training.frozen_ffn.attention import HeadNorm, kept_attention
+from vtk.training.frozen_ffn.attention_operator import HeadNorm, kept_attention
 from vtk.training.frozen_ffn.ffn import frozen_ffn
 from vtk.training.frozen_ffn.fold import folded
 from vtk.training.frozen_ffn.handover import close_block, open_block

@@ -1,1 +1,1 @@
-"""The options of a run in groups; `vtk.training.config.FinetuneConfig` and its like are several of them each."""
+"""The options of a run in groups; each config of a kind of run inherits several of them."""

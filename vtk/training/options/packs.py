@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
 from vtk.options import Config, Option
-from vtk.tasks.config import StoredAs
+from vtk.packs.config import StoredAs
 
 MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
 MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import MOST_SIDE, MaybeFolder, ValSplit
-from vtk.tasks.config import ModelKwargs
+from vtk.packs.config import ModelKwargs
 
 ModelName = Annotated[str, Option("timm model name", often=True, nonempty=True)]
 InputSize = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.training.options.source import DataOptions
-from vtk.training.spec import TaskSpec, parse_starts, parse_tasks
+from vtk.training.options.task_spec import TaskSpec, parse_starts, parse_tasks
 
 
 @dataclass(frozen=True, kw_only=True)

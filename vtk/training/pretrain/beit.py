@@ -14,8 +14,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.data.loader import Transform
 from vtk.errors import DataError
-from vtk.training.objective import Batch, Objective
-from vtk.training.outputs import RECONSTRUCTION, TOKENIZER
+from vtk.training.objectives.base import Batch, Objective
 from vtk.training.pretrain import pictures
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.fit_tokenizer import fit_tokenizer
@@ -24,6 +23,7 @@ from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import positions_of
 from vtk.training.pretrain.tokenizer import Tokenizer, check_fits, load_tokenizer, save_tokenizer
+from vtk.training.runs.outputs import RECONSTRUCTION, TOKENIZER
 
 SHOWN = -100
 """In place of a word, where a patch is not hidden; torch's cross-entropy leaves it out."""

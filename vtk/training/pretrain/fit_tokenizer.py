@@ -12,15 +12,15 @@ from torch.utils.data import DataLoader
 from vtk import console
 from vtk.data.loader import Transform, make_loader, mix
 from vtk.errors import UsageError
-from vtk.training.engine import DivergedError, fit
-from vtk.training.objective import Batch
-from vtk.training.parallel import Ranks
-from vtk.training.precision import Fp32
+from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.precision import Fp32
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.result import EpochEnd
+from vtk.training.engine.streams import ImageStream
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.seeds import numbered
 from vtk.training.pretrain.tokenizer import Tokenizer, TokenizerSpec
-from vtk.training.result import EpochEnd
-from vtk.training.streams import ImageStream
 
 
 class Reconstruction:

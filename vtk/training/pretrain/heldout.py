@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vtk.data.loader import mix
-from vtk.training.objective import Batch, Objective
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.streams import share
+from vtk.training.objectives.base import Batch, Objective
 from vtk.training.pretrain.seeds import HELD_OUT, seeds_of
-from vtk.training.streams import share
 
 
 class HeldOut:

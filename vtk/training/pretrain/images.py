@@ -7,14 +7,14 @@ from pathlib import Path
 from vtk.card import InputSpec
 from vtk.data.audit import scan
 from vtk.data.copies import find_copies
-from vtk.data.divide import divide
+from vtk.data.decoding_rules import Decoding
 from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
 from vtk.data.listing import Found, folders, note_rest, walk
-from vtk.data.named import fetch, is_named
-from vtk.data.probed import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.rest import Rest, settle
-from vtk.data.rules import Decoding
 from vtk.data.samples import BadFile, DataAudit, Sample
+from vtk.data.scan_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.split import divide
+from vtk.data.timm_datasets import fetch, is_named
+from vtk.data.unused_files import Rest, settle
 from vtk.data.value_range import judge, parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError
-from vtk.training.objective import Objective
+from vtk.training.objectives.base import Objective
 from vtk.training.pretrain import pictures
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.masked import At, MaskedMethod, MaskedModel, PixelObjective

@@ -15,7 +15,7 @@ from vtk.data.loader import Transform
 from vtk.errors import UsageError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.inputs import check_size
-from vtk.training.objective import Batch
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.masks import Masks, make_masks
 from vtk.training.pretrain.method import Setting

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.data.loader import Transform
 from vtk.data.samples import DataAudit
-from vtk.training.objective import Objective
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
+from vtk.training.objectives.base import Objective
 from vtk.training.pretrain.config import PretrainConfig
 
 METHODS: Mapping[str, str] = {

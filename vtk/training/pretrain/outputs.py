@@ -1,4 +1,4 @@
-"""The files of a pre-training run besides those that every run has (`vtk.training.outputs`)."""
+"""The files of a pre-training run besides those that every run has (`vtk.training.runs.outputs`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from vtk import console, files
 from vtk.card import Card
 from vtk.data.samples import DataAudit
 from vtk.formats import save_tensors
-from vtk.tasks.load import card_metadata
+from vtk.packs.load import card_metadata
 from vtk.text import one_line
 
 PREFIX = "backbone."

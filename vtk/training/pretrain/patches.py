@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.models.parts import grid_of
+from vtk.models.task_parameters import grid_of
 
 
 def patchify(images: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from vtk import files
 from vtk.card import InputSpec
 from vtk.marks import SOFTWARE
-from vtk.training.outputs import RECONSTRUCTION
 from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import blank_out, patchify, positions_of, unpatchify
 from vtk.training.pretrain.seeds import HELD_OUT, seeds_of
+from vtk.training.runs.outputs import RECONSTRUCTION
 
 SHOWN = 6
 """Images in the picture, at most."""

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card, Regime, Transform
+from vtk.data.decoding_rules import Decoding
+from vtk.data.image_transforms import eval_transform, train_transform
 from vtk.data.layout import refuse_inside
 from vtk.data.loader import make_loader, mix
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
-from vtk.data.rules import Decoding
-from vtk.data.transforms import eval_transform, train_transform
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.formats import write_json
@@ -25,18 +25,21 @@ from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec, patch_side
 from vtk.options import expect
-from vtk.training import checkpoint, policy
-from vtk.training import outputs as run_outputs
-from vtk.training.callbacks import Callback, Callbacks
-from vtk.training.compiled import check_compile
-from vtk.training.engine import DivergedError, fit
+from vtk.training.engine.callbacks import Callback, Callbacks
+from vtk.training.engine.compile_passes import check_compile
+from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.optimizers import check_optimizer
+from vtk.training.engine.param_groups import describe_rates
+from vtk.training.engine.precision import make_precision
+from vtk.training.engine.processes import Ranks, open_ranks
+from vtk.training.engine.progress import EpochLines
+from vtk.training.engine.result import EpochEnd, FitState
+from vtk.training.engine.save_schedule import Saves, StopSignals, refuse_stopped
+from vtk.training.engine.step_plan import plan_steps, planned_epochs
+from vtk.training.engine.streams import ImageStream, Stream
 from vtk.training.finetune import run_callbacks
-from vtk.training.limit import limited
-from vtk.training.optim import describe_rates
-from vtk.training.optimizers import check_optimizer
 from vtk.training.options.running import parse_interval
-from vtk.training.parallel import Ranks, open_ranks
-from vtk.training.precision import make_precision
+from vtk.training.policies import policy
 from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.heldout import HeldOut
@@ -45,16 +48,14 @@ from vtk.training.pretrain.method import Setting, make_method
 from vtk.training.pretrain.pictures import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
-from vtk.training.progress import EpochLines
-from vtk.training.result import EpochEnd, FitState
-from vtk.training.run_images import tell_change, write_images
-from vtk.training.saves import Saves, StopSignals, refuse_stopped
-from vtk.training.scoring import default_workers
-from vtk.training.sharpness import make_step_rule
-from vtk.training.steps import plan_steps, planned_epochs
-from vtk.training.streams import ImageStream, Stream
-from vtk.training.tracking import MetricsFiles
-from vtk.training.views import describe_views, settle_mirroring, warn_of_enlarging
+from vtk.training.runs import outputs as run_outputs
+from vtk.training.runs import resume_state as checkpoint
+from vtk.training.runs.image_list import tell_change, write_images
+from vtk.training.runs.limit import limited
+from vtk.training.runs.scoring import default_workers
+from vtk.training.runs.tracking import MetricsFiles
+from vtk.training.runs.view_lines import describe_views, settle_mirroring, warn_of_enlarging
+from vtk.training.step_rules.sharpness import make_step_rule
 
 _MODEL = 0x4D
 """Mixed into the seed of what a method adds to the backbone."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from vtk.data.loader import mix
 from vtk.data.samples import Sample
-from vtk.training.objective import Batch
-from vtk.training.streams import Stream, batches
+from vtk.training.engine.streams import Stream, batches
+from vtk.training.objectives.base import Batch
 
 HELD_OUT = (1 << 63) - 1
 """In place of the epoch, for held-out images: the same is hidden of them every time."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vtk.training.objective import Objective
+from vtk.training.objectives.base import Objective
 from vtk.training.pretrain import pictures
 from vtk.training.pretrain.masked import MaskedMethod, PixelObjective, TokenModel
 from vtk.training.pretrain.method import Setting

@@ -18,13 +18,13 @@ from vtk.data.loader import Transform
 from vtk.errors import UsageError
 from vtk.files import replace_file
 from vtk.marks import SOFTWARE
-from vtk.training.gather import gather_rows
-from vtk.training.objective import Batch
-from vtk.training.outputs import SIMILARITY
-from vtk.training.parallel import Ranks
+from vtk.training.engine.gather_rows import gather_rows
+from vtk.training.engine.processes import Ranks
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.method import Setting
-from vtk.training.radii import Kind
+from vtk.training.runs.outputs import SIMILARITY
+from vtk.training.step_rules.radii import Kind
 
 
 def supcon_loss(

@@ -1,4 +1,4 @@
-"""Triton model of many tasks in a `vtk.serving.TaskBank`; packs come and go while it serves.
+"""Triton model of many tasks in a `vtk.bank.TaskBank`; packs come and go while it serves.
 
 Needs this toolkit in the server's Python, and `vtk_rows.py` and `vtk_index.py` beside it. ``tasks.json`` names the
 packs beside it; it is looked at every second, and what changed is added or removed. A pack is read while the others
@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from vtk_index import Index  # type: ignore[import-not-found]
 from vtk_rows import Batches, Task, answer, log, parameters, why  # type: ignore[import-not-found]
 
-from vtk.serving import TaskBank
+from vtk.bank import TaskBank
 
 POLL_S = 1.0
 _PARTS = ("task.json", "task.safetensors", "base_tensors.json")

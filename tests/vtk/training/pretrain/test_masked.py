@@ -10,8 +10,8 @@ from timm.models.vision_transformer import ParallelThingsBlock
 from vtk.card import InputSpec, Transform
 from vtk.errors import UsageError
 from vtk.models.inputs import blank_model
-from vtk.models.transforms import apply_transforms
-from vtk.training.objective import Batch
+from vtk.models.model_transforms import apply_transforms
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.beit import SHOWN, WordObjective
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.mae import Mae, MaeModel

@@ -6,10 +6,10 @@ import torch
 
 from vtk.data.samples import Sample
 from vtk.errors import UsageError
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
+from vtk.training.engine.streams import ImageStream
 from vtk.training.pretrain.masks import make_masks
 from vtk.training.pretrain.seeds import SeededStream, numbered, seeds_of
-from vtk.training.streams import ImageStream
 
 SEEDS = torch.arange(200) * 7919
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 
 from vtk.errors import DataError, UsageError
 from vtk.options.files import read_values
+from vtk.packs.cards import read_card
+from vtk.packs.load import load_checkpoint, load_task
 from vtk.runtime.source import open_source
-from vtk.tasks.cards import read_card
-from vtk.tasks.load import load_checkpoint, load_task
-from vtk.training.callbacks import Callback
-from vtk.training.config import FinetuneConfig
+from vtk.training.engine.callbacks import Callback
 from vtk.training.finetune import finetune
+from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.run import pretrain
 from vtk.training.pretrain.tokenizer import load_tokenizer

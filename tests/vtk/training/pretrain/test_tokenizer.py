@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from vtk.card import InputSpec
 from vtk.errors import DataError, UsageError
-from vtk.training.objective import Batch
-from vtk.training.parallel import Ranks
+from vtk.training.engine.processes import Ranks
+from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.fit_tokenizer import Reconstruction, move_words, usage
 from vtk.training.pretrain.tokenizer import (
     KEY,
@@ -139,7 +139,7 @@ def _edit(spec=None, **tensors):
 def test_files_that_are_no_tokenizers(tokenizer, tmp_path, change, text):
     path = tmp_path / "tokenizer.safetensors"
     save_tokenizer(path, tokenizer.float(), {})
-    from vtk.models.files import read_safetensors
+    from vtk.models.weight_files import read_safetensors
 
     state, told = change(load_file(path), json.loads(read_safetensors(path)[1][KEY]))
     save_file(state, path, None if told is None else {KEY: json.dumps(told)})

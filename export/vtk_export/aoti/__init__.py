@@ -1,0 +1,1 @@
+"""AOTInductor export: a compiled ``.pt2``, its loaders and its gate."""

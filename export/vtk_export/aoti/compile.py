@@ -1,0 +1,72 @@
+"""Compiles a model to a ``.pt2`` that holds two libraries: one for one image, one for more.
+
+torch.export takes a batch of one for a constant, and the check that a library makes of its input (see
+`vtk.runtime.backends.aoti_load`) refuses it where the batch may vary. With two libraries every check can be on.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.errors import VerificationError, VtkError
+from vtk.runtime.backends import aoti_backend
+from vtk.runtime.backends.aoti_load import MORE, ONE
+from vtk_export.graph.convert import silence
+
+
+def compile_package(
+    model: nn.Module, example: Tensor, card: Card, precision: str, path: Path,
+    max_batch: int = aoti_backend.MAX_BATCH,
+) -> None:  # fmt: skip
+    """Write ``model`` as a ``.pt2`` that takes 1 to ``max_batch`` images.
+
+    Args:
+        model: in eval mode, on the device and in the type it is to run in.
+        example: two images.
+        card: goes into the file.
+        precision: name of the type.
+        path: ends in ``.pt2``.
+        max_batch: 2 or more.
+
+    Raises:
+        VerificationError: torch cannot compile it.
+    """
+    from torch._inductor.package import package_aoti  # type: ignore[attr-defined]
+
+    metadata = {
+        aoti_backend.CARD: card.to_json(), aoti_backend.DTYPE: precision, aoti_backend.CPU: aoti_backend.cpu_level(),
+        aoti_backend.TORCH: aoti_backend.torch_release(), aoti_backend.INPUT: ",".join(map(str, example.shape[1:])),
+        aoti_backend.BATCH: str(max_batch),
+    }  # fmt: skip
+    # threads are those of the run, not those of the machine that compiled
+    options: dict[str, Any] = {"aot_inductor.package": True, "aot_inductor.metadata": metadata}
+    options["cpp.dynamic_threads"] = True
+    model = model.eval().requires_grad_(False)
+    try:
+        console.stage("compiling it for one image")  # `silence` keeps lines back
+        with silence(), torch.no_grad():
+            files = {ONE: _compile(model, example[:1].contiguous(), None, options)}
+        console.stage(f"compiling it for 2 to {max_batch:,} images")
+        with silence(), torch.no_grad():
+            files[MORE] = _compile(model, example, torch.export.Dim("batch", min=2, max=max_batch), options)
+            package_aoti(str(path), files)
+    except VtkError:
+        raise
+    except Exception as error:  # export and inductor raise whatever the operator at hand raises
+        reason = (str(error.__cause__ or error).strip().splitlines() or [type(error).__name__])[0]
+        raise VerificationError(f"AOTInductor cannot compile {type(model).__name__}: {reason}") from error
+
+
+def _compile(model: nn.Module, example: Tensor, batch: Any, options: dict[str, Any]) -> list[Any]:
+    """Return the files of a library for images like ``example``, with any number of them in the range ``batch``."""
+    import torch._inductor
+
+    dynamic = None if batch is None else ({0: batch},)
+    program = torch.export.export(model, (example,), dynamic_shapes=dynamic)
+    args, kwargs = program.example_inputs or ((example,), {})
+    files: Any = torch._inductor.aot_compile(program.module(), args, kwargs, options=dict(options))  # type: ignore[arg-type]
+    return list(files)

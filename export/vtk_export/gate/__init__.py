@@ -1,0 +1,1 @@
+"""The gate: an exported file against torch, before it is kept."""

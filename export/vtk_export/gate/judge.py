@@ -1,0 +1,129 @@
+"""Counts how often a file of reduced precision has torch's most likely class on real images, and the right one."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.errors import VerificationError
+from vtk.runtime.backends.base import predictor
+from vtk.runtime.photographs import Photographs
+from vtk_export.gate.limits import Limits
+from vtk_export.gate.verify import open_sessions, reference_outputs
+
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A file against torch in fp32 on the images of ``--data``.
+
+    Attributes:
+        count: images.
+        agreement: share with torch's most likely class.
+        cosine_mean: of the outputs' cosines with torch's, one per image.
+        cosine_min: the smallest.
+        top1: accuracy of the file, None where the folders are not named after the classes.
+        top1_fp32: of torch in fp32.
+        what: the images are.
+    """
+
+    count: int
+    agreement: float
+    cosine_mean: float
+    cosine_min: float
+    top1: float | None = None
+    top1_fp32: float | None = None
+    what: str = "images"
+
+    def describe(self) -> str:
+        """Return one line for people."""
+        text = (
+            f"on {self.count} {self.what}: torch's class in {console.percent(self.agreement, 2)}, cosine mean "
+            f"{self.cosine_mean:.6f}, least {self.cosine_min:.6f}"
+        )
+        if self.top1 is None or self.top1_fp32 is None:
+            return text
+        return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
+
+
+def judge(
+    path: Path,
+    model: nn.Module,
+    photographs: Photographs,
+    spec: InputSpec,
+    *,
+    names: Sequence[str],
+    threads: int | None,
+) -> Judgement:
+    """Run the file, as a server would, and torch on all images.
+
+    Args:
+        path: the ONNX file; it gives logits or probabilities.
+        model: what it was exported from.
+        photographs: images, perhaps with classes.
+        spec: preprocessing.
+        names: of the file's outputs.
+        threads: CPU threads.
+    """
+    cosines, mine, theirs, places = [], [], [], []
+    with open_sessions(path, threads, optimize=(True,)) as (session,):
+        predict = predictor(session)
+        for images, indices in photographs.batches(spec, session.batch or _BATCH):
+            got = predict(images).float().cpu()
+            expected = reference_outputs(model, images, names)[names[0]]
+            mine.append(got.argmax(1))
+            theirs.append(expected.argmax(1))
+            shown = got.softmax(1) if names[0] == "probabilities" else got
+            cosines.append(F.cosine_similarity(shown.double(), expected.double(), dim=1))
+            places += indices
+    cosine, ours, torchs = torch.cat(cosines), torch.cat(mine), torch.cat(theirs)
+    what = f"{photographs.what}, each alone" if getattr(session, "apart", False) else photographs.what
+    result = Judgement(
+        count=len(ours),
+        agreement=(ours == torchs).double().mean().item(),
+        cosine_mean=cosine.mean().item(),
+        cosine_min=cosine.min().item(),
+        what=what,
+    )
+    if photographs.labels is None:
+        return result
+    labels = torch.tensor([photographs.labels[i] for i in places])
+    tops = [(rows == labels).double().mean().item() for rows in (ours, torchs)]
+    return dataclasses.replace(result, top1=tops[0], top1_fp32=tops[1])
+
+
+def check_judgement(result: Judgement, limits: Limits) -> None:
+    """Hold a judgement against the limits of the file's precision.
+
+    Raises:
+        VerificationError: says which number is beyond its bound.
+    """
+    where = f"on {result.count} {result.what}"
+    floor = limits.cosine if limits.mean is None else limits.mean
+    if floor is not None and not result.cosine_mean >= floor:
+        raise VerificationError(f"{where} the cosine with torch is {result.cosine_mean:.6f} on average, at least "
+                                f"{floor:g} is allowed")  # fmt: skip
+    if limits.top1 is not None and result.top1 is not None and result.top1_fp32 is not None:
+        # where one image is more than the bound, one image may differ
+        if result.top1_fp32 - result.top1 > max(limits.top1, 1 / result.count) + 1e-9:
+            was, now = console.percent(result.top1_fp32, 2), console.percent(result.top1, 2)
+            raise VerificationError(
+                f"{where} top-1 falls from {was} to {now}, at most {console.percent(limits.top1)} less is allowed"
+            )
+        return
+    # one image that differs says nothing about a share
+    least = None if limits.agreement is None else min(limits.agreement, 1 - 1 / result.count)
+    if least is not None and not result.agreement >= least - 1e-9:
+        raise VerificationError(
+            f"{where} the most likely class is torch's in {console.percent(result.agreement, 2)}, at least "
+            f"{console.percent(least, 2)} is allowed"
+        )
+    assert not math.isnan(result.agreement)

@@ -1,0 +1,1 @@
+"""ONNX graphs: conversion, precision, preprocessing and rewriting."""

@@ -1,0 +1,189 @@
+"""From a torch model to an ONNX graph with torch's dynamo exporter.
+
+torch's exporter was chosen over a writer of our own and over optimum (which needs an old transformers): it follows
+torch's operators, writes a symbolic batch, and needs only onnxscript.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+import torch
+from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import InputSpec
+from vtk.errors import UsageError, VerificationError
+from vtk.fused import fuse, separate_qkv
+from vtk.packages import require
+from vtk_export.graph.attention_rank import four_axes
+from vtk_export.graph.rewrite import complete_norms, reorder_bias, reorder_gelu
+from vtk_export.graph.sizes import Sizes, guard_sizes
+
+
+def is_parallel(model: nn.Module) -> bool:
+    """Return whether a model has blocks of several parallel branches (paper A): merged, half of its nodes go."""
+    return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
+
+
+def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True) -> nn.Module:
+    """Return what to export: `export_form`, or the model.
+
+    Args:
+        model: the model.
+        fuse: True asks for `export_form`, False for the model; None gives the first to models with parallel branches.
+        vits: None gives it to every Vision Transformer.
+        divide_scores: of `export_form`.
+
+    Raises:
+        UsageError: asked for, and a part of the model cannot be fused. Unasked, that is said, and the model returned.
+    """
+    if fuse or (fuse is None and (is_parallel(model) or (vits and isinstance(model, VisionTransformer)))):
+        try:
+            return export_form(model, divide_scores=divide_scores)
+        except UsageError as error:
+            if fuse:
+                raise
+            console.say(f"exported as it is: {str(error).partition(';')[0]}")
+    return model
+
+
+def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
+    """Return the folded, merged model with one node per norm and q, k and v as three products.
+
+    That is the form that the attention fusions of ONNX Runtime and TensorRT look for; only standard operators are used.
+    They differ in where the softmax scale stands. `onnxruntime.transformers.optimizer` knows scores that are divided by
+    √D, and takes a quotient that it does not see for granted; TensorRT's documentation has the scale on q.
+
+    Args:
+        model: a Vision Transformer.
+        divide_scores: divide the scores, as ONNX Runtime wants it; False to leave 1/√D in q's weights, which TensorRT
+            wants and which keeps fp16 scores small.
+
+    Raises:
+        UsageError: a part of the model cannot be fused; it is named.
+    """
+    fused = fuse(model, keep_source=False)
+    separate_qkv(fused, divide_scores=divide_scores)
+    return fused
+
+
+def explicit_attention(model: nn.Module) -> None:
+    """Let timm's attention be two products, in place: for TensorRT.
+
+    torch's exporter writes scaled_dot_product_attention with shapes that it computes and a scale on both sides.
+    """
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            setattr(module, "fused_attn", False)  # noqa: B010 - nn.Module's attributes are tensors to mypy
+
+
+def convert(
+    model: nn.Module,
+    spec: InputSpec,
+    *,
+    opset: int,
+    static_batch: int | None = None,
+    names: Sequence[str] = ("logits",),
+    more: Mapping[str, Tensor] | None = None,
+    sizes: Sizes | None = None,
+) -> onnx.ModelProto:
+    """Run torch's exporter, quietly, and return the model with its weights.
+
+    Args:
+        model: in eval mode, fp32, on the CPU.
+        spec: size of the input.
+        opset: to ask the exporter for; it may give another one, which `verify_structure` notices.
+        static_batch: fixed batch size, None for a symbolic one named ``batch``.
+        names: of the outputs.
+        more: further inputs, name to an example (batch, …); of a batch of two, or of the fixed size.
+        sizes: leave height and width open, as axes of these names; at others than these sizes the graph fails.
+
+    Raises:
+        VerificationError: the exporter cannot convert the model.
+    """
+    require("onnxscript")  # torch's exporter is written in it
+    # with a batch of one, torch.export would take the batch for a constant
+    # and with a square image, height and width for one number
+    width = 2 * spec.width if sizes else spec.width
+    example = torch.zeros(static_batch or 2, spec.in_chans, spec.height, width)
+    inputs = {"pixel_values": example, **(more or {})}
+    batch = {} if static_batch else {0: torch.export.Dim("batch")}
+    sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC} if sizes else {}
+    shapes = tuple({**batch, **(sides if name == "pixel_values" else {})} for name in inputs)
+    try:
+        with silence(), four_axes():
+            program = torch.onnx.export(
+                model.eval().requires_grad_(False), tuple(inputs.values()), dynamo=True, verbose=False,
+                opset_version=opset, input_names=list(inputs), output_names=list(names),
+                dynamic_shapes=shapes if any(shapes) else None,
+            )  # fmt: skip
+            if program is None:
+                raise RuntimeError("it returned nothing")
+            proto: onnx.ModelProto = program.model_proto
+    except Exception as error:  # torch.export and onnxscript raise whatever the operator at hand raises
+        cause = error.__cause__ or error
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+        raise VerificationError(f"torch's ONNX exporter cannot convert {type(model).__name__}: {reason}") from error
+    _strip(proto.graph)
+    _forget_weights(proto.graph)
+    reorder_gelu(proto.graph)
+    reorder_bias(proto.graph)
+    complete_norms(proto.graph)
+    if sizes:
+        _name_sides(proto.graph)
+        guard_sizes(proto, sizes)
+    return proto
+
+
+def _name_sides(graph: onnx.GraphProto) -> None:
+    """Call the axes ``height`` and ``width``; torch numbers them, also in the shapes between, which go."""
+    dims = graph.input[0].type.tensor_type.shape.dim
+    for dim, name in zip(dims[2:], ("height", "width"), strict=True):
+        if dim.HasField("dim_value"):
+            raise VerificationError(
+                f"the model's {name} became the number {dim.dim_value} in the graph: leave out --dynamic-size"
+            )
+        dim.dim_param = name
+    graph.ClearField("value_info")
+
+
+def _forget_weights(graph: onnx.GraphProto) -> None:
+    """Drop the exporter's shapes of weights, which have their own.
+
+    A tool that turns a weight round, as ONNX Runtime's quantiser does, would find the old shape wrong.
+    """
+    weights = {tensor.name for tensor in graph.initializer}
+    kept = [value for value in graph.value_info if value.name not in weights]
+    graph.ClearField("value_info")
+    graph.value_info.extend(kept)
+
+
+def _strip(graph: onnx.GraphProto) -> None:
+    """Drop the exporter's notes on every node: they hold stack traces with paths of this machine."""
+    for entry in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        entry.ClearField("metadata_props")
+        entry.ClearField("doc_string")
+    graph.ClearField("metadata_props")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _strip(inner)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Keep the exporter's prints, warnings and log lines away: stdout may be a JSON object."""
+    level = logging.root.manager.disable
+    noise = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(level)

@@ -1,0 +1,1 @@
+"""The linter of ONNX files for TensorRT's parser and fused kernels."""

@@ -1,1 +1,0 @@
-"""Parts of `vtk_export.tasks`: names, the gathered model, shared data files, the gate and the index."""

@@ -1,0 +1,1 @@
+"""ONNX export of one model: its options and the export itself."""

@@ -1,0 +1,225 @@
+"""ONNX export: build the graph, verify the file, and keep it only if it is right."""
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Unpack
+
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.data.bands import pixel_limit
+from vtk.errors import UsageError
+from vtk.files import write_text
+from vtk.options import expect
+from vtk.packages import require
+from vtk.runtime.data_option import Given, give_images, judging
+from vtk.runtime.export_facts import PLAIN, Facts
+from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.opening import open_and_tell
+from vtk.runtime.source import Opening, Source
+from vtk_export.gate.gate import gate, gate_preproc
+from vtk_export.gate.images import gate_images
+from vtk_export.gate.judge import Judgement
+from vtk_export.gate.neighbours import Dependence
+from vtk_export.gate.verify import (
+    BATCHES,
+    GateRow,
+)
+from vtk_export.gate.zero_head import FILLED, gate_file
+from vtk_export.graph.build import File, build
+from vtk_export.graph.convert import choose_form, convert, export_form, is_parallel
+from vtk_export.graph.preproc import check_preproc
+from vtk_export.graph.raw import Drift, add_preproc
+from vtk_export.graph.targets import describe_oldest, oldest
+from vtk_export.lint.lint import check, load
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
+from vtk_export.readme import README, onnx_page
+
+if TYPE_CHECKING:
+    from vtk.runtime.source import Openable
+
+__all__ = ["FILES", "INLINE_LIMIT", "ExportResult", "choose_form", "convert", "export_form", "export_onnx",
+           "is_parallel", "temporary_onnx"]  # fmt: skip
+
+_workspace, _move, _write = workspace, move, write
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A verified ONNX file.
+
+    Attributes:
+        path: ``DIR/model.onnx``.
+        opset: of the standard domain, read from the file.
+        batch: fixed batch size, None for any.
+        bytes: of the file, with weights that lie beside it.
+        rows: the gate, per batch size; none where ``--unverified`` kept a file that nothing here runs.
+        images: what it was verified with.
+        seconds: of export and verification.
+        fused: whether norms and scales are folded and parallel branches merged.
+        nodes: of the graph.
+        facts: precision and what else was done to the graph.
+        outputs: names of the file's outputs.
+        judgement: on the images of ``--data``, of a file that is not fp32.
+        ir_version: of the file.
+        drift: what preprocessing in the graph changes.
+        dependence: what the other images of a call do to an image's outputs.
+    """
+
+    path: Path
+    opset: int
+    batch: int | None
+    bytes: int
+    rows: tuple[GateRow, ...]
+    images: str
+    seconds: float
+    fused: bool
+    nodes: int
+    facts: Facts = PLAIN
+    outputs: tuple[str, ...] = ("logits",)
+    judgement: Judgement | None = None
+    ir_version: int = 10
+    drift: Drift | None = None
+    dependence: Dependence | None = None
+
+    def needs(self) -> str:
+        """Return one line with the oldest run times that take the file."""
+        return describe_oldest(self.opset, self.ir_version, tensorrt=self._tensorrt)
+
+    @property
+    def _tensorrt(self) -> bool:
+        """Whether some TensorRT has the file's operators: it lacks ranges that are found at every run, and resizing."""
+        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        rows = [{**dataclasses.asdict(row), "passed": row.passed} for row in self.rows]
+        return {
+            "path": str(self.path), "opset": self.opset, "static_batch": self.batch, "size_bytes": self.bytes,
+            "images": self.images, "verified": rows, "export_ms": 1000 * self.seconds,
+            "fused": self.fused, "nodes": self.nodes, "facts": dataclasses.asdict(self.facts),
+            "outputs": list(self.outputs),
+            "judged": None if self.judgement is None else dataclasses.asdict(self.judgement),
+            "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version, tensorrt=self._tensorrt),
+            "preprocessing_drift": None if self.drift is None else dataclasses.asdict(self.drift),
+            "batch_dependence": None if self.dependence is None else dataclasses.asdict(self.dependence),
+        }  # fmt: skip
+
+
+def export_onnx(
+    source: "Openable", config: OnnxConfig, *, show: bool = True, **opening: Unpack[Opening]
+) -> ExportResult:
+    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+
+    Args:
+        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
+        config: options.
+        show: print the gate's table; a failure's table is always printed.
+        opening: how to open the source, see `vtk.open_source`.
+
+    Raises:
+        UsageError: the source is itself an ONNX file, or the model cannot give what was asked for.
+        DataError: the folder holds other files, or cannot be written.
+        VerificationError: torch's exporter cannot convert the model, or the file is not what was asked for.
+        UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
+    """
+    expect(config, OnnxConfig, "export_onnx")
+    require("onnxscript", "onnxruntime")
+    source = open_and_tell(source, **opening)
+    if source.kind == "onnx":
+        raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
+    start = time.perf_counter()
+    with (
+        console.stages(show),
+        _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder,
+    ):
+        card = dataclasses.replace(source.card, base=None, pack={})
+        batches = BATCHES if config.static_batch is None else (config.static_batch,)
+        given = give_images(source.card, config.data, config.split, described=source.described)
+        images, what = gate_images(
+            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+        )  # fmt: skip
+        if config.with_preproc:
+            check_preproc(card.input)
+        console.stage(f"loading {source.name}")
+        model = source.model()
+        file, other = gate_file(
+            model, folder, card,
+            make=lambda model, where: _build(model, card, config, where, images, given),
+            gate=lambda file: gate(file, card, config, images, what, batches, given, show=show),
+            images=images[: batches[0]], threads=config.threads, seed=config.seed,
+            # int8 rounds a classifier by its own numbers, so that of another one says nothing
+            compare=not config.int8 and config.output != "features",
+        )  # fmt: skip
+        drift = None
+        if config.with_preproc:
+            console.stage("putting the preprocessing into the graph")
+            if other is not None:
+                other = add_preproc(other, card, other.path.parent)
+                drift = gate_preproc(other, card, config, given)
+            file = add_preproc(file, card, folder)
+            drift = drift or gate_preproc(file, card, config, given)
+        if other is not None:
+            shutil.rmtree(folder / FILLED)
+        write_page(file, card, config, folder)
+        size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
+        _move(folder, config.out, command="vtk export onnx")
+    return ExportResult(
+        path=config.out / "model.onnx",
+        opset=config.file_opset,
+        batch=config.static_batch,
+        bytes=size,
+        rows=file.rows,
+        images=what,
+        seconds=time.perf_counter() - start,
+        fused=file.fused,
+        nodes=file.nodes,
+        facts=file.facts,
+        outputs=file.names,
+        judgement=file.judgement,
+        ir_version=config.ir,
+        drift=drift,
+        dependence=file.dependence,
+    )
+
+
+def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None) -> File:
+    """Write a file, and refuse what a ``--target`` of TensorRT does not take."""
+    file = build(model, card, config, folder, images, given)
+    if config.for_tensorrt:
+        assert config.runtime is not None
+        check(load(file.path), config.runtime)
+    return file
+
+
+def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
+    """Write the README.md beside a file."""
+    page = onnx_page(
+        card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
+        in_graph=config.with_preproc,
+        half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
+        sizes=file.sizes, verified=file.facts.verified,
+    )  # fmt: skip
+    write_text(folder / README, page)
+
+
+@contextlib.contextmanager
+def temporary_onnx(
+    source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
+) -> Iterator[Source]:
+    """Export and verify into a temporary folder, for a back-end that runs ONNX files; gone at the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
+        out = Path(folder) / "export"
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        result = export_onnx(source, config, show=False)
+        worst = max(max(row.error, row.error_plain) for row in result.rows)
+        console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")
+        yield dataclasses.replace(open_onnx(result.path), name=source.name)

@@ -1,0 +1,166 @@
+"""Export of many tasks: a file for each on one file of shared weights, or one file that gathers each image's weights.
+
+Packs of one base differ in about a third of their weights. In the form ``files`` the other two thirds are in one data
+file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vtk import console
+from vtk.errors import UsageError
+from vtk.files import write_text
+from vtk.options import expect
+from vtk.packages import require
+from vtk_export.gate.neighbours import Dependence
+from vtk_export.graph.targets import describe_oldest, oldest
+from vtk_export.onnx.config import TasksConfig
+from vtk_export.place import workspace
+from vtk_export.readme import README, tasks_page
+from vtk_export.tasks.build import GATHERED, Build
+from vtk_export.tasks.gate import TaskRow, check_task_rows, print_task_rows
+from vtk_export.tasks.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
+from vtk_export.tasks.names import named_packs
+from vtk_export.tasks.packs import open_members
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """The file of one task.
+
+    Attributes:
+        name: of the task.
+        path: of the .onnx file.
+        bytes: of it and of the task's own data, without what is shared.
+        shared_bytes: of the weights that it has in the shared file.
+    """
+
+    name: str
+    path: Path
+    bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class TasksExportResult:
+    """A verified folder of many tasks.
+
+    Attributes:
+        path: the folder; ``tasks.json`` in it says which file is whose.
+        form: ``files``, ``gathered`` or ``both``.
+        tasks: names, in the order of their numbers in the gathered file.
+        files: of the tasks; none in the form ``gathered``.
+        shared: the file of shared weights, None without one.
+        gathered: the file of all tasks, None without one.
+        bytes: of the folder's files that this export wrote.
+        separate_bytes: of the same files if each held all its weights itself.
+        rows: the gate.
+        dependence: by file, what the other images of a call do to an image's logits.
+        images: what it was verified with.
+        seconds: of export and verification.
+        opset: of the files.
+        ir_version: of the files.
+    """
+
+    path: Path
+    form: str
+    tasks: tuple[str, ...]
+    files: tuple[TaskFile, ...]
+    shared: Path | None
+    gathered: Path | None
+    bytes: int
+    separate_bytes: int
+    rows: tuple[TaskRow, ...] = field(repr=False)
+    images: str
+    seconds: float
+    opset: int = 18
+    ir_version: int = 10
+    dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
+
+    def needs(self) -> str:
+        """Return one line with the oldest run times that take the files."""
+        return describe_oldest(self.opset, self.ir_version)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        files = [{"task": f.name, "path": str(f.path), "own_bytes": f.bytes, "shared_bytes": f.shared_bytes}
+                 for f in self.files]  # fmt: skip
+        return {
+            "path": str(self.path), "form": self.form, "tasks": list(self.tasks), "files": files,
+            "shared": None if self.shared is None else str(self.shared),
+            "gathered": None if self.gathered is None else str(self.gathered),
+            "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
+            "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
+            "opset": self.opset, "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "batch_dependence": {name: dataclasses.asdict(found) for name, found in self.dependence.items()},
+        }  # fmt: skip
+
+
+def export_tasks(
+    packs: Mapping[str, str | Path] | Sequence[str | Path],
+    config: TasksConfig,
+    *,
+    base: str | Path | None = None,
+    show: bool = True,
+) -> TasksExportResult:
+    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+
+    Args:
+        packs: name to pack or run folder; or a sequence of ``PACK`` and ``NAME=PACK``.
+        config: options.
+        base: file with the base weights; by default looked up.
+        show: print the gate's table; a failure's table is always printed.
+
+    Raises:
+        UsageError: fewer than two packs, names that are no good, other architectures, or what one file cannot hold.
+        BaseError: packs of different bases.
+        DataError: a damaged pack, or a folder that holds other files or cannot be written.
+        VerificationError: a file is not what was asked for, or the files share less than the packs do.
+    """
+    expect(config, TasksConfig, "export_tasks")
+    require("onnxscript", "onnxruntime")
+    start = time.perf_counter()
+    named = named_packs(packs)
+    if len(named) < 2:
+        were = "pack was" if len(named) == 1 else "packs were"
+        raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
+    members = open_members(named, one_size=config.form != "files")
+    with (
+        console.stages(show),
+        workspace(
+            config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
+        ) as folder,
+    ):
+        built = Build(config, members, None if base is None else Path(base))
+        built.convert()
+        console.stage("writing the files")
+        built.write(folder)
+        console.stage("comparing the files with torch and a bank")
+        rows = built.verify(folder)
+        if show or not all(row.row.passed for row in rows):
+            print_task_rows(rows)
+            console.say(f"verified with {built.loader.what}")
+        check_task_rows(rows)
+        line = built.measure(folder)
+        if show:
+            console.say(line)
+        page = tasks_page(
+            {member.name: member.card for member in members}, files=config.form != GATHERED,
+            gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
+        )  # fmt: skip
+        write_text(folder / README, page)
+        total = sum(file.stat().st_size for file in folder.iterdir())
+        publish(folder, config.out, built.index(folder))
+    out = config.out
+    return TasksExportResult(
+        path=out, form=config.form, tasks=tuple(named),
+        files=tuple(TaskFile(n, out / f"{n}.onnx", *built.sizes[n]) for n in named if n in built.sizes),
+        shared=out / built.shared if built.shared else None,
+        gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
+        bytes=total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
+        images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
+        dependence=built.dependence,
+    )  # fmt: skip

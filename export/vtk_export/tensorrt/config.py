@@ -1,0 +1,153 @@
+"""Options of ``vtk export tensorrt``; free of torch and onnx."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from vtk.errors import UsageError
+from vtk.options import Config, Option
+from vtk.options.shared import (
+    CalibrationImages,
+    Fuse,
+    GraphDtype,
+    JudgeImages,
+    KeepIoTypes,
+    MaybeOut,
+    Opset,
+    Overwrite,
+    ProfileSizes,
+    Seed,
+    SourceOptions,
+    Split,
+    StaticBatch,
+    Threads,
+    Unverified,
+    VerifyData,
+)
+from vtk_export.graph.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
+from vtk_export.onnx.config import OnnxConfig, RunTime
+
+__all__ = ["OLD", "TensorrtCommand", "TensorrtConfig", "parse_version"]
+
+_ANY = "10.x"
+
+
+def parse_version(text: str) -> Target:
+    """Read ``10.3``, ``10.x`` or ``10`` (whatever every 10 takes), the same with 11, and ``8.6``.
+
+    Raises:
+        UsageError: another version, or one whose needs are not known.
+    """
+    match = re.fullmatch(r"(8|10|11)(?:\.(x|\d+)(?:\.\d+)*)?", text)
+    if match is None:
+        raise UsageError(f"`--trt` {text!r} is no TensorRT that this knows; give 10.x, 11.x, a version such as "
+                         "10.3, or 8.6")  # fmt: skip
+    major, minor = match[1], match[2] or "x"
+    if major == "8":
+        if minor != "6":
+            raise UsageError(f"`--trt` {text}: of TensorRT 8 only 8.6 has LayerNormalization; give 8.6, 10.x or 11.x")
+        return OLD
+    return parse_target(f"trt:{major}.{'0' if minor == 'x' else minor}", "--trt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorrtConfig(Config):
+    """What is made of a model for TensorRT, where, and for which version and batch sizes.
+
+    Raises:
+        UsageError: a value is out of range, or two values contradict each other.
+    """
+
+    GROUP: ClassVar[str] = "format"
+
+    out: MaybeOut = None
+    trt: Annotated[
+        str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
+    ] = _ANY
+    target: RunTime = None
+    dtype: GraphDtype = "fp32"
+    calibration_images: CalibrationImages = 128
+    keep_io_types: KeepIoTypes = False
+    min: Annotated[int, Option("fewest images of one call", often=True)] = 1
+    opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
+    max: Annotated[int, Option("most images of one call", often=True)] = 32
+    static_batch: StaticBatch = None
+    tf32: Annotated[
+        bool, Option("round fp32 products to TF32", off="keep fp32 products, which TensorRT rounds to TF32")
+    ] = True
+    workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
+    opset: Opset = 18
+    build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
+    fuse: Fuse = None
+    data: VerifyData = None
+    split: Split = None
+    unverified: Unverified = False
+    images: JudgeImages = 256
+    seed: Seed = 0
+    threads: Threads = None
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        target = self.runtime
+        if self.out is None:
+            raise UsageError("`--out` is missing; give a folder, or --lint to look at an .onnx only")
+        if self.static_batch is None:
+            if not 1 <= self.min <= self.opt <= self.max:
+                raise UsageError(f"`--min` {self.min}, `--opt` {self.opt}, `--max` {self.max}: required is "
+                                 "1 ≤ min ≤ opt ≤ max")  # fmt: skip
+        elif (self.min, self.opt, self.max) != (1, 8, 32):
+            raise UsageError("`--static-batch` is the one batch size; leave out --min, --opt and --max")
+        if target is OLD and self.dtype != "fp32":
+            raise UsageError(f"`--trt 8.6` lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
+                             "strongly typed; give --dtype fp32, or --trt 10.x")  # fmt: skip
+        if target is OLD and self.opset != OPSETS.start:
+            raise UsageError(f"`--opset` {self.opset} cannot be lowered to the 17 of TensorRT 8.6; leave it out")
+        self.onnx_config(self.out)  # has its own checks
+
+    @property
+    def runtime(self) -> Target:
+        """The version of TensorRT and what it takes."""
+        if self.target is None:
+            return parse_version(self.trt)
+        if self.trt != _ANY:
+            raise UsageError(f"`--trt` {self.trt} and `--target` {self.target} both name a version; leave out one")
+        return tensorrt_of(parse_target(self.target))
+
+    @property
+    def rest(self) -> str:
+        """As of `OnnxConfig`."""
+        return "fp16" if self.dtype == "fp8" else self.dtype
+
+    @property
+    def shapes(self) -> tuple[int, int, int]:
+        """Fewest, usual and most images of one call."""
+        return (self.min, self.opt, self.max) if self.static_batch is None else (self.static_batch,) * 3
+
+    def onnx_config(self, out: Path, **more: Any) -> OnnxConfig:
+        """Return the options of the ONNX file; ``more`` replaces some."""
+        options: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("dtype", "calibration_images", "keep_io_types",
+                         "static_batch", "opset", "fuse", "data", "unverified", "images",
+                         "seed", "threads", "profile")
+        }  # fmt: skip
+        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorrtCommand(TensorrtConfig, SourceOptions):
+    """``vtk export tensorrt``: what to open, and what to make of it; or a look at a file of any program."""
+
+    lint: Annotated[bool, Option("only report what TensorRT refuses or runs slowly in an .onnx", often=True)] = False
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if not self.lint:
+            super().check()
+        elif self.out is not None or self.build or self.profile:
+            raise UsageError("`--lint` writes, builds and measures nothing; leave out --out, --build and --profile")
+        else:
+            self.runtime  # noqa: B018 - refuses what is not known

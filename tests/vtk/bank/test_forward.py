@@ -1,0 +1,125 @@
+"""The folded bank: kernels it starts, kernels in the interpreter, what it refuses, what it falls back to."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import vtk.bank.forward as fused
+import vtk.bank.fused_calls as fused_calls
+from vtk.bank import TaskBank, launches
+from vtk.bank.bank_graphs import BucketGraphs
+from vtk.bank.folded import fold
+from vtk.bank.layout import Bucket
+from vtk.card import Transform
+from vtk.errors import UsageError
+from vtk.fused.norms import NormSpec
+from vtk_kernels.norm import norm
+
+
+def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
+    lab = make_lab()  # of two blocks
+    packs = [lab.pack("few", classes=37), lab.pack("many", classes=196, seed=1)]
+    found = {}
+    for way in (False, True):
+        bank = lab.bank({str(i): packs[i % 2] for i in range(16)}, dtype=torch.bfloat16, kernels=True, fused=way)
+        found[way] = launches(bank, {str(i): 1 for i in range(16)})
+    assert found[True] == {
+        "cat": 2, "patchify": 1, "_to_copy": 1, "mm": 1, "index_select": 4, "add_norm": 1 + 2 * 2,
+        "grouped_linear": 2 * 2 + 2, "packed_attention": 2, "linear_gelu": 2, "addmm": 2,
+    }  # fmt: skip
+    assert found[False].total() == 111
+    with pytest.raises(UsageError, match="made with kernels=True"):
+        launches(lab.bank({"0": packs[0]}), {"0": 1})
+    # the number of tasks does not matter, the number of widths of classifiers does: one more product each
+    more = lab.bank({str(i): packs[0] for i in range(3)}, dtype=torch.bfloat16, kernels=True, fused=True)
+    assert launches(more, {"0": 1, "1": 2, "2": 5}).total() == found[True].total() - 2  # no cat of logits either
+
+
+@pytest.mark.parametrize(
+    ("transforms", "kwargs"),
+    [((Transform("parallelize", {"branches": 2}),), {"qk_norm": True, "init_values": 0.5}),
+     ((Transform("add_context_broadcast", {"scale": True}),), {"global_pool": "avg", "depth": 1})],
+    ids=["parallel, qk-norm", "CB_S, mean"],
+)  # fmt: skip
+def test_the_kernels_themselves_with_padding(
+    make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, transforms: Any, kwargs: Any
+) -> None:
+    if not tools.interpreting:
+        pytest.skip("kernels run on the card: test_gpu.py")
+    lab = make_lab(transforms, **{"embed_dim": 16, "num_heads": 1, **kwargs})
+    packs = {"a": lab.pack("a", size=16, seed=1, scales=0.7), "b": lab.pack("b", size=(16, 8), seed=2, scales=0.7)}
+    bank = lab.bank(packs, fused=True, kernels=True, dtype=torch.float32)
+    images = {n: x.float() for n, x in tools.random_batch(bank, {"a": 1, "b": 2}).items()}
+    for name in ("grouped_linear", "packed_attention", "context_broadcast", "add_norm"):
+        monkeypatch.setattr(fused, name, partial(getattr(fused, name), use_triton=True))
+
+    def normalized(x: Any, spec: NormSpec, kernels: bool) -> Any:
+        return norm(x, spec.eps, use_triton=True)[0]
+
+    monkeypatch.setattr(fused, "normalize", normalized)
+    monkeypatch.setattr(fused_calls, "patchify", partial(fused_calls.patchify, use_triton=True))
+    exact = Bucket.exact
+    monkeypatch.setattr(Bucket, "exact", classmethod(lambda _, p: Bucket(exact(p).rows + 5, exact(p).segments + 2, 16)))
+    found = bank(images)
+    for name, path in packs.items():
+        wanted = lab.alone(path)(images[name].double())
+        assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_a_model_that_cannot_be_folded(make_lab: Any, tools: Any) -> None:
+    lab = make_lab(scale_mlp_norm=True)
+    pack = lab.pack("a")
+    with pytest.raises(UsageError, match=r"cannot fuse `blocks.0.mlp.norm`.*; make the bank with fused=False$"):
+        lab.bank({"a": pack}, fused=True)
+    bank = lab.bank({})
+    bank._graphs = BucketGraphs()  # as on CUDA
+    with pytest.raises(UsageError, match="cannot fuse"):  # nor may graphs, which were asked for, be left out silently
+        bank.add("a", pack)
+    bank._graphs = None
+    bank.add("a", pack)
+    assert tools.worst_error(bank, tools.random_batch(bank, {"a": 2}), {"a": lab.alone(pack)}) <= 1e-12
+
+
+def test_images_of_any_type_and_place_in_one_call(five: Any) -> None:
+    lab, packs = five
+    bank = lab.bank(packs, fused=True)
+    images = {"pets": torch.ones(1, 3, 32, 32), "cats": torch.ones(1, 3, 32, 32, dtype=torch.float16)}
+    found = bank(images)
+    for name, x in images.items():
+        wanted = lab.alone(packs[name])(x.double())
+        assert (found[name] - wanted).abs().max() <= 1e-12 * wanted.abs().max()
+
+
+def test_a_fused_bank_in_bfloat16(make_lab: Any) -> None:
+    lab = make_lab()
+    path = lab.pack("a")
+    bank = lab.bank({"a": path}, dtype=torch.bfloat16, fused=True)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    logits, wanted = bank({"a": x})["a"], lab.alone(path)(x.double())
+    assert logits.dtype == torch.bfloat16
+    assert (logits.double() - wanted).abs().max() < 0.05 * wanted.abs().max()
+
+
+def test_a_task_without_classifier_among_others() -> None:
+    kwargs = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "num_heads": 1, "depth": 1}
+    some, none = (timm.create_model("vit_tiny_patch16_224", num_classes=n, **kwargs).eval() for n in (3, 0))
+    shared = fold(some, torch.float32).shared
+    assert shared is not None
+    fold(some, torch.float32, whole=False).check(shared, "a")
+    with pytest.raises(UsageError, match=r"a: its head is of another kind.*; make the bank with fused=False, or"):
+        fold(none, torch.float32, whole=False).check(shared, "a")
+
+
+def test_the_last_task_goes_while_a_pack_of_another_model_is_read(make_lab: Any, tools: Any) -> None:
+    labs = [make_lab(depth=depth) for depth in (1, 2)]
+    first, second = (lab.pack("a") for lab in labs)
+    bank = TaskBank(dtype=torch.float64, fused=True)
+    bank.add("first", first)
+    read = bank._load(second)
+    bank.remove("first")
+    bank._commit("second", *read)
+    models = {"second": labs[1].alone(second)}
+    assert tools.worst_error(bank, tools.random_batch(bank, {"second": 2}), models) <= 1e-12

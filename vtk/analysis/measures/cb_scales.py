@@ -1,0 +1,100 @@
+"""How much of the mean each layer takes: Λ of scaled Context Broadcasting (paper B, Figure 8)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.analysis.probes.depth_points import block_modules
+from vtk.errors import UsageError
+from vtk.models.context_broadcast import ContextBroadcast
+
+
+@dataclass(frozen=True)
+class LayerScales:
+    """Λ of one layer. CB_S gives x + Λ ⊙ mean(x), so that 0 broadcasts nothing; plain CB has ½ and ½ in its place.
+
+    Attributes:
+        name: of the module with Λ.
+        block: number of its block in the model, from 1.
+        where: ``mlp`` or ``msa``, to which it belongs.
+        placement: ``front``, ``mid`` or ``end`` of it.
+        mean: over channels.
+        deviation: standard deviation over channels, of the population.
+        negative: share of channels with λ < 0, in which the mean is taken away.
+        ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 where all are alike; None where
+            the latter is 0.
+        channels: length of Λ.
+    """
+
+    name: str
+    block: int
+    where: str
+    placement: str
+    mean: float
+    deviation: float
+    negative: float
+    ratio: float | None
+    channels: int
+
+
+@dataclass(frozen=True)
+class ContextScales:
+    """Λ of every layer that has one.
+
+    Attributes:
+        layers: in order of depth.
+    """
+
+    layers: tuple[LayerScales, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def context_scales(model: nn.Module) -> ContextScales:
+    """Return statistics of Λ by layer; no image is needed.
+
+    The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it tells how similar high and low values of the scaling
+    weights are; quantiles are taken of their magnitudes here, since those of the values may have any sign.
+
+    Raises:
+        UsageError: the model has no Context Broadcasting, or the plain one, which has no Λ.
+    """
+    kind = type(model).__name__
+    found = {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
+    if not found:
+        raise UsageError(
+            f"{kind} has no Context Broadcasting; `vtk finetune … --cb-scale` trains it in a ViT, PiT or MLP-Mixer"
+        )
+    if all(module.scale is None for module in found.values()):
+        raise UsageError(
+            f"{kind} has plain Context Broadcasting, which has no Λ: it takes ½ everywhere; train --cb-scale"
+        )
+    blocks = list(block_modules(model))
+    layers: list[LayerScales] = []
+    for name, module in found.items():
+        if module.scale is not None:
+            block = next((i for i, b in enumerate(blocks, start=1) if name.startswith(f"{b}.")), len(layers) + 1)
+            layers.append(statistics(name, block, model.get_submodule(name.rpartition(".")[0]), module.scale))
+    return ContextScales(tuple(layers))
+
+
+def statistics(name: str, block: int, parent: nn.Module, scale: Tensor) -> LayerScales:
+    """Return the statistics of one Λ (C) of a module ``parent`` in a block."""
+    values = scale.detach().double().cpu()
+    low, high = torch.quantile(values.abs(), torch.tensor([0.1, 0.9], dtype=torch.float64)).tolist()
+    return LayerScales(
+        name=name,
+        block=block,
+        where="msa" if name.endswith((".attn.cb", ".cb_msa")) else "mlp",
+        placement=str(getattr(parent, "cb_placement", "end")),  # of a parallel block's sum it is always the end
+        mean=float(values.mean()),
+        deviation=float(values.std(correction=0)),
+        negative=float((values < 0).double().mean()),
+        ratio=low / high if high else None,
+        channels=len(values),
+    )

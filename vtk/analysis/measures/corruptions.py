@@ -1,0 +1,100 @@
+"""Accuracy under common corruptions of five severities, in the manner of Hendrycks and Dietterich (2019)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from vtk.analysis.measures.accuracy import Change, Curve, accuracies
+from vtk.analysis.measures.pixel_corruptions import KINDS, corrupt
+from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import ALONE, Share
+from vtk.card import InputSpec
+from vtk.errors import UsageError
+
+SEVERITIES = (1, 3, 5)
+
+
+@dataclass(frozen=True)
+class CorruptionAccuracy:
+    """Accuracy by kind and severity of the corruption.
+
+    Attributes:
+        clean: accuracy without, as a fraction.
+        kinds: accuracy by severity of every kind.
+        groups: of every kind: ``noise``, ``blur``, ``weather`` or ``digital``.
+        mean: over kinds and severities.
+        relative: the mean as a share of ``clean``; None where that is 0.
+        classes: outputs of the model.
+        images: over which.
+    """
+
+    clean: float
+    kinds: tuple[Curve, ...]
+    groups: tuple[str, ...]
+    mean: float
+    relative: float | None
+    classes: int
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**vars(self), "kinds": [kind.to_dict() for kind in self.kinds], "groups": list(self.groups)}
+
+
+def corruption_accuracy(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    spec: InputSpec,
+    kinds: Sequence[str] = (),
+    severities: Sequence[int] = SEVERITIES,
+    seed: int = 0,
+    max_images: int | None = None,
+    share: Share = ALONE,
+    title: str = "",
+) -> CorruptionAccuracy:
+    """Return a model's accuracy under the corruptions of `KINDS`.
+
+    They are the kinds of Hendrycks and Dietterich that need neither photographs (frost) nor slow loops over pixels
+    (glass blur), made from formulas, torch, torchvision and Pillow, for images of any size and number of channels. They
+    are not ImageNet-C's files or its code: numbers compare models with each other, not with published mean corruption
+    errors.
+
+    Memory: that of `vtk.analysis.measures.accuracy.accuracies`.
+
+    Args:
+        model: classifier.
+        batches: normalised images and labels (B,).
+        spec: mean and std of the input.
+        kinds: names in `KINDS`; by default all.
+        severities: from 1 to 5.
+        seed: of noise, directions and weather.
+        max_images: from the first.
+        share: this process's part, where several measure together.
+        title: of the progress bar; empty for none.
+
+    Raises:
+        UsageError: a kind is unknown or a severity not from 1 to 5.
+        DataError: there are no images.
+    """
+    chosen = tuple(dict.fromkeys(kinds)) or tuple(KINDS)
+    if unknown := [kind for kind in chosen if kind not in KINDS]:
+        raise UsageError(f"corruption {unknown[0]} is not known; choose {', '.join(KINDS)}")
+    levels = sorted(set(severities))
+    if not levels or not all(severity in range(1, 6) for severity in levels):
+        raise UsageError(f"`severities` are {list(severities)}; give whole numbers from 1 to 5")
+    changes: dict[str, Change] = {
+        f"{kind} {severity}": partial(corrupt, kind=kind, severity=severity) for kind in chosen for severity in levels
+    }
+    found = accuracies(model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title)
+    curves = tuple(
+        Curve(kind, "severity", tuple(levels), tuple(found.changed[f"{kind} {severity}"] for severity in levels))
+        for kind in chosen
+    )
+    groups = tuple(KINDS[kind].group for kind in chosen)
+    mean = sum(found.changed.values()) / len(found.changed)
+    relative = mean / found.clean if found.clean else None
+    return CorruptionAccuracy(found.clean, curves, groups, mean, relative, found.classes, found.images)

@@ -1,0 +1,104 @@
+"""High and low frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.analysis.figures import Unit as Kind
+from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.feature_maps import means_over_maps
+
+EPSILON = 1e-6
+"""Added to amplitudes before the logarithm, as in the paper's code."""
+
+
+@dataclass(frozen=True)
+class UnitSpectrum:
+    """Frequencies of the feature map behind a unit.
+
+    Attributes:
+        name: of the unit, as `vtk.analysis.probes.units.residual_units` has it.
+        kind: of the unit.
+        height: of the map, in positions.
+        width: of the map, in positions.
+        frequencies: along the half diagonal, in units of π for each position: from 0 to just below 1.
+        amplitudes: Δ log amplitude at each of them, in nats: mean of the logarithms minus that at frequency 0.
+        high: the last of these, which the paper's plots have at 1.0 π; None of a map with frequency 0 only.
+    """
+
+    name: str
+    kind: Kind
+    height: int
+    width: int
+    frequencies: tuple[float, ...]
+    amplitudes: tuple[float, ...]
+    high: float | None
+
+
+@dataclass(frozen=True)
+class FeatureSpectra:
+    """Frequencies of a model's feature maps by depth.
+
+    Attributes:
+        units: in order, the stem first.
+        without_map: names of units left out, since their tokens are no grid.
+        images: over which.
+    """
+
+    units: tuple[UnitSpectrum, ...]
+    without_map: tuple[str, ...]
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureSpectra:
+    """Return the Δ log amplitude behind every residual unit, the model in eval mode.
+
+    A(f) is the mean over images and channels of ln(|FFT2(map)| + 1e-6) at the frequency f of both axes (the half
+    diagonal of the shifted transform), and Δ is A(f) − A(0): how much weaker a frequency is than the map's mean. As in
+    the paper's code it is a mean of logarithms, not the logarithm of a mean. That code plots the last entry of the half
+    diagonal at 1.0 π; on a map of even height h it is bin h/2 − 1, so 6/7 π of 14×14, and π itself, bin h/2, is not
+    used. Ours is the same entry, with its true frequency beside it. Class and register tokens are left out.
+
+    Memory: the transform of one unit's maps of one batch at a time.
+
+    Args:
+        model: of any kind that `vtk.analysis.probes.units` knows. Other than the paper's notebook, BatchNorm uses its
+            running statistics, and LayerScale is there.
+        batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
+            corner in steps of the shorter side.
+        max_images: from the first.
+
+    Raises:
+        UsageError: no blocks are known in the model, or none has a map behind it.
+        DataError: there are no images.
+    """
+    found, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
+    rows = []
+    for one in found:
+        mean = one.mean.tolist()
+        frequencies = tuple(2 * k / min(one.height, one.width) for k in range(len(mean)))
+        delta = tuple(value - mean[0] for value in mean)
+        high = delta[-1] if len(delta) > 1 else None
+        rows.append(UnitSpectrum(one.unit.name, one.unit.kind, one.height, one.width, frequencies, delta, high))
+    return FeatureSpectra(tuple(rows), without_map, images)
+
+
+def log_amplitudes(maps: Tensor) -> Tensor:
+    """Return ln(|FFT2| + 1e-6) of maps (B, C, H, W) at the frequencies of the half diagonal, (B, C, ⌈min(H, W)/2⌉).
+
+    Entry k has k waves along the shorter side, and along the longer one as many as come nearest to the same frequency.
+    The last entry is bin h/2 − 1 of an even side h, bin (h−1)/2 of an odd one.
+    """
+    height, width = maps.shape[-2:]
+    side = min(height, width)
+    bins = range((side + 1) // 2)
+    rows = torch.tensor([round(k * height / side) for k in bins], device=maps.device)
+    columns = torch.tensor([round(k * width / side) for k in bins], device=maps.device)
+    half = torch.fft.rfft2(maps)  # real maps: all columns up to π are in it
+    return (half[..., rows, columns].abs() + EPSILON).log()

@@ -1,0 +1,139 @@
+"""Accuracy under noise of one band of frequencies (paper C, section 2 and Figure 2b)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.analysis.measures.accuracy import Change, Curve, Draws, accuracies
+from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import ALONE, Share
+from vtk.card import InputSpec
+from vtk.errors import UsageError
+
+CENTRES = tuple(i / 10 for i in range(11))
+WINDOW = 0.1
+RMS = 0.1
+
+
+@dataclass(frozen=True)
+class FrequencyNoise:
+    """Accuracy by frequency of the noise.
+
+    Attributes:
+        clean: accuracy without noise, as a fraction.
+        bands: accuracy by centre of the band, in units of π per pixel (1 is the Nyquist frequency).
+        window: width of the bands, in units of π.
+        rms: of the noise, in units of the pixel range: of each band's where ``equal_power``, else of the white noise
+            that bands are cut from.
+        equal_power: whether all bands' noise is equally strong.
+        classes: outputs of the model.
+        images: over which.
+    """
+
+    clean: float
+    bands: Curve
+    window: float
+    rms: float
+    equal_power: bool
+    classes: int
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**vars(self), "bands": self.bands.to_dict()}
+
+
+def frequency_noise(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    spec: InputSpec,
+    centres: Sequence[float] = CENTRES,
+    window: float = WINDOW,
+    rms: float = RMS,
+    equal_power: bool = True,
+    seed: int = 0,
+    max_images: int | None = None,
+    share: Share = ALONE,
+    title: str = "",
+) -> FrequencyNoise:
+    """Return a model's accuracy on x + F⁻¹(F(δ) ⊙ M_f) for every centre frequency f, δ Gaussian.
+
+    The mask M_f keeps the frequencies whose larger component, |ω_y| or |ω_x|, is within window/2 of f: square rings, as
+    in paper C's code, which reach the corners of the spectrum. Paper C does not say how strong its noise is, and its
+    code does not scale the bands: the noise of a high one, whose ring is longer, is then stronger. With ``equal_power``
+    every image's noise has the same root mean square in every band, so that the curve tells frequency from strength.
+    As in the paper, pixels are not cut off at 0 and 1: that would spread the noise over other frequencies.
+
+    Memory: that of `vtk.analysis.measures.accuracy.accuracies`, and the spectrum of a batch.
+
+    Args:
+        model: classifier.
+        batches: normalised images and labels (B,).
+        spec: mean and std of the input.
+        centres: of the bands, in units of π, from 0 to 1.
+        window: width of the bands, in units of π.
+        rms: strength, see `FrequencyNoise`.
+        equal_power: scale every band's noise to ``rms``.
+        seed: of δ; all bands are cut from the same one.
+        max_images: from the first.
+        share: this process's part, where several measure together.
+        title: of the progress bar; empty for none.
+
+    Raises:
+        UsageError: a band has no frequency at this image size, or an option is out of range.
+        DataError: there are no images.
+    """
+    if not centres or not all(0 <= centre <= 1 for centre in centres):
+        raise UsageError(f"`centres` are {list(centres)}; give frequencies from 0 to 1, in units of π")
+    if not (math.isfinite(window) and 0 < window <= 2) or not (math.isfinite(rms) and rms >= 0):
+        raise UsageError(f"`window` is {window} and `rms` {rms}; give 0 to 2 (in units of π) and 0 or more")
+    changes: dict[str, Change] = {
+        f"{centre:g}": partial(_noisy, centre=centre, window=window, rms=rms, equal_power=equal_power)
+        for centre in centres
+    }
+    found = accuracies(
+        model, batches, changes, spec=spec, seed=seed, clamp=False, max_images=max_images, share=share, title=title
+    )
+    bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(found.changed.values()))
+    return FrequencyNoise(found.clean, bands, window, rms, equal_power, found.classes, found.images)
+
+
+def _noisy(pixels: Tensor, draws: Draws, *, centre: float, window: float, rms: float, equal_power: bool) -> Tensor:
+    mask = band(pixels.shape[-2], pixels.shape[-1], centre, window).to(pixels.device)
+    noise = cut(draws.normal("band"), mask)
+    scale = noise.square().mean(dim=(1, 2, 3), keepdim=True).sqrt() if equal_power else 1.0
+    return pixels + rms * noise / scale
+
+
+def band(height: int, width: int, centre: float, window: float) -> Tensor:
+    """Return the mask (height, width) of a band, True inside, in the order of `torch.fft.fft2`.
+
+    Args:
+        height: pixels.
+        width: pixels.
+        centre: in units of π per pixel.
+        window: full width of the band, in units of π.
+
+    Raises:
+        UsageError: no frequency of an image of this size is in the band.
+    """
+    rows, columns = (2 * torch.fft.fftfreq(n, dtype=torch.float64).abs() for n in (height, width))
+    radius = torch.maximum(rows[:, None], columns[None, :])
+    mask = (radius - centre).abs() <= window / 2 + 1e-9  # a centre on the grid has both its neighbours or none
+    if not bool(mask.any()):
+        raise UsageError(
+            f"images of {height}×{width} pixels have no frequency within {window / 2:g}π of {centre:g}π; their "
+            f"frequencies are {2 / min(height, width):.3g}π apart: give a `window` of at least that"
+        )
+    return mask
+
+
+def cut(noise: Tensor, mask: Tensor) -> Tensor:
+    """Return the part of real noise (..., H, W) whose frequencies are inside the mask (H, W): F⁻¹(F(δ) ⊙ M)."""
+    return torch.fft.ifft2(torch.fft.fft2(noise) * mask).real

@@ -1,0 +1,224 @@
+"""The largest curvatures of the loss: spectra over mini-batches (paper C) and λ_max of one operator (paper D)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.analysis.probes.batches import Batches, hold
+from vtk.analysis.probes.eigen import Eigenvalues, Method, top_eigenvalues
+from vtk.analysis.probes.losses import CrossEntropy, Loss
+from vtk.analysis.probes.second_order import flat_size, hessian_product
+from vtk.analysis.probes.share import ALONE, Rows, Save, Share
+
+
+@dataclass(frozen=True)
+class HessianSpectrum:
+    """The largest eigenvalues of each mini-batch's Hessian.
+
+    Attributes:
+        values: of each mini-batch, largest magnitude first, with signs.
+        converged: share of them that settled.
+        images: all mini-batches together.
+    """
+
+    values: tuple[tuple[float, ...], ...]
+    converged: float
+    images: int
+
+    @property
+    def negative_share(self) -> float:
+        """NEP: share of negative values (paper C)."""
+        everything = [v for batch in self.values for v in batch]
+        return sum(v < 0 for v in everything) / len(everything)
+
+    @property
+    def positive_mean(self) -> float:
+        """APE: mean of the positive values (paper C); NaN without any."""
+        positive = [v for batch in self.values for v in batch if v > 0]
+        return sum(positive) / len(positive) if positive else math.nan
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "negative_share": self.negative_share, "positive_mean": self.positive_mean}
+
+
+@dataclass(frozen=True)
+class HessianMax:
+    """The eigenvalues of largest magnitude of one operator, over all images.
+
+    Attributes:
+        values: of each group of parameters, largest magnitude first; ``whole`` is the whole Hessian.
+        converged: of each group, whether all settled.
+        products: Hessian-vector products, all groups together.
+        images: of the operator.
+    """
+
+    values: dict[str, tuple[float, ...]]
+    converged: dict[str, bool]
+    products: int
+    images: int
+
+    @property
+    def value(self) -> float:
+        """λ_max of the whole Hessian, else of the only group."""
+        group = "whole" if "whole" in self.values else next(iter(self.values))
+        return self.values[group][0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def hessian_spectrum(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    loss: Loss | None = None,
+    top: int = 5,
+    method: Method = "lanczos",
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    max_images: int | None = None,
+    seed: int = 0,
+    known: Rows = (),
+    save: Save | None = None,
+    share: Share = ALONE,
+    show_progress: bool = False,
+) -> HessianSpectrum:
+    """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (paper C, §2 and App. A).
+
+    Paper C takes a tenth of the training images in batches of 16, augmented as in training, the top 5 of each, and the
+    loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
+
+    Memory: all images, a gradient's graph of one batch, and the iteration's vectors (`vtk.analysis.probes.eigen`).
+
+    Args:
+        model: is put into eval mode meanwhile.
+        batches: the mini-batches; held in memory.
+        loss: by default plain cross-entropy.
+        top: eigenvalues of each mini-batch.
+        method: ``lanczos``, or ``power`` as in the paper.
+        max_iter: products at most, of each mini-batch; with ``power`` of each value.
+        tol: relative.
+        max_images: of the batches, from the first.
+        seed: of the start vector, which is the same for all mini-batches.
+        known: what ``save`` got in a run that was stopped; these first mini-batches are not done again.
+        save: is called with the rows so far after every mini-batch.
+        share: mini-batches are divided between processes.
+        show_progress: a bar over the images.
+
+    Raises:
+        UsageError: an argument is out of range, or the model has no second derivative.
+        DataError: there are no images.
+    """
+    criterion = loss or CrossEntropy()
+    held = hold(model, batches, max_images)
+    device, width = held[0][0].device, 2 * top + 1
+    rows = share.agree(known, width, device)
+    sizes = [len(batch[0]) for batch in held]
+    with console.progress("Hessian spectrum", sum(sizes), enabled=show_progress) as bar:
+        bar.advance(sum(sizes[: len(rows)]))
+        for first in range(len(rows), len(held), share.world):
+            row, number = None, first + share.rank
+            with share.together(device):
+                if number < len(held):
+                    start, generator = _start(model, dict(model.named_parameters()), seed)
+                    with hessian_product(model, criterion, [held[number]]) as product:
+                        found = top_eigenvalues(
+                            product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
+                        )
+                    row = _row(found)
+            rows += share.gather(row, width, device)[: len(held) - first]
+            bar.advance(sum(sizes[first : first + share.world]))
+            if save is not None:
+                save(rows)
+    read = [_read(row, top) for row in rows]
+    flags = [flag for one in read for flag in one.converged]
+    return HessianSpectrum(tuple(one.values for one in read), sum(flags) / len(flags), sum(sizes))
+
+
+def hessian_max(
+    model: nn.Module,
+    batches: Batches,
+    *,
+    loss: Loss | None = None,
+    top: int = 1,
+    groups: Mapping[str, Mapping[str, nn.Parameter]] | None = None,
+    method: Method = "lanczos",
+    max_iter: int = 100,
+    tol: float = 1e-3,
+    max_images: int | None = None,
+    seed: int = 0,
+    known: Rows = (),
+    save: Save | None = None,
+    share: Share = ALONE,
+    show_progress: bool = False,
+) -> HessianMax:
+    """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
+
+    Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
+    batch, and the iteration's vectors (`vtk.analysis.probes.eigen`).
+
+    Args:
+        model: is put into eval mode meanwhile.
+        batches: of evaluation's or training's transform; held in memory.
+        loss: by default plain cross-entropy.
+        top: eigenvalues of each group.
+        groups: names to parameters; each group's diagonal block is taken alone, such as those of
+            `vtk.analysis.parameter_blocks` (paper D, Table 4). Default the whole.
+        method: ``lanczos``, or ``power`` as in the paper.
+        max_iter: products at most.
+        tol: relative.
+        max_images: of the batches, from the first.
+        seed: of the start vector.
+        known: what ``save`` got in a run that was stopped; these first groups are not done again.
+        save: is called with the rows so far after every group.
+        share: the batches of each product are divided between processes.
+        show_progress: a bar over the groups.
+
+    Raises:
+        UsageError: an argument is out of range, or the model has no second derivative.
+        DataError: there are no images.
+    """
+    held = hold(model, batches, max_images)
+    criterion = loss or CrossEntropy()
+    chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
+    rows = share.agree(known, 2 * top + 1, held[0][0].device)
+    with console.progress("Hessian", len(chosen), unit="groups", enabled=show_progress) as bar:
+        bar.advance(len(rows))
+        for name, parameters in list(chosen.items())[len(rows) :]:
+            start, generator = _start(model, parameters, seed)
+            with hessian_product(model, criterion, held, parameters, share=share) as product:
+                one = top_eigenvalues(
+                    product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
+                )
+            rows.append(_row(one))
+            bar.advance(1, name)
+            if save is not None:
+                save(rows)
+    found = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
+    return HessianMax(
+        {name: one.values for name, one in found.items()},
+        {name: all(one.converged) for name, one in found.items()},
+        sum(one.products for one in found.values()),
+        sum(len(batch[0]) for batch in held),
+    )
+
+
+def _row(found: Eigenvalues) -> list[float]:
+    return [*found.values, *map(float, found.converged), float(found.products)]
+
+
+def _read(row: Sequence[float], top: int) -> Eigenvalues:
+    return Eigenvalues(tuple(row[:top]), tuple(flag > 0 for flag in row[top : 2 * top]), int(row[-1]))
+
+
+def _start(model: nn.Module, parameters: Mapping[str, nn.Parameter], seed: int) -> tuple[Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(seed)
+    size = flat_size(parameters)
+    return torch.randn(size, generator=generator).to(next(model.parameters())), generator

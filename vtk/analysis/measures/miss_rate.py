@@ -1,0 +1,56 @@
+"""Miss rate half-way between training images (paper D, §4.5, after mixup's authors)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.errors import DataError, UsageError
+
+
+@dataclass(frozen=True)
+class MissRate:
+    """Share of pairs whose mean image is taken for neither of their classes.
+
+    Attributes:
+        rate: R, from 0 to 1.
+        pairs: how many.
+    """
+
+    rate: float
+    pairs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = None, seed: int = 0) -> MissRate:
+    """Return the share of misses at x = ½xᵢ + ½xⱼ: the prediction is neither yᵢ nor yⱼ.
+
+    Every image is paired with one other, by a random cycle through all images.
+
+    Raises:
+        UsageError: labels are weights of several classes.
+        DataError: there are fewer than two images.
+    """
+    held = hold(model, batches, max_images)
+    if any(labels.ndim != 1 for _, labels in held):
+        raise UsageError("the miss rate needs one label for each image; give images that are not mixed")
+    images = torch.cat([images for images, _ in held])
+    labels = torch.cat([labels for _, labels in held])
+    if len(images) < 2:
+        raise DataError("the miss rate needs two images or more")
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).to(images.device)
+    other = order.roll(1)
+    misses = 0
+    size = len(held[0][0])
+    with evaluating(model):
+        for i in range(0, len(images), size):
+            first, second = order[i : i + size], other[i : i + size]
+            found = model(0.5 * (images[first] + images[second])).argmax(dim=1)
+            misses += int(((found != labels[first]) & (found != labels[second])).sum())
+    return MissRate(misses / len(images), len(images))

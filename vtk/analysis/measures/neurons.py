@@ -1,0 +1,109 @@
+"""How many neurons of the hidden layers are active (paper D, section 4.4 and Figure 2, right)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
+from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.depth_points import block_modules
+from vtk.errors import UsageError
+
+
+@dataclass(frozen=True)
+class LayerNeurons:
+    """Neurons of one hidden layer.
+
+    Attributes:
+        name: of the activation's module.
+        block: number of its block, from 1.
+        kind: ``MLP``, ``token MLP`` (MLP-Mixer) or ``conv``.
+        function: class of the activation, such as GELU.
+        neurons: how many there are; channels of a map.
+        active: share of them above 0, mean over images and positions (of a token MLP, over images and channels).
+        never: number of those above 0 at no position of any image.
+        always: number of those above 0 at every position of every image, where they are linear or nearly so.
+    """
+
+    name: str
+    block: int
+    kind: Kind
+    function: str
+    neurons: int
+    active: float
+    never: int
+    always: int
+
+
+@dataclass(frozen=True)
+class ActiveNeurons:
+    """Neurons of all hidden layers.
+
+    Attributes:
+        layers: in the order in which they run.
+        images: over which.
+        unseen: blocks with an activation that could not be seen, and blocks without one.
+    """
+
+    layers: tuple[LayerNeurons, ...]
+    images: int
+    unseen: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> ActiveNeurons:
+    """Return how many neurons of every hidden layer are above 0 behind their activation, the model in eval mode.
+
+    Paper D counts so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a little
+    pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
+
+    Args:
+        model: a timm ViT (parallel branches too), MLP-Mixer, Swin, PiT, ResNet and others whose blocks hold modules of
+            ReLU, GELU, SiLU or another activation that keeps the sign.
+        batches: images, labels unused.
+        max_images: from the first.
+
+    Raises:
+        UsageError: the model has no blocks that are known, or no such activation in them.
+        DataError: there are no images.
+    """
+    counts: dict[Hidden, Tensor] = {}
+    places: dict[Hidden, int] = {}
+
+    def see(hidden: Hidden, output: Tensor) -> None:
+        above = (output > 0).flatten(0, -2).sum(dim=0)
+        counts[hidden] = counts[hidden] + above if hidden in counts else above
+        places[hidden] = places.get(hidden, 0) + output[..., 0].numel()
+
+    images = 0
+    with evaluating(model), watch_activations(model, see) as functional:
+        for batch, _ in stream(model, batches, max_images):
+            model(batch)
+            images += len(batch)
+    blocks = list(block_modules(model))
+    seen = {hidden.block for hidden in counts}
+    unseen = tuple(b for i, b in enumerate(blocks, start=1) if i not in seen or b in functional)
+    if not counts:
+        why = "calls its activation as a function, which no hook sees" if unseen[0] in functional else (
+            "has no module of ReLU, GELU, SiLU or the like"
+        )  # fmt: skip
+        raise UsageError(f"{type(model).__name__}: `{unseen[0]}` {why}; neurons are counted behind such modules")
+    layers = []
+    for hidden, count in counts.items():
+        of, total = places[hidden], count.double()
+        layers.append(
+            LayerNeurons(
+                **asdict(hidden),
+                neurons=len(count),
+                active=float(total.mean()) / of,
+                never=int((count == 0).sum()),
+                always=int((count == of).sum()),
+            )
+        )
+    return ActiveNeurons(tuple(layers), images, unseen)

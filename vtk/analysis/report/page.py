@@ -1,0 +1,203 @@
+"""The report: one page with its plots inside, what to change on top, a section for each diagnostic."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vtk import console
+from vtk.analysis.diagnostics import GROUPS, diagnostic
+from vtk.analysis.figures import WIDTH_PIXELS
+from vtk.analysis.report.page_style import STYLE
+from vtk.analysis.report.plot_files import embed
+from vtk.analysis.report.summary import (
+    LETTERS,
+    advice,
+    cautions,
+    difference,
+    found,
+    headline,
+    lacking,
+    refused,
+    shown,
+)
+from vtk.analysis.run import Analysis
+from vtk.html import document, text
+
+Pictures = Mapping[str, Sequence[tuple[str, str, bytes]]]
+"""By diagnostic: name, caption and PNG of each plot, as `vtk.analysis.run.draw` returns them."""
+
+_ON_TOP = ("model", "source", "data", "images", "input")
+_LONG_WORD = 30  # letters that fit on a phone's line
+_WIDE = 1.3  # plots: what is so much wider than one gets the whole row, and scrolls sideways on a phone
+
+
+def page(analyses: Sequence[Analysis], pictures: Pictures) -> str:
+    """Return the report of one model, or of two side by side, as HTML that needs nothing beside it.
+
+    Every text from outside is escaped; there are no scripts, and nothing is fetched.
+
+    Args:
+        analyses: one, or two that are compared.
+        pictures: plots by diagnostic.
+    """
+    title = " compared with ".join(one.label for one in analyses)
+    parts = [f"<h1>Analysis of {text(title)}</h1>", _top(analyses)]
+    parts += [f'<p class="warning">{prose(caution)}</p>' for caution in cautions(analyses)]
+    parts += [_change(analyses), _headline(analyses), _contents(analyses)]
+    have = found(analyses)
+    for group, names in GROUPS.items():
+        if any(name in have for name in names):
+            parts.append(f'<h2 id="{group}">{group.capitalize()}</h2>')
+            parts += [_section(analyses, name, pictures.get(name, ())) for name in names if name in have]
+    parts += [_absent(analyses), _made(analyses)]
+    return document(f"Analysis of {title}", "\n".join(part for part in parts if part), style=STYLE)
+
+
+def prose(sentence: str) -> str:
+    """Escape a sentence; what stands in backticks is shown as code."""
+    return re.sub(r"`([^`]+)`", lambda found: f"<code>{_whole_words(found[1])}</code>", text(sentence))
+
+
+def _whole_words(code: str) -> str:
+    """Keep options in one piece: a browser breaks lines behind hyphens."""
+    words = (f"<span>{word}</span>" if "-" in word and len(word) < _LONG_WORD else word for word in code.split(" "))
+    return " ".join(words)
+
+
+def _top(analyses: Sequence[Analysis]) -> str:
+    told = []
+    for i, one in enumerate(analyses):
+        facts = [f"{key}: {one.facts[key]}" for key in _ON_TOP if one.facts.get(key) not in (None, "", one.label)]
+        name = f"<b>{text(one.label)}</b> " if len(analyses) > 1 else ""
+        told.append(f'<li>{_letter(analyses, i)}{name}<span class="dim">{text(" · ".join(facts))}</span></li>')
+    return f'<ul class="key">{"".join(told)}</ul>'
+
+
+def _letter(analyses: Sequence[Analysis], i: int) -> str:
+    """Return the letter of a model in the colour of its lines; nothing where there is only one."""
+    return f'<span class="{"ab"[i]}">{LETTERS[i]}</span> ' if len(analyses) > 1 else ""
+
+
+def _change(analyses: Sequence[Analysis]) -> str:
+    told = []
+    for i, one in enumerate(analyses):
+        items = "".join(
+            f'<li><a href="#{name}">{text(diagnostic(name).title)}</a>: {prose(why)}</li>'
+            for name, why in advice(one).items()
+        )
+        nothing = "No reading suggests a change." if one.results else "Nothing could be measured; see below why."
+        head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
+        told.append(head + (f"<ul>{items}</ul>" if items else f"<p>{nothing}</p>"))
+    return f'<h2 id="change">What to change</h2><div class="change">{"".join(told)}</div>'
+
+
+def _headline(analyses: Sequence[Analysis]) -> str:
+    if not found(analyses):
+        return ""
+    bodies = []
+    for name, numbers in headline(analyses).items():
+        span = 2 if len(analyses) == 1 else 4
+        head = (
+            f'<tr><th scope="rowgroup" colspan="{span}"><a href="#{name}">{text(diagnostic(name).title)}</a></th></tr>'
+        )
+        rows = "".join(_row(number, values) for number, values in numbers.items())
+        bodies.append(f"<tbody>{head}{rows}</tbody>" if rows else "")
+    only = []
+    for i in range(len(analyses) if len(analyses) > 1 else 0):
+        names = [name for name in found(analyses) if [j for j, _ in lacking(analyses, name)] == [1 - i]]
+        links = ", ".join(f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names)
+        if names:
+            only.append(f"<p>Only {LETTERS[i]} has: {links}.</p>")
+    return f'<h2 id="numbers">In numbers</h2>{_numbers(analyses, "".join(bodies))}{"".join(only)}'
+
+
+def _numbers(analyses: Sequence[Analysis], body: str, *, short: bool = False) -> str:
+    names = [*(_letter(analyses, i) for i in range(len(analyses))), "B − A"] if len(analyses) > 1 else ["value"]
+    cells = "".join(f'<th scope="col">{name}</th>' for name in ("", *names))
+    top = "" if short and len(analyses) == 1 else f"<thead><tr>{cells}</tr></thead>"
+    return f'<div class="scroll"><table class="numbers">{top}{body}</table></div>'
+
+
+def _row(name: str, values: Sequence[float | None]) -> str:
+    cells = [shown(value) for value in values]
+    if len(values) > 1:
+        cells.append(shown(difference(values), sign=True))
+    return f"<tr><td>{text(name)}</td>{''.join(f'<td class=n>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _contents(analyses: Sequence[Analysis]) -> str:
+    have = found(analyses)
+    lines = []
+    for group, names in GROUPS.items():
+        links = [f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names if name in have]
+        if links:
+            lines.append(f"<li><b>{group.capitalize()}</b><br>{' '.join(links)}</li>")
+    last = '<a href="#absent">What could not be done</a> ' if refused(analyses) else ""
+    lines.append(f'<li>{last}<a href="#made">How this was made</a></li>')
+    return f'<nav aria-label="Contents"><h2>Contents</h2><ul>{"".join(lines)}</ul></nav>'
+
+
+def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str, str, bytes]]) -> str:
+    one = diagnostic(name)
+    having = [analysis for analysis in analyses if name in analysis.results]
+    labels = " and ".join(analysis.label for analysis in having)
+    parts = [f"<h3>{text(one.title)}</h3>", f'<p class="dim small">{text(one.source)}</p><p>{prose(one.explains)}</p>']
+    if drawn:
+        alt = f"{one.title} of {labels}; the caption says how it is drawn, the reading what it shows"
+        parts.append(f'<div class="plots">{"".join(_figure(alt, caption, png) for _, caption, png in drawn)}</div>')
+    for i, analysis in enumerate(analyses):
+        if name not in analysis.results:
+            continue
+        head = f"{_letter(analyses, i)}{text(analysis.label)}" if len(analyses) > 1 else "Reading"
+        sentences = " ".join(prose(sentence) for sentence in one.read(analysis.results[name]))
+        parts.append(f"<h4>{head}</h4><p>{sentences}</p>")
+    parts += [f'<p class="dim">{_letter(analyses, i)}has none: {prose(why)}</p>' for i, why in lacking(analyses, name)]
+    rows = "".join(_row(number, values) for number, values in headline(analyses)[name].items())
+    if rows:
+        parts.append(_numbers(analyses, f"<tbody>{rows}</tbody>", short=True))
+    return f'<section class="one" id="{name}">{"".join(parts)}</section>'
+
+
+def _figure(alt: str, caption: str, png: bytes) -> str:
+    address, width, height = embed(png)
+    plots = width / WIDTH_PIXELS
+    # a plot is 360 px wide on a phone; one of several columns is so wide for each of them
+    style = f' style="--least:{math.ceil(20 * plots)}rem"' if plots > _WIDE else ""
+    image = f'<img alt="{text(alt)}" width="{width}" height="{height}"{style} src="{address}">'
+    kind = ' class="wide"' if plots > _WIDE else ""
+    return f'<figure{kind}><div class="scroll">{image}</div><figcaption>{prose(caption)}</figcaption></figure>'
+
+
+def _absent(analyses: Sequence[Analysis]) -> str:
+    rows = []
+    for name in refused(analyses):
+        for i, one in enumerate(analyses):
+            if name in one.refused:
+                letter = f"<td>{_letter(analyses, i)}</td>" if len(analyses) > 1 else ""
+                rows.append(f"<tr><td>{text(name)}</td>{letter}<td>{prose(one.refused[name])}</td></tr>")
+    if not rows:
+        return ""
+    names = ("diagnostic", "model", "why") if len(analyses) > 1 else ("diagnostic", "why")
+    top = "".join(f"<th>{name}</th>" for name in names)
+    table = f'<table class="reasons"><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    return f'<h2 id="absent">What could not be done</h2><div class="scroll">{table}</div>'
+
+
+def _made(analyses: Sequence[Analysis]) -> str:
+    parts = []
+    for i, one in enumerate(analyses):
+        facts: dict[str, Any] = {key: value for key, value in one.facts.items() if key != "options"}
+        facts["seconds"] = f"{sum(one.seconds.values()):.1f}"
+        facts["peak memory"] = console.size(one.peak_memory_bytes)
+        rows = "".join(
+            f"<dt class=dim>{text(key)}</dt><dd>{text(str(value))}</dd>" for key, value in facts.items() if value
+        )
+        head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
+        parts.append(f'{head}<dl class="facts">{rows}</dl>')
+    times = "".join(_row(name, [one.seconds.get(name) for one in analyses]) for name in found(analyses))
+    if times:
+        parts.append(f"<h3>Seconds</h3>{_numbers(analyses, f'<tbody>{times}</tbody>', short=True)}")
+    where = "analysis.json" if len(analyses) == 1 else "each model's analysis.json"
+    parts.append(f'<p class="dim small">All values are in {where}, the plots as PNG and SVG in figures/.</p>')
+    return f'<h2 id="made">How this was made</h2>{"".join(parts)}'

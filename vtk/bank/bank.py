@@ -1,0 +1,258 @@
+"""`TaskBank`: one base and any number of task packs, called with images of several tasks at once."""
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vtk.bank.bank_graphs import BucketGraphs
+from vtk.bank.calls import Place, run
+from vtk.bank.folded import Folding, fold, weights_bytes
+from vtk.bank.memory_report import Memory, TaskInfo, TaskMemory
+from vtk.bank.shared_weights import build, check_structure
+from vtk.bank.snapshot import State, find
+from vtk.bank.stacks import StackStore
+from vtk.bank.stores import HeldStore, Store
+from vtk.bank.task_entry import Entry, make_entry
+from vtk.errors import UnavailableError, UsageError
+from vtk.fused.stages import check_choices
+from vtk.fused.tuning_store import load_for
+from vtk.models.base_weights import Base
+from vtk.packs.base_files import store_base
+from vtk.packs.load import Task, load_task
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class TaskBank:
+    """Serves many tasks of one base.
+
+    The base is in memory once. A task adds its attention weights, position table, prefix tokens and classifier. Tasks
+    may be added, removed and reloaded while other threads call: a call sees the tasks as they were when it began.
+
+    Args:
+        base: file with the base weights, or a `Base`; None to look up each pack's own, which must then agree.
+        device: where it runs.
+        dtype: of weights, activations and logits; by default fp32 on a CPU and bf16 on CUDA.
+        max_gpu_bytes: most bytes of weights on the device. All tasks' attention weights are then kept in pinned host
+            memory, and those that a call needs take the places of the least recently used. On a CPU only the account
+            of it is kept.
+        kernels: run the operations of `vtk_kernels`; by default on CUDA in fp16 and bf16. On a CPU their references
+            run, which is for tests.
+        fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
+            shared part once and of each task's; by default on a CPU, and on CUDA in fp16 and bf16, where the model can
+            be folded.
+        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it; by
+            default where the bank is fused, in fp16 and bf16 on CUDA.
+
+    Raises:
+        UsageError: a type without arithmetic, a budget below 1, graphs where there are none, or a VTK_CHOICES that
+            names no choice table.
+        UnavailableError: there is no such device.
+    """
+
+    def __init__(
+        self,
+        base: str | Path | Base | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        max_gpu_bytes: int | None = None,
+        kernels: bool | None = None,
+        fused: bool | None = None,
+        graphs: bool | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"`device` is {device}; a bank runs on cpu or cuda")
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UnavailableError(f"`device` is {device} and there is no CUDA device; use cpu")
+        cuda = self.device.type == "cuda"
+        self.dtype = dtype or (torch.bfloat16 if cuda else torch.float32)
+        if self.dtype not in DTYPES:
+            raise UsageError(f"`dtype` is {dtype}; give {', '.join(map(str, DTYPES))}")
+        if max_gpu_bytes is not None and max_gpu_bytes < 1:
+            raise UsageError(f"`max_gpu_bytes` is {max_gpu_bytes}; give a number of bytes, or leave it out")
+        self.max_gpu_bytes = max_gpu_bytes
+        half = cuda and self.dtype.itemsize == 2
+        self.kernels = half if kernels is None else kernels
+        if graphs and not (half and self.kernels and fused is not False):
+            raise UsageError(
+                f"`graphs` needs a fused bank with kernels in fp16 or bf16 on CUDA; this one is {self.dtype} on "
+                f"{device}, kernels={self.kernels}, fused={fused}: leave it out, or change these"
+            )
+        check_choices()
+        load_for(self.device)
+        self.fused = fused
+        self._folds = (half or not cuda) if fused is None else fused
+        self._graphs = BucketGraphs() if half and self.kernels and self._folds and graphs is not False else None
+        self._unasked = graphs is None and self._graphs is not None
+        self._base = store_base(base) if isinstance(base, Base) else None if base is None else Path(base)
+        self._store: Store = StackStore(self.device) if cuda or self.kernels else HeldStore()
+        self._state = State()
+        self._changing = threading.Lock()
+
+    @property
+    def graphs(self) -> BucketGraphs | None:
+        """The CUDA graphs of its calls; None where calls start kernel by kernel."""
+        return self._graphs
+
+    @property
+    def tasks(self) -> dict[str, TaskInfo]:
+        """Names of the tasks, in the order they came, with their classes and image sizes."""
+        return {
+            name: TaskInfo(e.card.classes, *e.card.input.size, e.card.input.in_chans)
+            for name, e in self._state.entries.items()
+        }
+
+    def add(self, name: str, pack: str | Path | Task) -> None:
+        """Load a pack and serve it.
+
+        Args:
+            name: under which it is called.
+            pack: its folder; or a task already loaded, whose model is used up.
+
+        Raises:
+            UsageError: the name is taken, the architecture is not one a bank runs, or the pack changed tensors that all
+                tasks share, by name; or fusing or graphs were asked for and a part cannot be folded.
+            BaseError: it is of another base.
+            DataError: the pack is damaged or holds NaN.
+        """
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"a task's name is {name!r}; give a text")
+        self._refuse_taken(name)
+        task, folding = self._load(pack)  # takes seconds: others may call and change the bank meanwhile
+        with self._changing:
+            self._refuse_taken(name)
+            self._commit(name, task, folding)
+
+    def remove(self, name: str) -> None:
+        """Stop serving a task and free its memory; calls in flight finish.
+
+        Raises:
+            UsageError: there is no such task.
+        """
+        with self._changing, self._store.turn():
+            state, old = self._state, find(self._state, name)
+            entries = {n: e for n, e in state.entries.items() if n != name}
+            self._publish(State(state.shared, entries, ends=state.ends_of(entries, self.device)), old)
+
+    def reload(self, name: str) -> None:
+        """Read a task's pack again from its folder, as after another training run; calls see the old one or the new.
+
+        Raises:
+            UsageError: there is no such task; and all that `add` raises, the old weights staying in place.
+        """
+        task, folding = self._load(find(self._state, name).path)
+        with self._changing:
+            find(self._state, name)  # it may have been removed meanwhile
+            self._commit(name, task, folding)
+
+    def __call__(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Compute the logits of images of several tasks in one pass.
+
+        Args:
+            images: (B, chans, height, width) for each task, of its own size, normalised, any floating type and device;
+                B may differ and may be 0.
+
+        Returns:
+            (B, classes) for each task, in the bank's type, on its device; of a fused bank views of one tensor.
+
+        Raises:
+            UsageError: an unknown task, images it does not take, or more tasks at once than the budget has room for.
+        """
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            if isinstance(self._store, StackStore):
+                with self._store.turn():  # slots are written only between calls
+                    return self._run(self._state, images)
+            return self._run(self._state, images)
+
+    def memory(self) -> Memory:
+        """Return the bytes held, in all and by task."""
+        with self._changing, self._store.turn():
+            state, store = self._state, self._store
+            ends = sum(e.end_bytes for e in state.entries.values())
+            shared = None if state.shared is None else state.shared.number
+            own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
+            tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
+            fixed = state.fixed_bytes()
+            base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
+            graphs = 0 if self._graphs is None else self._graphs.nbytes
+            return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes(), graphs)
+
+    def _run(self, state: State, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if not isinstance(images, Mapping):
+            raise UsageError(f"images are a {type(images).__name__}; give a mapping of task names to images")
+        for name, batch in images.items():
+            find(state, name).check(batch)
+        found: dict[str, Tensor] = {}
+        if given := {name: batch for name, batch in images.items() if len(batch)}:
+            place = Place(self.device, self.dtype, self.kernels)
+            found = run(state, self._store, given, place, self._graphs)
+        for name in images.keys() - found.keys():
+            found[name] = torch.empty(0, len(state.entries[name].card.classes), dtype=self.dtype, device=self.device)
+        return {name: found[name] for name in images}
+
+    def _load(self, pack: str | Path | Task) -> tuple[Task, Folding | None]:
+        task = pack if isinstance(pack, Task) else load_task(pack, base=self._base)
+        check_structure(task)
+        if not self._folds:
+            return task, None
+        try:
+            return task, fold(task.model, self.dtype, whole=not self._state.entries)
+        except UsageError:
+            if self.fused or (self._graphs is not None and not self._unasked):
+                raise
+            return task, None
+
+    def _commit(self, name: str, task: Task, folding: Folding | None) -> None:
+        """Put a task in place, or refuse it and leave all as it was. The caller has the lock for changes."""
+        state = self._state
+        others = {n: e for n, e in state.entries.items() if n != name}
+        shared = state.shared
+        if shared is not None and others:
+            shared.check(task)
+        elif shared is None or not shared.fits(task):
+            if folding is not None and folding.shared is None:  # the other tasks have gone meanwhile
+                folding = fold(task.model, self.dtype)
+            shared = build(task, self.device, self.dtype, None if folding is None else folding.shared)
+        if folding is not None and shared.folded is not None:
+            folding.check(shared.folded, task.path)
+        folding = folding if shared.folded is not None else None
+        entry, weights = make_entry(name, task, shared, self.device, self.dtype, folding)
+        entries = {**state.entries, name: entry}
+        with self._store.turn():
+            limit = State(shared, entries).room(self.max_gpu_bytes, weights_bytes(weights))
+            ends = state.ends_of(others, self.device, name, folding)
+            if shared is not state.shared and name in state.entries:
+                self._store.drop(state.entries[name].number)  # the only one, of other shapes
+            self._store.set_limit(limit)
+            if not any(e.number == entry.number for e in state.entries.values()):
+                self._store.put(entry.number, weights)
+            self._publish(State(shared, entries, ends=ends), state.entries.get(name))
+
+    def _publish(self, state: State, old: Entry | None) -> None:
+        """Make a new state the one that calls see, and let go of what only the old one used. Inside a turn."""
+        store, before = self._store, self._state
+        if old is not None and not any(e.number == old.number for e in state.entries.values()):
+            store.drop(old.number)
+        if self._graphs is not None:
+            self._graphs.clear()
+        gone = before.ends.tensors() if before.ends is not None else []
+        if old is not None and old.end is not None:
+            gone += old.end.state_dict().values()
+        if before.shared is not None and state.shared is not before.shared:
+            gone += before.shared.held()
+        for tensor in (t for t in gone if t.is_cuda):
+            tensor.record_stream(torch.cuda.current_stream())  # it has waited for all calls; the memory's own has not
+        held = store.held if isinstance(store, HeldStore) else {}
+        self._state = dataclasses.replace(state, held=held)
+        if state.entries:
+            store.set_limit(self._state.room(self.max_gpu_bytes, store.unit))
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self._state.entries:
+            raise UsageError(f"there is a task `{name}` in this bank; reload or remove it, or give another name")

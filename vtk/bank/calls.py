@@ -1,0 +1,118 @@
+"""One call of a bank: which weights it needs, and the way it runs."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vtk.bank.bank_graphs import BucketGraphs
+from vtk.bank.fused_calls import FusedCall
+from vtk.bank.snapshot import State
+from vtk.bank.stacks import StackStore
+from vtk.bank.stores import HeldStore, Store
+from vtk.models.packed import Layer, Segments, packed_forward
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a bank computes, and with what.
+
+    Attributes:
+        device: of the weights.
+        dtype: of weights, activations and logits.
+        kernels: whether operations of `vtk_kernels` run.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: bool
+
+
+def run(
+    state: State, store: Store, images: Mapping[str, Tensor], place: Place, graphs: BucketGraphs | None
+) -> dict[str, Tensor]:
+    """Compute the logits of tasks, in a store's turn if its calls take turns.
+
+    A call that brings weights in runs without a graph: kernel by kernel, each block waits for its own weights only,
+    while a graph would have to wait for all of them.
+
+    Args:
+        state: of the bank.
+        store: of attention weights.
+        images: of each task, at least one.
+        place: of the bank.
+        graphs: of the bank.
+    """
+    numbers = list(dict.fromkeys(state.entries[name].number for name in images))
+    layers: Iterable[Layer]
+    generation: tuple[int, int] | None = None
+    if isinstance(store, StackStore):
+        ready = all(n in store.residency for n in numbers)
+        found, layers = store.layers(numbers)
+        if ready:
+            layers, generation = list(layers), (store.generation, state.version)
+    else:
+        found, layers = list(range(len(numbers))), _held(state, store, numbers)
+    slots = dict(zip(numbers, found, strict=True))
+    return call(state, images, slots, layers, place, None if generation is None else graphs, generation)
+
+
+def call(
+    state: State,
+    images: Mapping[str, Tensor],
+    slots: Mapping[int, int],
+    layers: Iterable[Layer],
+    place: Place,
+    graphs: BucketGraphs | None = None,
+    generation: Hashable = None,
+) -> dict[str, Tensor]:
+    """Compute logits, folded where the bank is.
+
+    Args:
+        state: of the bank.
+        images: of each task, at least one.
+        slots: of each number of attention weights in ``layers``.
+        layers: attention weights, block by block.
+        place: of the bank.
+        graphs: captured before; None to start kernel by kernel.
+        generation: of the weights, for graphs.
+    """
+    shared, ends = state.shared, state.ends
+    assert shared is not None
+    if shared.folded is None or ends is None:
+        return _plain(state, images, slots, layers, place)
+    entries = {name: state.entries[name] for name in images}
+    counts = {name: len(batch) for name, batch in images.items()}
+    norm = getattr(shared.model, "norm", None)
+    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels)
+    return fused.run(images, layers, place.device, place.dtype, graphs, generation)
+
+
+def _plain(
+    state: State, images: Mapping[str, Tensor], slots: Mapping[int, int], layers: Iterable[Layer], place: Place
+) -> dict[str, Tensor]:
+    """Compute logits with timm's own blocks and ends."""
+    assert state.shared is not None
+    model = state.shared.model
+    entries = sorted((state.entries[name] for name in images), key=lambda e: slots[e.number])
+    tokens = [e.embed(images[e.name].to(place.device, place.dtype)) for e in entries]
+    parts = [(slots[e.number], *t.shape[:2]) for e, t in zip(entries, tokens, strict=True)]
+    x = torch.cat([t.flatten(0, 1) for t in tokens]) if len(tokens) > 1 else tokens[0].flatten(0, 1)
+    segments = Segments.of(parts, place.device)
+    del tokens
+    x = model.norm(packed_forward(model.blocks, layers, segments, x, kernels=place.kernels))
+    rows = x.split([count * size for _, count, size in parts])
+    return {
+        entry.name: entry.logits(of_task.unflatten(0, (count, size)))
+        for entry, (_, count, size), of_task in zip(entries, parts, rows, strict=True)
+    }
+
+
+def _held(state: State, store: Store, numbers: Sequence[int]) -> list[Layer]:
+    """Return the weights of these tasks, by layer."""
+    assert isinstance(store, HeldStore)
+    with store.turn():
+        store.use(numbers)
+    found = [state.held[n] for n in numbers]
+    return [{key: [weights[i][key] for weights in found] for key in part} for i, part in enumerate(found[0])]

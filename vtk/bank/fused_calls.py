@@ -1,0 +1,166 @@
+"""One call of a folded bank: images to rows, rows through a graph or kernel by kernel, logits back to their tasks."""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vtk.bank.bank_graphs import BucketGraphs
+from vtk.bank.folded import Folded
+from vtk.bank.forward import fused_forward
+from vtk.bank.layout import Bucket, Layout, Part, lay_out
+from vtk.bank.task_entry import Entry
+from vtk.bank.task_heads import Ends
+from vtk.fused.ring import PinnedRing
+from vtk.fused.stages import Plan
+from vtk.models.packed_rows import Layer
+from vtk_kernels.choices import device_name
+from vtk_kernels.patchify import patchify
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """A call's tasks in the order of their rows, laid out.
+
+    Attributes:
+        folded: what the bank's tasks share.
+        norm: the model's last norm, where tasks make their own logits.
+        ends: of the bank's tasks.
+        entries: of the call's tasks that have images, by slot.
+        parts: of the same tasks.
+        kernels: whether operations of `vtk_kernels` run.
+    """
+
+    folded: Folded
+    norm: Callable[[Tensor], Tensor] | None
+    ends: Ends
+    entries: Sequence[Entry]
+    parts: tuple[Part, ...]
+    kernels: bool
+
+    @classmethod
+    def of(
+        cls,
+        folded: Folded,
+        norm: Callable[[Tensor], Tensor] | None,
+        ends: Ends,
+        entries: Mapping[str, Entry],
+        counts: Mapping[str, int],
+        slots: Mapping[int, int],
+        kernels: bool,
+    ) -> "FusedCall":
+        """Order the tasks by slot.
+
+        Args:
+            folded: of the bank.
+            norm: of the bank.
+            ends: of the bank.
+            entries: of all tasks with images in this call.
+            counts: their images.
+            slots: of each number of attention weights.
+            kernels: whether operations of `vtk_kernels` run.
+        """
+        order = sorted(entries.values(), key=lambda e: slots[e.number])
+        sizes = {size: i for i, size in enumerate(sorted({e.card.input.size for e in order}))}
+        parts = tuple(
+            Part(
+                slots[e.number], counts[e.name], e.tokens, sizes[e.card.input.size],
+                ends.table_at.get(e.name, 0), ends.head_at.get(e.name),
+            ) for e in order
+        )  # fmt: skip
+        return cls(folded, norm, ends, order, parts, kernels)
+
+    def run(
+        self,
+        images: Mapping[str, Tensor],
+        layers: Iterable[Layer],
+        device: torch.device,
+        dtype: torch.dtype,
+        graphs: BucketGraphs | None = None,
+        generation: Hashable = None,
+    ) -> dict[str, Tensor]:
+        """Compute the logits (B, classes) of each task; they may be views of one tensor.
+
+        Args:
+            images: of each task.
+            layers: attention weights, block by block; read once, with graphs repeatedly.
+            device: of the weights.
+            dtype: of the weights.
+            graphs: captured before; None to start kernel by kernel.
+            generation: of the weights, for graphs.
+        """
+        rows = self.rows(images, device, dtype, None if graphs is None else graphs.ring)
+        bucket = Bucket.exact(self.parts)
+        plan = Plan(self.kernels, device_name(rows[0]) if self.kernels else None)
+        if graphs is not None and graphs.fits(bucket.up()):
+            layout = self.layout(bucket.up(), device)
+
+            def compute(rows: Tensor, values: Tensor) -> Tensor:
+                return fused_forward(self.folded, self.ends, layers, layout, layout.views(values), rows, plan)
+
+            return self.split(graphs.replay(layout.bucket, generation, rows, layout.values, compute), layout)
+        layout = self.layout(bucket, device)
+        at = layout.views(layout.values.to(device, non_blocking=True))
+        joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return self.split(fused_forward(self.folded, self.ends, layers, layout, at, joined, plan), layout)
+
+    def layout(self, bucket: Bucket, device: torch.device) -> Layout:
+        """Return the call's integers, with room for ``bucket``."""
+        skip = 0 if self.folded.pooling is None else self.folded.pooling.skip
+        return lay_out(
+            self.parts, bucket, len(self.ends.heads), skip, device.type == "cuda" and torch.cuda.is_available()
+        )
+
+    def rows(
+        self, images: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None = None
+    ) -> list[Tensor]:
+        """Return the images' patches (n, width) by size, or where tasks embed their own images tokens (n, C).
+
+        With a ``ring``, images on the host go to the device by way of pinned memory, without waiting.
+        """
+        stem = self.folded.stem
+        if stem is None:
+            return [e.embed(images[e.name].to(device, dtype)).flatten(0, 1) for e in self.entries]
+        by_size: dict[int, list[Tensor]] = {}
+        for entry, part in zip(self.entries, self.parts, strict=True):
+            by_size.setdefault(part.size, []).append(images[entry.name])
+        width = self.folded.matrix.shape[1]
+        return [
+            patchify(_joined(by_size[size], device, dtype, ring), stem.patch, stem.prefix, width).flatten(0, 1)
+            for size in sorted(by_size)
+        ]
+
+    def split(self, out: Tensor, layout: Layout) -> dict[str, Tensor]:
+        """Return each task's logits out of what `fused_forward` gives."""
+        if self.folded.pooling is None:
+            return self._logits_of_tokens(out)
+        columns = [0]
+        for stack in self.ends.heads:
+            columns.append(columns[-1] + stack.b.shape[1])
+        found = {}
+        for entry, part, first in zip(self.entries, self.parts, layout.first, strict=True):
+            head = self.ends.pieces[entry.name].w_head
+            assert part.head is not None and head is not None
+            column = columns[part.head[0]]
+            found[entry.name] = out[first : first + part.images, column : column + len(head)]
+        return found
+
+    def _logits_of_tokens(self, x: Tensor) -> dict[str, Tensor]:
+        found, row = {}, 0
+        h = x if self.norm is None else self.norm(x)
+        for entry, part in zip(self.entries, self.parts, strict=True):
+            first, row = row, row + part.images * part.tokens
+            found[entry.name] = entry.logits(h[first:row].unflatten(0, (part.images, part.tokens)))
+        return found
+
+
+def _joined(batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None) -> Tensor:
+    """Return all images in one tensor, moved and cast at once where they are alike."""
+    if ring is not None and device.type == "cuda" and all(b.device.type == "cpu" for b in batches):
+        with torch.inference_mode(False):
+            joined = torch.empty(sum(map(len, batches)), *batches[0].shape[1:], dtype=dtype, device=device)
+        return ring.send(batches, joined)
+    if len({(b.device, b.dtype) for b in batches}) > 1:
+        batches = [b.to(device, dtype) for b in batches]
+    return (batches[0] if len(batches) == 1 else torch.cat(list(batches))).to(device, dtype)

@@ -1,0 +1,84 @@
+"""How many kernels one call of a bank starts on CUDA, counted without a GPU."""
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vtk.bank.bank import TaskBank
+from vtk.bank.calls import Place, call
+from vtk.bank.folded import Piece
+from vtk.bank.fused_calls import FusedCall
+from vtk.bank.layout import Bucket
+from vtk.bank.snapshot import find
+from vtk.bank.stacks import StackStore
+from vtk.bank.task_heads import Ends, Heads
+from vtk.errors import UsageError
+from vtk.fused.kernel_count import Counting
+from vtk.models.packed_rows import stacked
+
+
+def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
+    """Return the operations of one call on CUDA without a graph, with their kernels, as `vtk.fused.launches` counts.
+
+    Args:
+        bank: on the CPU, in fp16 or bf16, with ``kernels=True`` and no budget; it is not changed.
+        images: of each task, at least one.
+
+    Raises:
+        UsageError: a bank without kernels, or one that does not hold these tasks.
+    """
+    state, store = bank._state, bank._store
+    if not isinstance(store, StackStore) or not bank.kernels or bank.dtype.itemsize > 2:
+        raise UsageError("kernels are counted of a bank in fp16 or bf16 made with kernels=True; this one is another")
+    entries = {name: find(state, name) for name in images}
+    assert state.shared is not None
+    numbers = list(dict.fromkeys(e.number for e in entries.values()))
+    slots, stacks = store.layers(numbers)
+    slot_of = dict(zip(numbers, slots, strict=True))
+    cuda = torch.device("cuda")
+    if state.shared.folded is not None and state.ends is not None:
+        fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, slot_of, True)
+        fused.layout(Bucket.exact(fused.parts), cuda)  # remembered: there are no fakes among its integers
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
+        folded = None if state.shared.folded is None else _moved(state.shared.folded)
+        shared = dataclasses.replace(state.shared, model=_moved(state.shared.model), folded=folded)
+        ends = None if state.ends is None else _fake_ends(state.ends)
+        for name, entry in entries.items():
+            entries[name] = copy.copy(entry)
+            object.__setattr__(entries[name], "end", None if entry.end is None else _moved(entry.end))
+        batches = {
+            n: torch.empty(count, entries[n].card.input.in_chans, *entries[n].card.input.size, dtype=bank.dtype,
+                           device="cuda")
+            for n, count in images.items()
+        }  # fmt: skip
+        with Counting() as counting:
+            fake = dataclasses.replace(state, shared=shared, entries=entries, ends=ends)
+            call(fake, batches, slot_of, layers, Place(cuda, bank.dtype, kernels=True))
+    return counting.counts
+
+
+def _fake(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def _moved(module: nn.Module) -> Any:
+    """Return a copy of a module whose tensors are fakes on CUDA."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return copy.deepcopy(module, {id(t): _fake(t) for t in tensors})
+
+
+def _fake_ends(ends: Ends) -> Ends:
+    pieces = {
+        n: Piece(*(None if t is None else _fake(t) for t in (p.table, p.w_head, p.b_head)))
+        for n, p in ends.pieces.items()
+    }
+    heads = tuple(Heads(_fake(h.w), _fake(h.b)) for h in ends.heads)
+    table = None if ends.table is None else _fake(ends.table)
+    return Ends(table, ends.table_at, heads, ends.head_at, pieces)

@@ -1,0 +1,200 @@
+"""What all tasks of a bank have in common, and the check that a pack leaves it as it is."""
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm.models.vision_transformer as vit
+import torch
+from torch import Tensor, nn
+
+from vtk.bank.folded import Folded
+from vtk.card import BaseRef, Card, Transform
+from vtk.errors import BaseError, DataError, UsageError
+from vtk.models.base_weights import tensor_hash
+from vtk.models.packed import attention_modules, own_parameters
+from vtk.models.task_parameters import head_names, position_names
+from vtk.packs.base_files import base_keys
+from vtk.packs.load import Task
+
+_FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
+_PREFIX = ("cls_token", "reg_token", "mask_token")
+NUMBERS = itertools.count(1)
+"""Where attention weights get their numbers: no two are alike in a process."""
+_ALONE = "serve it as a model of its own"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The part of a model that a bank holds once.
+
+    Attributes:
+        model: timm's, on the bank's device; what belongs to a task is on the meta device and holds no memory.
+        card: of the pack it was first read from.
+        base: the weights the packs were trained on.
+        hashes: sha256 of every tensor in it that packs must agree on.
+        folded: norms, FFNs and the ends, where the bank is folded; ``model`` then holds only what it needs beside it.
+        number: of the base's own attention weights, which packs that trained none share.
+    """
+
+    model: Any
+    card: Card
+    base: BaseRef
+    hashes: Mapping[str, str]
+    folded: Folded | None = None
+    number: int = field(default_factory=NUMBERS.__next__)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers that hold memory."""
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: tensor for name, tensor in named if not tensor.is_meta}
+
+    def held(self) -> list[Tensor]:
+        """Return all tensors that hold memory, folded ones too."""
+        return [*self.tensors().values(), *([] if self.folded is None else self.folded.tensors())]
+
+    def fits(self, task: Task) -> bool:
+        """Return whether `check` lets a task pass."""
+        try:
+            self.check(task)
+        except (UsageError, BaseError):
+            return False
+        return True
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that does not fit; `build` has looked at it as well.
+
+        Raises:
+            UsageError: another architecture, or other shared tensors.
+            BaseError: they differ because the pack is of another base.
+        """
+        card, own = task.card, self.card
+        if (card.model.name, card.model.kwargs) != (own.model.name, own.model.kwargs):
+            raise UsageError(f"{task.path} is a {_call(card)}, this bank holds a {_call(own)}; {_ALONE}")
+        if card.transforms != own.transforms:
+            raise UsageError(
+                f"{task.path} was made with {_ops(card.transforms)}, this bank's tasks with {_ops(own.transforms)}; "
+                f"{_ALONE}"
+            )
+        for key, found in shared_hashes(task).items():
+            if self.hashes[key] == found:
+                continue
+            ref = _base(task)
+            if ref.id != self.base.id and key not in task.carried:
+                raise BaseError(
+                    f"{task.path} is of base {ref.id[:12]}, this bank of {self.base.id[:12]} (`{key}` differs); "
+                    f"{_ALONE}"
+                )
+            raise _differs(task, key, "this bank's tasks")
+
+
+def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded | None = None) -> Shared:
+    """Take what can be shared from a bank's first task.
+
+    Args:
+        task: the first; its model stays as it is.
+        device: of the bank.
+        dtype: of the bank.
+        folded: its shared part folded, which is moved; None for a bank that is not.
+
+    Raises:
+        UsageError: its tensors differ from the base's where tasks must agree.
+    """
+    hashes, model = shared_hashes(task), copy.deepcopy(task.model)
+    own, keep = own_keys(model), {}
+    for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if folded is not None and key.startswith("blocks."):
+            continue  # they are in ``folded``
+        keep[key] = tensor.detach().to("meta") if key in own else _moved(tensor, device, dtype)
+    replace_tensors(model, keep)
+    if folded is not None:
+        model.blocks = nn.Sequential()
+        model = model if folded.stem is None or folded.pooling is None else nn.Module()
+        folded = folded.to(device, dtype)
+    return Shared(model.eval(), task.card, _base(task), hashes, folded)
+
+
+def check_structure(task: Task) -> None:
+    """Refuse a model that a bank cannot run, and a pack whose shared tensors are not the base's.
+
+    Raises:
+        UsageError: another architecture or an unknown part, by name; or a shared tensor that was changed.
+        DataError: NaN or infinity among the pack's tensors.
+    """
+    model: Any = task.model
+    kind = type(model)
+    if not isinstance(model, vit.VisionTransformer) or type(model.blocks) is not nn.Sequential:
+        raise UsageError(
+            f"{task.path} is a {kind.__name__}; a bank holds timm's VisionTransformer (vit_*, deit_*, deit3_*); "
+            f"{_ALONE}"
+        )
+    for name in _FORWARDS:
+        if getattr(kind, name) is not getattr(vit.VisionTransformer, name):
+            raise UsageError(f"{task.path} is a {kind.__name__}, whose `{name}` is its own; {_ALONE}")
+    attention_modules(model.blocks)
+    state = model.state_dict()
+    for key in sorted(task.carried):
+        if state[key].is_floating_point() and not bool(torch.isfinite(state[key]).all()):
+            raise DataError(f"{task.path}: `{key}` holds NaN or infinity; train it again, or take an earlier pack")
+    base = task.base
+    if base is None:
+        raise DataError(f"{task.path} names no base; a bank takes packs, not merged checkpoints")
+    keys = base_keys(task.card, task.path)
+    for key in sorted(task.carried - own_keys(model)):
+        source = keys(key) or ""
+        # a stem resampled to another patch has no counterpart of its shape; tasks are then compared with each other
+        same_shape = source in base.tensors and base.tensors[source].shape == state[key].shape
+        if same_shape and tensor_hash(state[key]) != base.hashes.get(source):
+            raise _differs(task, key, "the base")
+
+
+def own_keys(model: Any) -> frozenset[str]:
+    """Return the state-dict keys that each task has for itself: attention, classifier, positions, prefix tokens."""
+    attention = {f"{name}.{p}" for name, attn in attention_modules(model.blocks) for p in own_parameters(attn)}
+    pool = {key for key in model.state_dict() if key.startswith("attn_pool.")}
+    return frozenset(attention | pool | {*_PREFIX}) | head_names(model) | position_names(model)
+
+
+def shared_hashes(task: Task) -> dict[str, str]:
+    """Return the sha256 of every tensor on which tasks must agree."""
+    own = own_keys(task.model)
+    return {key: tensor_hash(value) for key, value in task.model.state_dict().items() if key not in own}
+
+
+def replace_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put tensors in the place of a model's parameters and buffers, in place; parameters get no gradient."""
+    for prefix, module in model.named_modules():
+        for group in (module._parameters, module._buffers):
+            for name, value in group.items():
+                key = f"{prefix}.{name}".removeprefix(".")
+                if value is None or key not in tensors:
+                    continue
+                new = tensors[key]
+                group[name] = nn.Parameter(new, False) if group is module._parameters else new  # type: ignore[assignment]
+
+
+def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+
+
+def _base(task: Task) -> BaseRef:
+    assert task.card.base is not None
+    return task.card.base
+
+
+def _differs(task: Task, key: str, other: str) -> UsageError:
+    return UsageError(
+        f"{task.path} changed `{key}`, which tasks of a bank share: it differs from that of {other}; {_ALONE}, or "
+        "train with --attn-only or --train head"
+    )
+
+
+def _call(card: Card) -> str:
+    return " ".join([card.model.name, *(f"{k}={v}" for k, v in card.model.kwargs.items())])
+
+
+def _ops(transforms: tuple[Transform, ...]) -> str:
+    named = (f"{t.op}({', '.join(f'{k}={v}' for k, v in t.args.items())})" for t in transforms)
+    return " and ".join(named) or "no transform"

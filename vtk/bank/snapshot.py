@@ -1,0 +1,79 @@
+"""What a call to a bank sees: replaced as a whole when tasks come and go, never changed."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from vtk.bank.folded import Folding, Piece, Weights, n_bytes
+from vtk.bank.shared_weights import Shared
+from vtk.bank.task_entry import Entry
+from vtk.bank.task_heads import Ends
+from vtk.errors import UsageError
+
+_VERSIONS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class State:
+    """The tasks of a bank at one time.
+
+    Attributes:
+        shared: what they have in common, None before the first task.
+        entries: by name.
+        held: attention weights by number, of a store that keeps them apart.
+        ends: tables and classifiers side by side, of a folded bank.
+        version: no two states have the same.
+    """
+
+    shared: Shared | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    held: Mapping[int, Weights] = field(default_factory=dict)
+    ends: Ends | None = None
+    version: int = field(default_factory=_VERSIONS.__next__)
+
+    def fixed_bytes(self) -> int:
+        """Return the bytes that are always on the device: what is shared, and the tasks' ends."""
+        shared = [] if self.shared is None else self.shared.held()
+        return n_bytes(shared) + sum(e.end_bytes for e in self.entries.values())
+
+    def room(self, max_bytes: int | None, unit: int) -> int | None:
+        """Return how many tasks' attention weights of ``unit`` bytes fit on the device; None for any number.
+
+        Raises:
+            UsageError: not even one's.
+        """
+        if max_bytes is None:
+            return None
+        fixed = self.fixed_bytes()
+        if fixed + unit > max_bytes:
+            raise UsageError(
+                f"`max_gpu_bytes` is {max_bytes}: the shared weights and the tasks' tables and heads take "
+                f"{fixed}, the attention weights of one task {unit}; raise it, or hold fewer tasks"
+            )
+        return (max_bytes - fixed) // unit
+
+    def ends_of(
+        self, names: Mapping[str, object], device: torch.device, name: str | None = None, folding: Folding | None = None
+    ) -> Ends | None:
+        """Return the ends of these tasks and of a new one, None where the bank is not folded."""
+        pieces: dict[str, Piece] = {}
+        if self.ends is not None:
+            pieces = {n: self.ends.pieces[n] for n in names}
+        if name is not None and folding is not None:
+            pieces[name] = folding.piece
+        return Ends.of(pieces, device) if pieces else None
+
+
+def find(state: State, name: str) -> Entry:
+    """Return a task by its name.
+
+    Raises:
+        UsageError: there is none; the message names those there are.
+    """
+    if name not in state.entries:
+        names = list(state.entries)
+        held = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
+        raise UsageError(f"there is no task {name!r} in this bank; it holds {held}: give one of these, or add it")
+    return state.entries[name]

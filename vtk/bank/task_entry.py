@@ -1,0 +1,107 @@
+"""A task in a bank: its own ends of the model, and its attention weights."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.bank.folded import Folding, Weights, n_bytes
+from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
+from vtk.bank.task_heads import piece_bytes
+from vtk.card import Card
+from vtk.errors import UsageError
+from vtk.models.packed import attention_modules, own_parameters
+from vtk.packs.load import Task
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task as one version of its pack.
+
+    Attributes:
+        name: under which it is called.
+        card: of the pack.
+        path: of the pack.
+        number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
+        end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's. None
+            where both ends are folded and stand beside the other tasks'.
+        end_bytes: of the tensors that only this task has, without attention.
+        tokens: of an image, prefix included.
+    """
+
+    name: str
+    card: Card
+    path: Path
+    number: int
+    end: Any
+    end_bytes: int
+    tokens: int
+
+    def check(self, images: Any) -> None:
+        """Refuse what is not a batch of this task's images.
+
+        Raises:
+            UsageError: no tensor, another shape, or no floating type.
+        """
+        spec = self.card.input
+        wanted = f"(B, {spec.in_chans}, {spec.height}, {spec.width})"
+        if not isinstance(images, Tensor):
+            raise UsageError(f"images of `{self.name}` are a {type(images).__name__}; give a tensor {wanted}")
+        if images.ndim != 4 or images.shape[1:] != (spec.in_chans, *spec.size):
+            raise UsageError(f"images of `{self.name}` are {tuple(images.shape)}; it takes {wanted}: resize them")
+        if not images.is_floating_point():
+            raise UsageError(f"images of `{self.name}` are {images.dtype}; give normalised images of a floating type")
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Map images to the tokens (B, N, C) that the first block reads."""
+        x = self.end._pos_embed(self.end.patch_embed(images))
+        tokens: Tensor = self.end.norm_pre(self.end.patch_drop(x))
+        return tokens
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map the last block's tokens (B, N, C), normalised, to logits (B, classes)."""
+        logits: Tensor = self.end.forward_head(x)
+        return logits
+
+
+def make_entry(
+    name: str, task: Task, shared: Shared, device: torch.device, dtype: torch.dtype, folding: Folding | None = None
+) -> tuple[Entry, Weights]:
+    """Take a loaded task apart; its model is used up.
+
+    Args:
+        name: of the task.
+        task: loaded.
+        shared: of the bank.
+        device: of the bank.
+        dtype: of the bank.
+        folding: of the task, where the bank is folded.
+
+    Returns:
+        The entry, and its attention weights on the CPU in ``dtype``.
+    """
+    model: Any = task.model
+    modules = attention_modules(model.blocks)
+    parts: Weights
+    if folding is None:
+        parts = tuple({key: p.detach().to(dtype) for key, p in own_parameters(attn).items()} for _, attn in modules)
+    else:
+        parts = folding.weights
+    trained = any(f"{name}.{key}" in task.carried for name, attn in modules for key in own_parameters(attn))
+    number = next(NUMBERS) if trained else shared.number
+    n = 0 if folding is None else piece_bytes(folding.piece)
+    if folding is not None and folding.piece.table is not None and folding.piece.w_head is not None:
+        return Entry(name, task.card, task.path, number, None, n, len(folding.piece.table)), parts
+    model.blocks = nn.Sequential()
+    common = shared.tensors()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
+    replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
+    model.eval()
+    entry = Entry(name, task.card, task.path, number, model, n + n_bytes(list(own.values())), 0)
+    with torch.no_grad():
+        blank = torch.zeros(1, task.card.input.in_chans, *task.card.input.size, device=device, dtype=dtype)
+        return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1]), parts

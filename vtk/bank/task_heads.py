@@ -1,0 +1,103 @@
+"""The tasks' tables and classifiers side by side, so that one gather and a few products serve every mix of tasks.
+
+A loop over tasks would start a handful of kernels for each; for many tasks of one image that takes longer than the
+blocks. Classifiers of like sizes are padded to one width and stacked.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vtk.bank.folded import Piece
+
+_WIDE = 1024
+"""From here on classes are rounded up to a multiple of this, below to a power of two, the least being `_NARROW`."""
+_NARROW = 16
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Classifiers padded to one width.
+
+    Attributes:
+        w: (E, width, C).
+        b: (E, width).
+    """
+
+    w: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ends of all tasks; replaced as a whole when tasks come and go, never changed.
+
+    Attributes:
+        table: (rows of all tasks, C), None where tasks embed their own images.
+        table_at: first row of each task.
+        heads: by width, ascending.
+        head_at: of each task: which of ``heads``, and its place there.
+        pieces: of each task; views of the above.
+    """
+
+    table: Tensor | None
+    table_at: Mapping[str, int]
+    heads: tuple[Heads, ...]
+    head_at: Mapping[str, tuple[int, int]]
+    pieces: Mapping[str, Piece]
+
+    @classmethod
+    def of(cls, pieces: Mapping[str, Piece], device: torch.device) -> "Ends":
+        """Lay the tasks' pieces, of whatever device, side by side."""
+        tables = {n: p.table.to(device) for n, p in pieces.items() if p.table is not None}
+        starts, row = {}, 0
+        for name, table in tables.items():
+            starts[name], row = row, row + len(table)
+        arena = torch.cat(list(tables.values())) if tables else None
+        widths = {n: padded_classes(len(p.w_head)) for n, p in pieces.items() if p.w_head is not None}
+        heads: list[Heads] = []
+        head_at: dict[str, tuple[int, int]] = {}
+        for width in sorted(set(widths.values())):
+            names = [n for n, w in widths.items() if w == width]
+            head_at |= {n: (len(heads), i) for i, n in enumerate(names)}
+            heads.append(Heads(*(torch.stack([_padded(pieces[n], i, width, device) for n in names]) for i in (0, 1))))
+        views = {}
+        for name, piece in pieces.items():
+            rows, w, b = piece.table, piece.w_head, piece.b_head
+            if rows is not None and arena is not None:
+                rows = arena[starts[name] : starts[name] + len(rows)]
+            if w is not None:
+                (which, place), classes = head_at[name], len(w)
+                w, b = heads[which].w[place, :classes], heads[which].b[place, :classes]
+            views[name] = Piece(rows, w, b)
+        return cls(arena, starts, tuple(heads), head_at, views)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors that hold memory."""
+        return [*([] if self.table is None else [self.table]), *(t for h in self.heads for t in (h.w, h.b))]
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Return the bytes that a task's ends take side by side with others."""
+    values = 0 if piece.table is None else piece.table.numel()
+    if piece.w_head is not None:
+        values += padded_classes(len(piece.w_head)) * (piece.w_head.shape[1] + 1)
+    some = piece.table if piece.table is not None else piece.w_head
+    return 0 if some is None else values * some.element_size()
+
+
+def padded_classes(classes: int) -> int:
+    """Return the width of the stack that a classifier is in."""
+    if classes > _WIDE:
+        return -(-classes // _WIDE) * _WIDE
+    return max(_NARROW, 1 << (classes - 1).bit_length())
+
+
+def _padded(piece: Piece, part: int, width: int, device: torch.device) -> Tensor:
+    value = (piece.w_head, piece.b_head)[part]
+    assert value is not None
+    spare = width - len(value)
+    return F.pad(value.to(device), (0, 0) * (value.ndim - 1) + (0, spare))

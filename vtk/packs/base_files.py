@@ -1,0 +1,168 @@
+"""Finding the base of a pack, and keeping a copy of it: ``$VTK_HOME/bases/<id>.safetensors``."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vtk import files, formats
+from vtk.card import Card
+from vtk.errors import BaseError, DataError, UsageError
+from vtk.models.base_weights import Base, tensor_hash
+from vtk.models.hub import hub_base
+from vtk.models.inputs import blank_model
+from vtk.models.model_transforms import apply_transforms
+from vtk.models.weight_files import GRID, SIZE, read_safetensors
+from vtk.models.weight_sources import read_base, unused
+
+BUNDLED = "base.safetensors"
+"""In a bundle: the tensors of the base that its pack needs, beside the files of the pack."""
+
+Read = Callable[[], Base]
+_LONGEST = 300
+_OLD = 3600.0
+"""Seconds after which a half-written base is taken away; the folder can be shared between machines."""
+
+
+def stored_base(base_id: str) -> Path:
+    """Return where the copy of a base lives. This is not a cache: packs need it."""
+    return files.home() / "bases" / f"{base_id}.safetensors"
+
+
+def store_base(base: Base) -> Path:
+    """Keep a copy of a base for the packs that need it, at its stored dtype; one copy per id.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    path = stored_base(base.ref.id)
+    if not path.exists():
+        files.sweep(path.parent, lambda name: name.endswith(".safetensors"), age=_OLD)
+        metadata = {"vtk_base": base.ref.id}
+        if base.grid is not None:
+            metadata[GRID] = f"{base.grid[0]}x{base.grid[1]}"
+        if base.size is not None:
+            metadata[SIZE] = f"{base.size[0]}x{base.size[1]}"
+        with files.replace_file(path) as tmp:
+            formats.save_tensors(tmp, base.tensors, metadata)
+    return path
+
+
+def base_keys(card: Card, where: str | Path) -> Callable[[str], str | None]:
+    """Return the map from a tensor's name in the model to its name in the base; None where the base has none.
+
+    Raises:
+        DataError: the card's transforms do not fit its model; ``where`` names the card.
+    """
+    if not card.transforms:
+        return lambda key: key
+    return _key_map(card, where)[0].get
+
+
+def _key_map(card: Card, where: str | Path) -> tuple[dict[str, str | None], nn.Module]:
+    """Return the map from a card's model to the model before its transforms, and the latter without its values."""
+    try:
+        blank = blank_model(card.model.name, card.model.kwargs)
+        model = copy.deepcopy(blank)
+        with torch.device("meta"):
+            return apply_transforms(model, card.transforms, {key: key for key in model.state_dict()}), blank
+    except UsageError as error:
+        raise DataError(f"the card of {where} fits no model: {error}") from error
+
+
+def base_start(base: Base, keys: Callable[[str], str | None]) -> Callable[[str], Tensor | None]:
+    """Return what gives the base's tensor under a name of the model.
+
+    Position tables and classifiers are the task's, and no hash of the base vouches for them: None.
+    """
+
+    def start(name: str) -> Tensor | None:
+        key = keys(name)
+        return base.tensors.get(key) if key is not None and key in base.hashes else None
+
+    return start
+
+
+def bundled_base(folder: Path, card: Card, hashes: Mapping[str, str], needed: frozenset[str]) -> Base:
+    """Read the base tensors that a bundle brings along.
+
+    Raises:
+        BaseError: one is absent or has other values than the pack was trained on.
+        DataError: the file is damaged.
+    """
+    assert card.base is not None
+    path = folder / BUNDLED
+    tensors, _ = read_safetensors(path)
+    for key in sorted(needed):
+        if key not in tensors or tensor_hash(tensors[key]) != hashes.get(key):
+            what = "differs from the recorded base" if key in tensors else "is absent"
+            raise BaseError(f"{path}: `{key}` {what}; bundle the pack again (`vtk tasks bundle`), or give --base FILE")
+    return Base(card.base, {k: v for k, v in tensors.items() if k in needed}, dict(hashes), file=path)
+
+
+def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], given: Path | None = None) -> Base:
+    """Find base weights that fit a pack: ``given``, else the recorded path, ``$VTK_HOME``, the hub.
+
+    Args:
+        card: of the pack.
+        hashes: sha256 of every base tensor when the pack was trained.
+        needed: base keys the pack does not carry itself.
+        given: ``--base``; if it does not fit, nothing else is tried.
+
+    Raises:
+        BaseError: none fits; the message names every place and what was wrong there.
+    """
+    if card.base is None:
+        raise BaseError("the pack's card names no base; it cannot be completed")
+    tried = []
+    for place, read in _places(card, given):
+        try:
+            base = read()
+        except OSError as error:  # a card can name what is no path at all
+            tried.append(f"{place}: {error.strerror or error}")
+            continue
+        except (DataError, UsageError) as error:
+            where, _, reason = str(error).partition(": ")
+            tried.append(f"{place}: {reason if where in place else error}")
+            continue
+        wrong = next((k for k in sorted(needed) if base.hashes.get(k) != hashes.get(k) or k not in hashes), None)
+        if wrong is None:
+            return base
+        differs = f"`{wrong}` differs" if wrong in base.hashes else f"`{wrong}` is absent"
+        tried.append(f"{place}: is base {base.ref.id[:12]}, the pack needs {card.base.id[:12]} ({differs})")
+    if given is not None:
+        raise BaseError(f"`--base` {tried[0]}")
+    raise BaseError(f"no base {card.base.id[:12]} for this pack; tried {'; '.join(tried)}; give --base FILE")
+
+
+def _places(card: Card, given: Path | None) -> Iterator[tuple[str, Read]]:
+    assert card.base is not None
+    name, kwargs, source = card.model.name, card.model.kwargs, card.base.source
+    # what the transforms take away, such as a stem that they replace, may never have been in the base
+    absent = unused(*_key_map(card, "the pack")) if card.transforms else frozenset()
+
+    def file(path: Path) -> Read:
+        return lambda: read_base(name, kwargs, path, absent=absent)[0]
+
+    if given is not None:
+        yield str(given), file(given)
+        return
+    recorded = None if source.startswith(("hub:", "random:")) else Path(source)
+    if recorded is not None:
+        yield f"the recorded path {_short(source)}", file(recorded)
+    copy = stored_base(card.base.id)
+    yield f"$VTK_HOME ({copy})", file(copy)
+    if source.startswith("hub:"):
+        yield "the hub", lambda: hub_base(name, kwargs)
+    else:
+        yield "the hub", _not_on_hub
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _not_on_hub() -> Base:
+    raise BaseError("these weights did not come from there")

@@ -1,0 +1,211 @@
+"""Packs on the Hugging Face hub: pushed in one commit with a model card, pulled as a whole or not at all."""
+
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from vtk import __version__
+from vtk.card import Card
+from vtk.errors import DataError, UsageError
+from vtk.files import replace_dir
+from vtk.models.base_weights import base_id
+from vtk.models.weight_files import read_safetensors
+from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
+from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
+from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card
+from vtk.packs.hub_card import LIBRARY, public_card, readme
+from vtk.packs.hub_errors import check_online, check_repo_id, client, explained
+from vtk.packs.load import needed_names
+from vtk.packs.pack import read_hashes, update_card
+
+README = "README.md"
+# what a repository may hold without being somebody's other model
+_NEUTRAL = re.compile(r"\.git\w*|README\.md|LICEN[CS]E(\.\w+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """A finished upload.
+
+    Attributes:
+        repo_id: ``USER/NAME``, the user filled in where only a name was given.
+        url: page that shows it.
+        commit: the one commit it came in.
+        files: bytes by name.
+        private: only its owners see it.
+    """
+
+    repo_id: str
+    url: str
+    commit: str
+    files: dict[str, int]
+    private: bool
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A finished download: the pack's folder, its card, bytes by name."""
+
+    path: Path
+    card: Card
+    files: dict[str, int]
+
+
+def push_task(
+    path: Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str | None = None,
+    with_base: bool = False,
+    base: Path | None = None,
+    token: str | None = None,
+) -> Pushed:
+    """Upload a pack in one commit; the repository is made where there is none.
+
+    Only the files of the pack and a ``README.md`` go up, the card without private paths. What an earlier push put there
+    and this one lacks is deleted in the same commit.
+
+    Args:
+        path: a pack, a bundle, or a run folder, of which the best pack is taken.
+        repo_id: ``USER/NAME``, or ``NAME`` for the user of the token.
+        private: make a new repository private. An existing public one is refused, since its files would be public.
+        revision: branch to commit to, made where there is none.
+        license: identifier for the model card, such as ``apache-2.0``.
+        with_base: with the base tensors the pack needs (`vtk.packs.bundle.bundle_task`).
+        base: file with the base weights for ``with_base``; by default they are looked up.
+        token: of the hub; by default that of its login or ``HF_TOKEN``.
+
+    Raises:
+        UsageError: a name is wrong, or the repository holds something else.
+        DataError: the pack is damaged, or the hub refused.
+        BaseError: no base fits.
+        UnavailableError: the hub cannot be reached.
+    """
+    check_repo_id(repo_id)
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
+        raise UsageError(f"`--license` {license!r} is no identifier; give one as the hub has it, such as apache-2.0")
+    with tempfile.TemporaryDirectory(prefix="vtk-push-") as folder:
+        copy = Path(folder) / "pack"
+        _copy(find_pack(path), copy, with_base=with_base, base=base)
+        card = public_card(check_pack(copy))
+        check_online()
+        with explained(repo_id, revision):
+            return _upload(copy, card, repo_id, private=private, revision=revision, license=license, token=token)
+
+
+def pull_task(
+    repo_id: str,
+    out: Path | None = None,
+    *,
+    revision: str | None = None,
+    overwrite: bool = False,
+    token: str | None = None,
+) -> Pulled:
+    """Download a pack or a bundle. Nothing but the files of a pack is fetched, and no file of it is a pickle.
+
+    Args:
+        repo_id: ``USER/NAME``.
+        out: folder to write, by default ``tasks/NAME``; it appears whole, after everything was checked.
+        revision: branch, tag or commit.
+        overwrite: replace an existing pack or bundle.
+        token: of the hub; by default that of its login or ``HF_TOKEN``.
+
+    Raises:
+        UsageError: a name is wrong, or ``out`` exists.
+        DataError: there is no such repository, or it holds no valid pack.
+        UnavailableError: the hub cannot be reached.
+    """
+    check_repo_id(repo_id)
+    out = Path("tasks") / repo_id.rpartition("/")[2] if out is None else out
+    with claim_out(out, PACK_MARKS, overwrite=overwrite):
+        check_online()
+        with replace_dir(out) as tmp:
+            arrived = tmp / "download"
+            with explained(repo_id, revision):
+                client().snapshot_download(
+                    repo_id, revision=revision, local_dir=arrived, allow_patterns=sorted(PACK_FILES), token=token,
+                    library_name=LIBRARY, library_version=__version__,
+                )  # fmt: skip
+            try:
+                card = check_pack(arrived)
+            except DataError as error:
+                raise type(error)(f"{repo_id} is not used: {str(error).replace(str(arrived), repo_id)}") from error
+            files = {name: (arrived / name).stat().st_size for name in sorted(PACK_FILES) if (arrived / name).is_file()}
+            for name in files:
+                (arrived / name).rename(tmp / name)
+            shutil.rmtree(arrived)
+        return Pulled(out, card, files)
+
+
+def check_pack(folder: Path) -> Card:
+    """Check all of a pack that can be checked without its base, and of a bundle its base too.
+
+    Raises:
+        DataError: a file is absent, damaged or does not belong to the others.
+        BaseError: a bundle's base is not the one the pack was trained on.
+    """
+    for name in (CARD, HASHES, TENSORS):
+        file = folder / name
+        if not file.is_file() or file.is_symlink():
+            raise DataError(f"{folder} is no task pack: it has no {name}")
+    card = read_card(folder)
+    hashes = read_hashes(folder)
+    if card.base is None or base_id(hashes) != card.base.id:
+        raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
+    stored, _ = read_safetensors(folder / TENSORS)
+    if lost := sorted(set(card.pack.get("trained", ())) - stored.keys()):
+        raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
+    if (folder / BUNDLED).is_file():
+        bundled_base(folder, card, hashes, needed_names(stored, hashes, base_keys(card, folder)))
+    return card
+
+
+def _copy(pack: Path, copy: Path, *, with_base: bool, base: Path | None) -> None:
+    """Copy a pack's own files, so that a training run may replace it while the copy is uploaded."""
+    if with_base:
+        bundle_task(pack, copy, base=base)
+        return
+    copy.mkdir()
+    for name in sorted(PACK_FILES):
+        if (pack / name).is_file():
+            shutil.copyfile(pack / name, copy / name)
+
+
+def _upload(
+    copy: Path, card: Card, repo_id: str, *, private: bool, revision: str | None, license: str | None, token: str | None
+) -> Pushed:
+    hub = client()
+    api = hub.HfApi(token=token, library_name=LIBRARY, library_version=__version__)
+    url = api.create_repo(repo_id, private=True if private else None, exist_ok=True)
+    repo_id = url.repo_id
+    if revision is not None:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    info = api.model_info(repo_id, revision=revision)
+    there = {file.rfilename for file in info.siblings or ()}
+    if private and not info.private:
+        raise UsageError(f"{repo_id} exists and is public; make it private on its page, or leave out --private")
+    foreign = sorted(name for name in there if not _NEUTRAL.fullmatch(name))
+    if foreign and CARD not in there:
+        raise UsageError(f"{repo_id} holds `{foreign[0]}` and no pack; choose another name")
+    update_card(copy, card)
+    base_bytes = (copy / BUNDLED).stat().st_size if (copy / BUNDLED).is_file() else None
+    (copy / README).write_text(
+        readme(
+            card, repo_id, tensors_bytes=(copy / TENSORS).stat().st_size, base_bytes=base_bytes, revision=revision,
+            license=license,
+        ),
+        encoding="utf-8", newline="\n",
+    )  # fmt: skip
+    files = {file.name: file.stat().st_size for file in sorted(copy.iterdir())}
+    # upload_folder may split an upload into several commits; a reader must never see files of two packs
+    operations = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(copy / name)) for name in files]
+    operations += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there & PACK_FILES - files.keys())]
+    commit = api.create_commit(
+        repo_id, operations, commit_message=f"Task pack of {LIBRARY} {__version__}", revision=revision
+    )
+    page = f"{url}/tree/{revision}" if revision else str(url)
+    return Pushed(repo_id, page, commit.oid, files, bool(info.private))

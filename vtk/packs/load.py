@@ -1,0 +1,249 @@
+"""From a pack or a merged checkpoint to a plain timm model."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk.card import Card
+from vtk.errors import DataError, UsageError
+from vtk.files import existing_dir
+from vtk.models.base_weights import Base, base_id
+from vtk.models.create import Created, build_model
+from vtk.models.inputs import blank_model
+from vtk.models.task_parameters import head_names
+from vtk.models.torch_file import NARROW
+from vtk.models.weight_files import read_safetensors
+from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
+from vtk.packs.cards import CARD, TENSORS, find_pack, read_card
+from vtk.packs.int8 import differences, expand
+from vtk.packs.pack import read_hashes
+
+if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
+    from vtk.evaluation.labels import Prediction
+    from vtk.packs.prediction import Images, ImageTransform
+
+_TIMES, _SMALL = 2, 2_000_000
+"""A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
+
+
+@dataclass
+class Task:
+    """A trained model with its card.
+
+    Attributes:
+        model: plain timm, fp32, on the CPU, in eval mode.
+        card: what it is.
+        path: the pack or checkpoint it was read from.
+        base: the shared weights; None for a merged checkpoint.
+        carried: names of the tensors that the pack held itself.
+        needed: names of the base tensors that the pack cannot do without.
+        bundled: the base came with the pack, and is only what is needed of it.
+    """
+
+    model: nn.Module
+    card: Card
+    path: Path
+    base: Base | None = None
+    carried: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    bundled: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return self.card.classes
+
+    @property
+    def transform(self) -> "ImageTransform":
+        """The evaluation's transform: a PIL image (or an array, or a path) to a normalised tensor (C, H, W)."""
+        from vtk.packs.prediction import ImageTransform
+
+        return ImageTransform(self.card)
+
+    def predict(
+        self,
+        images: "Images",
+        *,
+        top_k: int = 3,
+        threshold: float | None = None,
+        batch_size: int | None = None,
+        device: str | torch.device | None = None,
+        precision: str | None = None,
+    ) -> "list[Prediction]":
+        """Label images as ``vtk predict`` does: with the card's preprocessing, precision and batch size.
+
+        Args:
+            images: a path (of a folder: all its images), a PIL image, an array (H, W, C) uint8, or a list of such; or
+                a floating tensor (B, C, H, W) that is normalised already, as `transform` does it.
+            top_k: labels of each image.
+            threshold: least probability, of a model of several labels an image; by default 0.5.
+            batch_size: images of a forward pass.
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; by default where ``model`` is. Elsewhere, and in another
+                precision than the model's, a copy of it runs.
+            precision: ``fp32``, ``bf16`` or ``fp16``.
+
+        Returns:
+            One for each image, in the order given.
+
+        Raises:
+            UsageError: an image or an option that the model does not take.
+            DataError: a file that cannot be read; ``vtk predict`` skips such files.
+            VerificationError: logits that are no numbers.
+        """
+        from vtk.packs.prediction import predict
+
+        return predict(
+            self.model, self.card, images, top_k=top_k, threshold=threshold, batch_size=batch_size, device=device,
+            precision=precision,
+        )  # fmt: skip
+
+
+def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
+    """Load a pack onto its base.
+
+    Args:
+        path: the folder of a pack, of a bundle, which brings its base, or of a run, whose best pack is taken.
+        base: file with the base weights; by default they are looked up.
+
+    Raises:
+        DataError: the pack is damaged.
+        BaseError: no base fits.
+    """
+    _check_path(path, "load_task")
+    folder = existing_dir(Path(path))
+    if not folder.is_dir():
+        what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is a file"
+        raise DataError(f"{what}; give the folder of a pack, which holds {CARD}")
+    folder = find_pack(folder)
+    card = read_card(folder)
+    hashes = read_hashes(folder)
+    if card.base is None or base_id(hashes) != card.base.id:
+        raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
+    _blank(card, folder)  # a name or an argument that timm does not know is the card's fault, not a base's
+    stored, _ = read_safetensors(folder / TENSORS)
+    keys = base_keys(card, folder)
+    needed = needed_names(stored, hashes, keys)
+    bundled = base is None and (folder / BUNDLED).is_file()
+    if bundled:
+        found = bundled_base(folder, card, hashes, needed)
+    else:
+        found = find_base(card, hashes, needed, None if base is None else Path(base))
+    tensors = expand(stored, base_start(found, keys), folder)
+    _check_amount(card, folder, [*tensors.values(), *found.tensors.values()])
+    # only what the pack lacks: its own position table would else be resampled from the base's first
+    tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
+    # the pack's card says what is done to the model, whatever was done to the one that the base was read from
+    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), made={})
+    created = _create(card, folder, base=rest)
+    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
+    if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
+        raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
+    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
+    return Task(created.model.eval(), card, folder, found, frozenset(tensors), needed, bundled)
+
+
+def needed_names(
+    stored: Mapping[str, Tensor], hashes: Mapping[str, str], keys: Callable[[str], str | None]
+) -> frozenset[str]:
+    """Return the base tensors that a pack cannot do without: what it lacks, and what it holds the difference from.
+
+    Args:
+        stored: tensors of the pack's file.
+        hashes: of every tensor of the base.
+        keys: names in the model to names in the base.
+    """
+    own = stored.keys() | {keys(name) for name in stored}
+    return frozenset(hashes) - (own - {keys(name) for name in differences(stored)})
+
+
+def load_checkpoint(path: str | Path) -> Task:
+    """Load a merged checkpoint; it needs no base.
+
+    Raises:
+        DataError: damaged, or its tensors are not those of its card.
+    """
+    _check_path(path, "load_checkpoint")
+    path = Path(path)
+    card = read_card(path)
+    tensors, _ = read_safetensors(path)
+    _check_amount(card, path, tensors.values())
+    # random numbers stand in for the base and are all overwritten: the load is strict
+    created = _create(card, path, pretrained=False)
+    _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
+    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
+    return Task(created.model.eval(), card, path)
+
+
+def _check_path(path: object, function: str) -> None:
+    if not isinstance(path, (str, os.PathLike)) or not str(path).strip():
+        given = "an empty text" if isinstance(path, str) else f"a {type(path).__name__}"
+        raise UsageError(f"`{function}` takes the path of what a run wrote, and was given {given}; give its folder")
+
+
+def _blank(card: Card, where: Path) -> Any:
+    try:
+        return blank_model(card.model.name, card.model.kwargs)
+    except UsageError as error:
+        raise DataError(f"the card of {where} fits no model: {error}") from error
+
+
+def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
+    """Refuse a card whose model has many times the values at hand, before that model takes its memory."""
+    blank = _blank(card, where)
+    heads = head_names(blank)
+    wanted = sum(p.numel() for name, p in blank.named_parameters() if name not in heads)
+    wanted += len(card.classes) * int(getattr(blank, "num_features", 1))
+    held = sum(tensor.numel() for tensor in tensors)
+    if wanted > _TIMES * held + _SMALL:
+        raise DataError(
+            f"{where}: its card asks for a model of {wanted:,} numbers, the file and its base hold {held:,}; the card "
+            "was edited or is of another pack"
+        )
+
+
+def _create(card: Card, where: Path, **source: Any) -> Created:
+    try:
+        return build_model(
+            card.model.name,
+            num_classes=len(card.classes),
+            img_size=card.input.size,
+            in_chans=card.input.in_chans,
+            transforms=card.transforms,
+            kwargs=card.model.kwargs,
+            input=card.input,
+            **source,
+        )
+    except UsageError as error:  # nobody gave a flag: the card is what is wrong
+        raise DataError(f"the card of {where} fits no model: {error}") from error
+
+
+def _check_complete(
+    where: Path, tensors: dict[str, Tensor], key_map: dict[str, str | None], state: dict[str, Tensor], required: object
+) -> None:
+    for key, value in tensors.items():
+        if key not in state:
+            raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
+        if value.shape != state[key].shape:
+            raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
+        if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:
+            raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")
+    absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
+    if absent is not None:
+        raise DataError(f"{where} lacks `{absent}`, which the base cannot supply; the file was cut or mixed up")
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+
+
+def card_metadata(card: Card) -> dict[str, str]:
+    """Return the safetensors metadata that carries a card."""
+    return {"format": "pt", "vtk": card.to_json()}

@@ -1,0 +1,44 @@
+"""Base and pack in one checkpoint, which plain timm loads strictly unless a transform is beyond it."""
+
+from pathlib import Path
+
+from vtk.errors import DataError, UsageError
+from vtk.files import replace_file, write_text
+from vtk.formats import save_tensors
+from vtk.nodes import check_file
+from vtk.packs.checkpoint_readme import IS_MERGED, merged_page, page_beside
+from vtk.packs.load import Task, card_metadata, load_task
+
+
+def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
+    """Write ``out`` (.safetensors, fp32, timm's keys, the card in its metadata) and ``NAME.README.md`` beside it.
+
+    Whether plain timm can load it, and by which call, `vtk.packs.plain.plain_call` says, and the page.
+
+    Args:
+        path: the pack.
+        out: file to write.
+        base: file with the base weights; by default they are looked up.
+        overwrite: replace an existing file.
+
+    Raises:
+        UsageError: ``out`` is no .safetensors, or exists.
+        DataError: the pack is damaged, or ``out`` cannot be written, as a device or a folder; or beside it is a page of
+            this name that no merge wrote.
+        BaseError: no base fits.
+    """
+    out = Path(out)
+    if out.suffix != ".safetensors":
+        raise UsageError(f"`--out` {out}: a merged checkpoint is a .safetensors file")
+    check_file(out)
+    if out.exists() and not overwrite:
+        raise UsageError(f"`--out` {out} exists; choose another name, or --overwrite")
+    page = page_beside(out)
+    check_file(page)
+    if page.exists() and not IS_MERGED(page):
+        raise DataError(f"{page} was not written by `vtk tasks merge`, so it stays; choose another name for `--out`")
+    task = load_task(path, base=base)
+    with replace_file(out) as tmp:
+        save_tensors(tmp, task.model.state_dict(), card_metadata(task.card))
+    write_text(page, merged_page(task.card, out.name))
+    return task

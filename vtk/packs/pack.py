@@ -1,0 +1,198 @@
+"""The task pack: a folder with the tensors that differ from the base, the card, and what the base must be.
+
+``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
+at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per
+tensor of the base, so that any file with the same values fits. `vtk.packs.int8` says how eight bits are stored.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vtk.card import Card, InputSpec, from_plain
+from vtk.errors import VtkError
+from vtk.files import existing_dir, replace_dir
+from vtk.formats import read_json, save_tensors, write_json
+from vtk.models.create import Created, build_model
+from vtk.models.task_parameters import head_names, position_names
+from vtk.packs import int8
+from vtk.packs.cards import CARD, HASHES, TENSORS
+
+PackDtype = Literal["fp32", "bf16", "int8"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class FrozenTensorChanged(VtkError):
+    """A tensor that should have stayed frozen has other bytes than the base: a fault of the training code."""
+
+
+def save_task(
+    path: str | Path,
+    *,
+    state: Mapping[str, Tensor],
+    created: Created,
+    card: Card,
+    trained: Collection[str],
+    dtype: PackDtype = "fp32",
+) -> Card:
+    """Write a pack as a whole, or leave what was there.
+
+    Args:
+        path: the pack's folder; replaced.
+        state: the model's state dict with plain timm keys, trained tensors as fp32 masters. Frozen tensors may be
+            stored in a lower precision; they are compared with the base at that precision.
+        created: what the model was made from.
+        card: its ``model``, ``input``, ``base`` and ``transforms`` are taken from ``created``.
+        trained: keys that training changed on purpose, buffers of trained modules included.
+        dtype: of the floating-point tensors in the file; with ``int8`` what rounding cost is measured and put on the
+            card, under ``pack``.
+
+    Returns:
+        The card as written.
+
+    Raises:
+        FrozenTensorChanged: the pack is written with the changed tensor in it, then this is raised.
+        DataError: the folder cannot be written.
+    """
+    path = Path(path)
+    tensors, changed = carried(state, created, trained)
+
+    def model() -> nn.Module:
+        return _rebuild(created, state, len(card.classes))
+
+    def start(name: str) -> Tensor | None:
+        key = created.key_map.get(name)
+        return created.base.tensors[key] if key is not None and key in created.base.hashes else None
+
+    stored, told = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
+    card = dataclasses.replace(
+        card,
+        model=created.spec,
+        input=created.input,
+        base=created.base.ref,
+        transforms=created.transforms,
+        pack=told,
+    )
+    with replace_dir(path) as tmp:
+        write_pack(tmp, stored, created.base.hashes, card)
+    if changed:
+        raise FrozenTensorChanged(
+            f"{len(changed)} frozen tensors changed while training, first `{changed[0]}`; {path} carries them, so it "
+            "is right but larger; please report this with the command you ran"
+        )
+    return card
+
+
+def store(
+    tensors: Mapping[str, Tensor],
+    dtype: PackDtype,
+    *,
+    trained: Collection[str],
+    start: Callable[[str], Tensor | None],
+    model: Callable[[], nn.Module],
+    spec: InputSpec,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Round a pack's tensors to how they are stored.
+
+    Args:
+        tensors: what the pack holds, at full precision.
+        dtype: how to store them.
+        trained: keys that training changed on purpose.
+        start: gives the base's tensor under a name of the model, None where it has none.
+        model: gives the whole model, for measuring what eight bits cost.
+        spec: the model's input.
+
+    Returns:
+        The tensors of the file, and the card's ``pack``.
+    """
+    told: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained)}
+    if dtype == "int8":
+        stored = int8.quantise(tensors, trained, start)
+        told["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
+    else:
+        stored = {k: _stored(v, _DTYPES[dtype]) for k, v in tensors.items()}
+    told["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
+    return stored, told
+
+
+def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
+    """Write the three files of a pack into an empty folder."""
+    save_tensors(folder / TENSORS, stored)
+    write_json(folder / HASHES, dict(sorted(hashes.items())))
+    write_json(folder / CARD, card.to_dict())
+
+
+def carried(
+    state: Mapping[str, Tensor], created: Created, trained: Collection[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Choose what a pack must hold.
+
+    Returns:
+        The tensors, and the names among them that were frozen and yet differ from the base.
+    """
+    chosen: dict[str, Tensor] = {}
+    changed: list[str] = []
+    own = head_names(created.model) | position_names(created.model) | created.initial.keys()
+    for key, value in state.items():
+        if key in trained:
+            chosen[key] = value
+            continue
+        # `initial` has every tensor the base cannot supply, so the key map leads to one for all others
+        start = created.initial[key] if key in created.initial else created.base.tensors[str(created.key_map[key])]
+        if not _same(value, start):
+            changed.append(key)
+            chosen[key] = value
+        elif key in own:
+            chosen[key] = start  # the full-precision copy, where training stored the frozen tensor shorter
+    return chosen, changed
+
+
+def update_card(path: Path, card: Card) -> None:
+    """Replace the card of a pack."""
+    write_json(existing_dir(path) / CARD, card.to_dict())
+
+
+def read_hashes(path: Path) -> dict[str, str]:
+    """Return the sha256 per base tensor that a pack was trained on.
+
+    Raises:
+        DataError: the file is absent or not a map of names to hashes.
+    """
+    return from_plain(dict[str, str], read_json(path / HASHES), str(path / HASHES))
+
+
+def _same(value: Tensor, start: Tensor) -> bool:
+    """Bitwise equality after rounding the start to the dtype the value is stored in."""
+    a = value.detach().cpu()
+    b = start.to(a.dtype)
+    if a.shape != b.shape:
+        return False
+    a, b = a.contiguous().reshape(-1), b.contiguous().reshape(-1)
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) -> nn.Module:
+    """Make the plain model again: the one that was trained may be on a device, rounded or changed for training."""
+    model = build_model(
+        created.spec.name,
+        num_classes=num_classes,
+        img_size=created.input.size,
+        in_chans=created.input.in_chans,
+        transforms=created.transforms,
+        kwargs=created.spec.kwargs,
+        base=created.base,
+        input=created.input,
+    ).model
+    model.load_state_dict({k: _stored(v, torch.float32) for k, v in state.items()}, strict=True)
+    return model.eval()
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    value = tensor.detach().cpu()
+    if value.is_floating_point():
+        value = value.to(dtype)
+    return value.clone(memory_format=torch.contiguous_format)

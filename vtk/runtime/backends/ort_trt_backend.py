@@ -1,0 +1,40 @@
+"""An ONNX file in ONNX Runtime's TensorRT provider: TensorRT builds an engine from it at the first run of a size."""
+
+import os
+from typing import Any, Self
+
+import torch
+
+from vtk.runtime.backends.ort_backend import OrtCudaBackend
+from vtk.runtime.source import Source
+
+NO_TF32 = "NVIDIA_TF32_OVERRIDE"
+"""The environment variable by which NVIDIA's libraries are told; ``0`` rules TF32 out.
+
+The CUDA provider has an option ``use_tf32``, the TensorRT provider has none (microsoft/onnxruntime issue 26029).
+Libraries read the variable once, and it only ever takes TF32 away, so it stays set; outputs in TF32 would not pass the
+bound of fp32.
+"""
+
+
+class OrtTrtBackend(OrtCudaBackend):
+    """ONNX Runtime with TensorRT; nodes that TensorRT leaves go to CUDA. Inputs and outputs stay on the device.
+
+    An engine is for the sizes it has met: the first run of a larger batch builds another one, which takes minutes.
+
+    Attributes:
+        compiles: its first run of a size is a build.
+    """
+
+    name = "ort-trt"
+    execution_provider = "TensorrtExecutionProvider"
+    compiles = True
+
+    @classmethod
+    def load(
+        cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
+    ) -> Self:
+        """As of `OrtCpuBackend`; of an fp32 file no product is rounded to TF32, as for the other back-ends."""
+        if dtype == torch.float32:
+            os.environ[NO_TF32] = "0"
+        return super().load(source, device=device, dtype=dtype, threads=threads, **options)

@@ -1,0 +1,133 @@
+"""The images of ``--data``: held-out ones judge what was made of a model, training images calibrate it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from vtk import console
+from vtk.card import Card
+from vtk.data.probe_file import content_digest
+from vtk.errors import DataError, UsageError
+from vtk.models.devices import FP8
+from vtk.runtime.data_parts import Split
+from vtk.runtime.images import Chosen, choose_images
+from vtk.runtime.source import Source
+
+
+@dataclass(frozen=True)
+class Given:
+    """Images of a folder for one model.
+
+    Attributes:
+        judging: those that it was not trained on, or what ``--split`` says.
+        data: the folder.
+        card: of the model.
+        split: what ``--split`` says; None where it was left out.
+        described: whether the card's classes have names.
+    """
+
+    judging: Chosen
+    data: Path
+    card: Card = field(repr=False)
+    split: Split | None
+    described: bool
+
+    @cached_property
+    def calibration(self) -> tuple[Chosen, Chosen]:
+        """Images to calibrate on, and those that are left to judge the calibrated file.
+
+        They are the training images and the held-out ones. Where both would be the same images, each gets every second
+        one.
+        """
+        found = self.judging
+        if self.split is None and len(self.judging.paths) > 1:
+            try:
+                found = choose_images(self.card, self.data, "train", described=self.described)
+            except DataError:
+                console.say(f"{self.data} has no training images: every second held-out image calibrates")
+        if set(found.paths).isdisjoint(self.judging.paths):
+            return found, _without_copies(self.judging, found)
+        halves = [_every_second(self.judging, first) for first in (1, 0)]
+        return halves[0], _without_copies(halves[1], halves[0])
+
+
+def give_images(card: Card, data: Path | None, split: Split | None = None, *, described: bool = True) -> Given | None:
+    """Return the images of ``--data`` for a model, and say which they are; None without ``--data``.
+
+    Raises:
+        DataError: the folder has no image of that part.
+    """
+    if data is None:
+        return None
+    return Given(choose_images(card, data, split or "val", described=described), data, card, split, described)
+
+
+def fp8_images(source: Source, precision: str, data: Path | None) -> dict[str, Given | None]:
+    """Return the arguments of `load_backend` that a precision needs besides: for fp8, the images."""
+    if precision != FP8:
+        return {}
+    return {"given": give_images(source.card, data, described=source.described)}
+
+
+def judging(given: Given | None) -> Chosen | None:
+    """Return the images that judge; None without ``--data``."""
+    return None if given is None else given.judging
+
+
+def _every_second(chosen: Chosen, first: int) -> Chosen:
+    paths = chosen.paths[first::2] or chosen.paths  # of one image, both halves are that one
+    labels = None if chosen.labels is None else (chosen.labels[first::2] or chosen.labels)
+    return Chosen(paths, labels, f"{chosen.what}, every second one")
+
+
+def _without_copies(chosen: Chosen, others: Chosen) -> Chosen:
+    """Leave out images of which others have a copy, unless that leaves none."""
+    seen = {digest for path in others.paths if (digest := _digest(path))}
+    kept = [i for i, path in enumerate(chosen.paths) if _digest(path) not in seen]
+    if not kept or len(kept) == len(chosen.paths):
+        return chosen
+    console.say(f"left out of those that judge: {len(chosen.paths) - len(kept)} copies of images that calibrate")
+    labels = None if chosen.labels is None else tuple(chosen.labels[i] for i in kept)
+    return Chosen(tuple(chosen.paths[i] for i in kept), labels, chosen.what)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return content_digest(path)
+    except OSError:  # said where it is used
+        return ""
+
+
+def folders_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, Path | None]:
+    """Read ``--data`` of several sources: ``FOLDER`` for all of them, and ``NAME=FOLDER`` for one.
+
+    Args:
+        texts: as they were given.
+        names: of the sources.
+
+    Raises:
+        UsageError: a name that no source has, or two folders for one.
+    """
+    found: dict[str, Path | None] = dict.fromkeys(names)
+    own: set[str] = set()
+    common: Path | None = None
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if equals and folder and name in found:
+            if name in own:
+                raise UsageError(f"`--data` gives `{name}` two folders; give one")
+            own.add(name)
+            found[name] = Path(folder)
+        elif equals and not Path(text).exists():
+            raise UsageError(f"`--data` {text}: no source is called `{name}`; they are {', '.join(names)}")
+        elif common is not None:
+            raise UsageError(f"`--data` gives two folders for all sources, {common} and {text}; give NAME=FOLDER")
+        else:
+            common = Path(text)
+    if common is not None:
+        rest = [name for name in names if name not in own]
+        found |= dict.fromkeys(rest, common)
+        if len(rest) > 1:
+            console.say(f"{common} judges {len(rest)} sources; NAME=FOLDER, once for each, gives them their own images")
+    return found

@@ -1,0 +1,103 @@
+"""A model in fp8, rounded for training images and held, before it answers anything, against fp32 on held-out ones."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.data.bands import pixel_limit
+from vtk.errors import VerificationError
+from vtk.fused import Fp8ViT, fuse, to_fp8
+from vtk.fused.fp8 import check_fp8_device
+from vtk.models.fp32 import FullPrecision
+from vtk.runtime.data_option import Given
+from vtk.runtime.photographs import Photographs
+
+CALIBRATED, JUDGED = 128, 256
+"""Images at most."""
+
+LEAST_AGREEMENT = 0.99
+"""Of fp8's most likely classes with those of fp32."""
+
+_BATCH = 16
+
+
+def calibrate(model: nn.Module, device: torch.device, given: Given) -> Fp8ViT:
+    """Round a model to fp8 and return it, if its answers stay.
+
+    Args:
+        model: a timm Vision Transformer in fp32, which becomes of no use.
+        device: where it runs; a CPU simulates fp8, and that is said.
+        given: images, of which training ones calibrate and held-out ones judge.
+
+    Raises:
+        UsageError: a part of the model cannot be fused, or a matrix cannot be in fp8.
+        UnavailableError: the card multiplies no fp8.
+        DataError: an image is needed and none can be read.
+        VerificationError: the most likely class is that of fp32 in less than 99 % of the held-out images.
+    """
+    check_fp8_device(device)
+    training, held_out = given.calibration
+    card, most = given.card, pixel_limit(given.card)
+    batches = [images for images, _ in Photographs(training, CALIBRATED, max_pixels=most).batches(card.input, _BATCH)]
+    if device.type == "cpu":
+        console.say("fp8: calibrating, which takes a CPU minutes for all but small models")
+    fp8 = to_fp8(fuse(model, torch.float32, keep_source=False).to(device), batches)
+    how = ", simulated on the CPU: the answers are a card's, the time is not" if device.type == "cpu" else ""
+    console.say(f"fp8: calibrated on {sum(map(len, batches))} {training.what}{how}")
+    judging = Photographs(held_out, JUDGED, max_pixels=most)
+    same, count = _agreement(model.eval().to(device), fp8, judging, card, device)
+    check_agreement(same, count, held_out.what)
+    return fp8
+
+
+def _agreement(
+    model: nn.Module, fp8: nn.Module, photographs: Photographs, card: Card, device: torch.device
+) -> tuple[int, int]:
+    """Return in how many images both find the same most likely class, and how many there are."""
+    full, same, count = FullPrecision(), 0, 0
+    try:
+        with torch.inference_mode():
+            for images, _ in photographs.batches(card.input, _BATCH):
+                mine, theirs = (_classes(one(images.to(device))) for one in (fp8, model))
+                same += int((mine == theirs).sum())
+                count += len(images)
+    finally:
+        full.release()
+    return same, count
+
+
+def _classes(logits: Tensor) -> Tensor:
+    """Return the most likely class of each row; of a row that is not finite one that is like no other, NaN."""
+    return torch.where(logits.isfinite().all(1), logits.argmax(1).float(), torch.nan)
+
+
+def check_agreement(same: int, count: int, what: str, instead: str = "--precision bf16") -> None:
+    """Say how often fp8 gives fp32's most likely class, and refuse it where that is too rarely.
+
+    Args:
+        same: images with the same most likely class.
+        count: images.
+        what: they are, in words.
+        instead: what to do where it is refused.
+
+    Raises:
+        VerificationError: less than 99 %.
+    """
+    low, high = (console.percent(bound) for bound in interval(same, count))
+    found = (
+        f"the most likely class is that of fp32 in {same} of {count} {what}, {console.percent(same / count)} "
+        f"(95 % interval {low} to {high})"
+    )
+    if same / count < LEAST_AGREEMENT:
+        raise VerificationError(f"fp8: {found}, needed is {console.percent(LEAST_AGREEMENT, 0)}; use {instead}")
+    console.say(f"fp8: {found}")
+
+
+def interval(same: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """Return Wilson's interval of a share (Wilson, 1927), by default of 95 %."""
+    share, extra = same / count, z * z / count
+    centre, half = share + extra / 2, z * math.sqrt(share * (1 - share) / count + extra / (4 * count))
+    return max(0.0, (centre - half) / (1 + extra)), min(1.0, (centre + half) / (1 + extra))

@@ -1,0 +1,90 @@
+"""Under which conditions a source is run: those of its training run's metric unless other ones are asked for."""
+
+from dataclasses import dataclass
+
+import torch
+
+from vtk.errors import DataError
+from vtk.models.devices import DTYPES, FP8, resolve_device
+from vtk.runtime.source import Source
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What to load and how.
+
+    Attributes:
+        backend: name of the back-end.
+        precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
+        device: for `load_backend`.
+        batch_size: images per call.
+        same: whether this is how ``card.metrics`` were measured, so that they must come out again exactly.
+        notes: lines that say where it departs from that without having been asked to.
+    """
+
+    backend: str
+    precision: str
+    device: str
+    batch_size: int
+    same: bool
+    notes: tuple[str, ...] = ()
+
+
+def choose_conditions(
+    source: Source,
+    *,
+    backend: str | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+) -> Conditions:
+    """Fill in what was left out from the card's regime.
+
+    Args:
+        source: what will run.
+        backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, ``tensorrt`` with an engine, else
+            ``eager``, or ``fused`` in fp8.
+        precision: None for the regime's; exported files have their own.
+        device: None for the regime's if it is here, else the CPU.
+        batch_size: None for the regime's.
+
+    Raises:
+        DataError: the card's precision is not one of this version.
+        UnavailableError: ``device`` is not here.
+    """
+    regime = source.card.regime
+    if regime.precision not in DTYPES:
+        raise DataError(f"the card says precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
+    if source.kind == "aoti":
+        from vtk.runtime.backends.aoti_backend import device_of
+
+        name, own = backend or "aoti", precision or source.facts.precision
+        return Conditions(name, own, device or device_of(source), batch_size or regime.batch_size, same=False)
+    if source.kind == "tensorrt":
+        own = precision or source.facts.precision
+        return Conditions(
+            backend or "tensorrt", own, device or "cuda", batch_size or regime.batch_size, same=False
+        )  # fmt: skip
+    if source.kind == "onnx" or (backend or "").startswith("ort-"):
+        name = backend or "ort-cpu"
+        place = "cuda" if name == "ort-cuda" else "cpu"
+        own = precision or source.facts.precision
+        return Conditions(name, own, device or place, batch_size or regime.batch_size, same=False)
+    notes: list[str] = []
+    place = device or regime.device
+    if device is None and regime.device.startswith("cuda") and not torch.cuda.is_available():
+        place = "cpu"
+        notes.append(
+            f"the training run was evaluated on {regime.device}, which is not here: this runs on the CPU, and the "
+            "metric may differ in the last images"
+        )
+    chosen = precision or regime.precision
+    kind = resolve_device(place).type
+    same = (
+        (backend or "eager") == "eager"
+        and chosen == regime.precision
+        and kind == regime.device.partition(":")[0]
+        and (batch_size or regime.batch_size) == regime.batch_size
+    )
+    name = backend or ("fused" if chosen == FP8 else "eager")
+    return Conditions(name, chosen, place, batch_size or regime.batch_size, same, tuple(notes))

@@ -1,0 +1,1 @@
+"""The training engine: the loop, its optimisers, number formats, processes and callbacks."""

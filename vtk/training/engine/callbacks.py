@@ -1,0 +1,261 @@
+"""Callbacks: what a run calls after each step, each epoch and each file. Its progress and tables are callbacks, too.
+
+With several processes (torchrun) only the main one calls them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vtk.errors import UsageError
+from vtk.training.engine.processes import Ranks
+
+Kept = Literal["pack", "checkpoint", "backbone", "state"]
+
+
+@dataclass
+class Control:
+    """Whether a callback asked the run to stop."""
+
+    asked: bool = False
+
+
+@dataclass(frozen=True)
+class Info:
+    """What every callback gets.
+
+    Attributes:
+        epoch: from 1.
+    """
+
+    epoch: int
+    control: Control = field(repr=False, compare=False)
+
+    def stop(self) -> None:
+        """End the run in good order, as early stopping does: what is being done is finished and saved.
+
+        Asked in ``on_step``, the epoch ends after this step (with several processes, within the next ten) and counts as
+        done: it is evaluated, and a resumed run goes on with the next one. Elsewhere the run ends after the epoch.
+        """
+        self.control.asked = True
+
+
+@dataclass(frozen=True)
+class EpochStart(Info):
+    """Before the first step of an epoch.
+
+    Attributes:
+        epochs: of the run.
+        steps: of the epoch.
+        images: of the epoch, of all processes.
+        steps_done: of these steps, by the run that this one goes on with.
+        images_done: of these images.
+    """
+
+    epochs: int
+    steps: int
+    images: int
+    steps_done: int = 0
+    images_done: int = 0
+
+
+@dataclass(frozen=True)
+class StepInfo(Info):
+    """After a step of the optimiser.
+
+    Attributes:
+        step: of the run, from 1.
+        step_in_epoch: from 1.
+        images: of the step, of all processes and tasks.
+        lr: peak learning rate of the parameter groups without a factor of their own, at this step.
+        known_loss: mean loss of the step's images, of all processes, where it is known without waiting for the device:
+            at every step on a CPU and where steps take a second or more, else at each tenth and at the last one.
+    """
+
+    step: int
+    step_in_epoch: int
+    images: int
+    lr: float
+    known_loss: float | None
+    scale: float = field(repr=False, compare=False)
+    losses: Tensor = field(repr=False, compare=False)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the step's images; where it is not known yet, reading it waits for the device.
+
+        With several processes it is then that of this process's images.
+        """
+        return float(self.losses.sum() * self.scale) if self.known_loss is None else self.known_loss
+
+
+@dataclass(frozen=True)
+class EpochInfo(Info):
+    """After an epoch was evaluated and its files were written. In a run of several tasks there is one for each task.
+
+    Attributes:
+        loss: mean of the training images.
+        lr: learning rate of the last step.
+        metrics: the row of ``metrics.csv``: ``val_loss``, ``val_top1``, ``images_per_second`` and so on.
+        best: whether it is the best epoch so far.
+        task: name of the task, in a run of several.
+        summary: the numbers in words.
+    """
+
+    loss: float
+    lr: float
+    metrics: Mapping[str, float]
+    best: bool
+    task: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class SaveInfo(Info):
+    """After a file or folder was written whole.
+
+    Attributes:
+        what: ``pack``, ``checkpoint``, ``backbone``, or ``state``: what a resumed run goes on from.
+        path: of it.
+        best: whether it is of the best epoch so far; else it is of the last one.
+        task: name of the task, in a run of several.
+    """
+
+    what: Kept
+    path: Path
+    best: bool
+    task: str
+
+
+class Callback:
+    """Called while a run trains. Subclass it and give objects as ``callbacks=`` to `vtk.finetune` and its siblings.
+
+    Every method may be left out; what one returns is ignored. `Info.stop` ends the run. An exception ends it, too, as
+    any error does: what was saved is kept. With several processes only the main one calls them, so a callback must not
+    start anything that all processes take part in.
+    """
+
+    def on_epoch_start(self, info: EpochStart) -> None:
+        """Before the first step of an epoch."""
+
+    def on_step(self, info: StepInfo) -> None:
+        """After each step of the optimiser."""
+
+    def on_steps_end(self) -> None:
+        """After the last step of an epoch, before it is evaluated; also where an error ends the epoch."""
+
+    def on_epoch(self, info: EpochInfo) -> None:
+        """After an epoch was evaluated and saved; for each task, in a run of several."""
+
+    def on_save(self, info: SaveInfo) -> None:
+        """After a pack, a checkpoint, a backbone or the state of the run was written."""
+
+    def on_end(self) -> None:
+        """When the run is over, however it ended."""
+
+
+class Callbacks:
+    """Those of a run.
+
+    Args:
+        given: by the user; they are called last.
+        own: of the run itself: tables, trackers, progress.
+        control: shared with the callbacks of other tasks of the run.
+        task: name of the task, in a run of several.
+
+    Raises:
+        UsageError: something else than callbacks was given.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Callback] = (),
+        own: Sequence[Callback] = (),
+        control: Control | None = None,
+        task: str = "",
+    ) -> None:
+        self.given = check_callbacks(given)
+        self.own, self.control, self.task = tuple(own), control or Control(), task
+        self._waiting: list[Callable[[Callback], None]] = []
+
+    @property
+    def all(self) -> tuple[Callback, ...]:
+        """The run's own, then the user's."""
+        return (*self.own, *self.given)
+
+    def beside(self, *own: Callback) -> "Callbacks":
+        """Return the user's callbacks with other ones of the run, under the same control."""
+        return Callbacks(self.given, own, self.control, self.task)
+
+    @contextlib.contextmanager
+    def steps(
+        self, epoch: int, epochs: int, steps: int, images: int, steps_done: int = 0, images_done: int = 0
+    ) -> Iterator[None]:
+        """Enclose the steps of an epoch."""
+        info = EpochStart(epoch, self.control, epochs, steps, images, steps_done, images_done)
+        try:
+            for callback in self.all:
+                callback.on_epoch_start(info)
+            yield
+        finally:
+            for callback in self.all:
+                callback.on_steps_end()
+
+    def step(self, info: StepInfo) -> None:
+        """Tell of a step."""
+        for callback in self.all:
+            callback.on_step(info)
+
+    def epoch(self, row: Mapping[str, float], summary: str, *, best: bool) -> None:
+        """Tell of an epoch whose numbers are ``row``: the run's own at once, the user's at `flush`."""
+        epoch, loss, lr = int(row["epoch"]), row["loss"], row["lr"]
+        info = EpochInfo(epoch, self.control, loss, lr, dict(row), best, self.task, summary)
+        self._tell(lambda callback: callback.on_epoch(info))
+
+    def save(self, what: Kept, path: Path, epoch: int, *, best: bool = False) -> None:
+        """Tell of a file: the run's own at once, the user's at `flush`."""
+        info = SaveInfo(epoch, self.control, what, path, best, self.task)
+        self._tell(lambda callback: callback.on_save(info))
+
+    def _tell(self, call: Callable[[Callback], None]) -> None:
+        for callback in self.own:
+            call(callback)
+        self._waiting.append(call)
+
+    def flush(self) -> None:
+        """Tell the user's callbacks what they were not told yet: once all is saved, so no error of theirs loses it."""
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            for callback in self.given:
+                call(callback)
+
+    def end(self) -> None:
+        """Tell that the run is over: each, even where another one fails."""
+        with contextlib.ExitStack() as stack:
+            for callback in reversed(self.all):
+                stack.callback(callback.on_end)
+
+    def stopped(self, ranks: Ranks) -> bool:
+        """Whether the run is to stop; all processes ask at the same time, and hear the same."""
+        if ranks.world == 1:
+            return self.control.asked
+        return bool(ranks.sum(torch.tensor(float(self.control.asked), device=ranks.device)))
+
+
+def check_callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
+    """Return callbacks as a tuple.
+
+    Raises:
+        UsageError: one is none.
+    """
+    for one in given if isinstance(given, (list, tuple)) else (given,):
+        if not isinstance(one, Callback):
+            raise UsageError(f"`callbacks` has {one!r:.80}; give a list of objects of subclasses of vtk.Callback")
+    if isinstance(given, Callback):
+        raise UsageError(f"`callbacks` is a {type(given).__name__}; give a list: callbacks=[…]")
+    return tuple(given)

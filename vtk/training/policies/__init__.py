@@ -1,0 +1,1 @@
+"""Policies: the parameters that a run trains, chosen by module type."""

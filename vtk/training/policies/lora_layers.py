@@ -1,0 +1,137 @@
+"""``--train lora``: PEFT's layers in place of linear ones while a model trains, and out of its way for evaluation.
+
+The factors, the classifier and what a transform made are trained; the position table is not. An adapter of PEFT holds
+modules, and the table is a parameter of the whole model: with a trained table the adapter would not be the whole task.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vtk import console
+from vtk.card import Card
+from vtk.data.loader import mix
+from vtk.errors import UsageError
+from vtk.models.create import Created
+from vtk.models.task_parameters import head_names
+from vtk.packs.adapters import import_peft, timm_call
+from vtk.packs.lora_adapter import Lora
+from vtk.packs.to_peft import called_leaves, exact_pattern
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.policies import policy
+
+
+def inject(created: Created, config: FinetuneConfig, made: Collection[str]) -> Lora:
+    """Put PEFT's LoRA layers into a model, in place.
+
+    Args:
+        created: its model is changed; A is drawn from the config's seed, B is zero.
+        config: rank, α, dropout and targets.
+        made: tensors that a transform made.
+
+    Raises:
+        UnavailableError: PEFT is not installed.
+        UsageError: a target is not there or cannot have factors, or the model has something that timm cannot build.
+    """
+    peft, model = import_peft(), created.model
+    timm_call(Card(created.spec, created.input, ("class",), transforms=created.transforms))
+    called = called_leaves(model, created.input)
+    modules = target_modules(model, config.lora_targets, called)
+    whole = tuple(sorted({name.rpartition(".")[0] for name in {*head_names(model), *made}}))
+    _check_whole(model, whole, called)
+    names = [name for name, _ in model.named_modules() if name]
+    lora = Lora(
+        config.lora_rank, config.lora_alpha, config.lora_dropout, modules, whole, exact_pattern(list(modules), names)
+    )
+    training = model.training
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix(config.seed, 1))
+        peft.inject_adapter_in_model(lora.config(inference=False), model)
+    model.train(training)
+    return lora
+
+
+def target_modules(model: nn.Module, targets: Collection[str], called: Collection[str]) -> tuple[str, ...]:
+    """Return the linear layers whose names end in one of ``targets``; none of the classifier's.
+
+    Raises:
+        UsageError: no layer has such a name, or the model reads its weight without calling it.
+    """
+    heads = {name.rpartition(".")[0] for name in head_names(model)}
+    linear = [n for n, m in model.named_modules() if type(m) is nn.Linear and n not in heads]
+    leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    if missing := next((t for t in targets if t not in leaves), None):
+        there = f"there are {', '.join(leaves)}" if leaves else "it has no linear layers but the classifier"
+        raise UsageError(
+            f"`--lora-targets` {missing}: {type(model).__name__} has no linear layer of that name; {there}"
+        )
+    chosen = tuple(name for name in linear if name.rpartition(".")[2] in targets)
+    if silent := next((name for name in chosen if name not in called), None):
+        raise UsageError(
+            f"`--lora-targets`: {type(model).__name__} reads the weight of {silent} without calling it, so factors "
+            "would be passed over; use --train attn, or other targets"
+        )
+    return chosen
+
+
+def warn_of_shared(model: nn.Module, lora: Lora) -> None:
+    """Say so if factors change weights outside of attention, which tasks could no longer share."""
+    groups = policy.group_names(model)
+    outside = [name for name in lora.modules if groups[f"{name}.base_layer.weight"] != "attention"]
+    if outside:
+        console.warn(
+            f"--lora-targets: the pack changes layers outside of attention ({outside[0]}, {len(outside)} in all), "
+            "which a TaskBank shares between tasks; it will refuse this pack"
+        )
+
+
+@contextlib.contextmanager
+def merged_into(model: nn.Module, lora: Lora, state: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let ``model`` compute, inside of the context, what its pack will compute.
+
+    The plain layers are put back and hold the merged weights, rounded to the type they are stored in: in bf16
+    W · x + B · (A · x) and (W + B · A) · x differ, and others measure the latter.
+
+    Args:
+        model: in training form, on any device.
+        lora: its layers.
+        state: its state dict in fp32 on the CPU.
+    """
+    merged = lora.merge(state)
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for name in lora.modules:
+            parent, _, leaf = name.rpartition(".")
+            owner, layer = model.get_submodule(parent), model.get_submodule(name)
+            base: Any = layer.base_layer
+            stack.callback(setattr, owner, leaf, layer)
+            stack.callback(setattr, base.weight, "data", base.weight.data)
+            base.weight.data = merged[f"{name}.weight"].to(base.weight.device, base.weight.dtype)
+            setattr(owner, leaf, base)
+        yield
+
+
+def shared_names(created: Created, start: Mapping[str, Tensor]) -> frozenset[str]:
+    """Return the names of ``start`` that the base's own file has, under that name and with those values."""
+    own = created.base.tensors
+    return frozenset(
+        name for name, value in start.items()
+        if name in own and own[name].shape == value.shape and torch.equal(own[name].to(value.dtype), value)
+    )  # fmt: skip
+
+
+def _check_whole(model: nn.Module, whole: tuple[str, ...], called: Collection[str]) -> None:
+    """Refuse what PEFT's ``modules_to_save`` could not hold: it goes by the ends of names, and by calls."""
+    for name in whole:
+        if not name or name not in called:
+            raise UsageError(
+                f"`--train lora`: {type(model).__name__} does not call {name or 'a trained tensor'} as a module, so an "
+                "adapter of PEFT cannot hold it; use --train attn"
+            )
+        others = [n for n, _ in model.named_modules() if n.endswith(name) and n not in whole]
+        if others:
+            raise UsageError(
+                f"`--train lora`: PEFT would take {others[0]} for {name}, whose name it ends in; use --train attn"
+            )

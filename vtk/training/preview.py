@@ -1,0 +1,230 @@
+"""``--dry-run``: what a run would see, the memory it would take and about how long, before it is started.
+
+The time is measured on a few real steps, loading included, and on a few batches of the evaluation. What these steps
+change is thrown away: nothing is written.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from vtk import console
+from vtk.data.samples import DataAudit
+from vtk.training.engine.callbacks import Callback, Callbacks, StepInfo
+from vtk.training.engine.loop import DivergedError, Loop
+from vtk.training.engine.step_rule import PlainStep
+from vtk.training.finetune import open_joint, open_run
+from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.memory import MemoryChoice
+from vtk.training.objectives.base import JointObjective
+from vtk.training.runs.joint import JointPrecision, JointRun
+from vtk.training.runs.run import Run
+from vtk.training.runs.scoring import default_workers
+from vtk.training.train import open_checkpoint_run
+from vtk.training.train_config import RunConfig, TrainConfig
+
+STEPS, SECONDS = 40, 10.0
+"""A measurement ends after so many steps, or after so long but not before the third."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """About how long a run takes.
+
+    Attributes:
+        seconds: of all its epochs and evaluations.
+        steps: optimiser steps it has.
+        measured_steps: those that it was measured on.
+        images_per_second: of training, loading included.
+        eval_images_per_second: of evaluation.
+    """
+
+    seconds: float
+    steps: int
+    measured_steps: int
+    images_per_second: float
+    eval_images_per_second: float
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would be.
+
+    Attributes:
+        memory: in each mode.
+        audits: of the images, by task; of a single task its name is empty.
+        lines: what is done to the images and to classes of unequal size.
+        epochs: planned.
+        estimate: None where no step could be measured.
+        why: there is none.
+    """
+
+    memory: MemoryChoice
+    audits: Mapping[str, DataAudit]
+    lines: tuple[str, ...]
+    epochs: int
+    estimate: Estimate | None
+    why: str = ""
+
+    @property
+    def images(self) -> dict[str, dict[str, int]]:
+        """Numbers of images to train on, of held-out ones and of classes, by task."""
+        return {
+            name: {"train": len(audit.train), "val": len(audit.val), "classes": len(audit.classes)}
+            for name, audit in self.audits.items()
+        }
+
+    def print(self) -> None:
+        """Print all of it for people."""
+        for name, audit in self.audits.items():
+            if name:
+                console.say(f"{name}: {audit.root}", style="bold")
+            audit.print()
+        for line in self.lines:
+            console.say(line)
+        self.memory.print()
+        time = self.estimate
+        if time is None:
+            console.say(f"time: not measured, {self.why}")
+            return
+        epochs = f"{self.epochs} epoch{'s' * (self.epochs > 1)}"
+        console.say(f"time: about {duration(time.seconds)} for {epochs}, {time.steps:,} steps in all (an estimate,")
+        console.say(
+            f"by {time.measured_steps} steps: {time.images_per_second:,.0f} images/s with loading, "
+            f"{time.eval_images_per_second:,.0f} in evaluation)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values: those of the memory, and the others beside them."""
+        estimate = None if self.estimate is None else {**vars(self.estimate), "estimate": True}
+        images: Any = self.images
+        return {
+            **self.memory.to_dict(), "images": images.get("", images), "training": list(self.lines),
+            "epochs": self.epochs, "time": estimate, **({"time_unknown": self.why} if self.why else {}),
+        }  # fmt: skip
+
+
+def dry_run(config: RunConfig) -> DryRun:
+    """Return what a run of ``config`` would see and take; a few steps are done and thrown away, nothing is written.
+
+    Raises:
+        UsageError: flags that are wrong or contradict each other.
+        DataError: the folder or the weights cannot be used.
+        UnavailableError: the device is not here.
+    """
+    if config.tasks:
+        joint = open_joint(cast(FinetuneConfig, config))
+        joint.build()
+        joint.settle(None)
+        return _of_tasks(joint)
+    run = open_checkpoint_run(config) if isinstance(config, TrainConfig) else open_run(config)
+    saved = run.load()
+    run.build()
+    run.settle(saved)
+    run.feed(default_workers(config.workers, run.ranks.world))
+
+    def loop(callbacks: Callbacks) -> Loop:
+        return Loop(
+            run.model, run.objective, [run.stream], run.config.scaled(), run.precision, run.step_rule() or PlainStep(),
+            run.ranks, callbacks=callbacks, max_steps=run.config.max_steps,
+        )  # fmt: skip
+
+    return _measure({"": run}, run.memory, run.planned, loop, tuple(run.describe_feed()))
+
+
+def _of_tasks(joint: JointRun) -> DryRun:
+    for run in joint.runs.values():
+        run.feed(default_workers(joint.config.workers, joint.ranks.world * len(joint.runs)))
+    streams = joint.plan_streams()
+
+    def loop(callbacks: Callbacks) -> Loop:
+        return Loop(
+            joint.model, JointObjective([run.labelled for run in joint.runs.values()]), streams, joint.config,
+            JointPrecision(list(joint.runs.values())), joint.rule or PlainStep(), joint.ranks,
+            {name: run.model for name, run in joint.runs.items()}, callbacks, max_steps=joint.config.max_steps,
+        )  # fmt: skip
+
+    lines = tuple(f"{run.title}{line}" for run in joint.runs.values() for line in run.describe_feed())
+    return _measure(joint.runs, joint.memory, joint.planned, loop, lines)
+
+
+def _measure(runs: Mapping[str, Run], memory: MemoryChoice, epochs: int, make: Any, lines: tuple[str, ...]) -> DryRun:
+    first, *_ = runs.values()
+    found = next((f for f in memory.counted if f.mode == memory.mode), None)
+    estimate, why = None, ""
+    if first.precision.name == "fp16" and first.ranks.device.type != "cuda":
+        why = "fp16 trains on CUDA only"
+    elif found is not None and found.total(memory.each) > memory.free:
+        why = "a step takes more memory than is free"
+    else:
+        try:
+            estimate = _estimate(runs, make)
+        except torch.OutOfMemoryError:
+            why = "a step takes more memory than there is"
+        except DivergedError as error:
+            why = str(error)
+    audits = {name: run.audit for name, run in runs.items()}
+    return DryRun(memory, audits, lines, epochs, estimate, why)
+
+
+def _estimate(runs: Mapping[str, Run], make: Any) -> Estimate:
+    clock = _Clock()
+    begin = time.perf_counter()
+    loop: Loop = make(Callbacks(own=(clock,)))
+    loop.run_epoch(False)
+    steps = sum(len(loop._plan(epoch)) for epoch in range(loop.epochs))
+    # the first steps wait for loading processes to start, or use what these have loaded in the meantime
+    k = len(clock.times) // 3
+    before, seen = (clock.times[k - 1], sum(clock.images[:k])) if k else (begin, 0)
+    each = (clock.times[-1] - before) / (len(clock.times) - k)
+    rate = (sum(clock.images) - seen) / (clock.times[-1] - before)
+    judged = [(_eval_rate(run), len(run.audit.val)) for run in runs.values()]
+    evaluation = sum(count / rate for rate, count in judged)
+    total = steps * each + loop.epochs * evaluation
+    return Estimate(total, steps, len(clock.times), rate, sum(count for _, count in judged) / evaluation)
+
+
+@torch.no_grad()
+def _eval_rate(run: Run) -> float:
+    """Return the images per second of an evaluation, by its first batches."""
+    model: nn.Module = run.model.eval()
+    rate = 0.0
+    for _ in range(2):  # the first pass waits for loading processes to start
+        begin, count, seconds = time.perf_counter(), 0, 0.0
+        for images, _ in run.val_loader:
+            model(images.to(run.ranks.device)).float().cpu()
+            count, seconds = count + len(images), time.perf_counter() - begin
+            if seconds > SECONDS / 4:
+                break
+        rate = count / seconds
+    run.precision.before_eval(model)
+    return rate
+
+
+@dataclass
+class _Clock(Callback):
+    """Notes when each step ended and how many images it had, and ends the epoch when that is enough."""
+
+    times: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)
+    begin: float = field(default_factory=time.perf_counter)
+
+    def on_step(self, info: StepInfo) -> None:
+        """Take the time; reading the loss waits until the device has done the step."""
+        float(info.loss)
+        self.times.append(time.perf_counter())
+        self.images.append(info.images)
+        if len(self.times) >= STEPS or (len(self.times) >= 3 and self.times[-1] - self.begin > SECONDS):
+            info.stop()
+
+
+def duration(seconds: float) -> str:
+    """Format a time in the largest unit that gives a number above 1.5, with two digits at most."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{max(seconds, 1):.0f} s"

@@ -1,0 +1,1 @@
+"""Runs: from options to images and a model, and from a trained model to files."""
