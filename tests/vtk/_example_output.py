@@ -49,9 +49,10 @@ def differences(recorded: str, printed: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    text = " ".join(text.split())
     for pattern in VARIES:
         text = re.sub(pattern, "", text)
-    return " ".join(text.split())
+    return text
 
 
 def _near(before: str, after: str) -> bool:
