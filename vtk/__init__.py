@@ -57,7 +57,7 @@ _where = {
     "load_checkpoint": "vtk.packs.load",
     "load_task": "vtk.packs.load",
     "merge_task": "vtk.packs.merge",
-    "open_source": "vtk.runtime.source",
+    "open_source": "vtk.runtime.opening",
     "parallelize": "vtk.branches.join",
     "predict": "vtk.answers",
     "pretrain": "vtk.training.pretrain.run",

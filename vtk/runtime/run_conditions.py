@@ -56,7 +56,7 @@ def choose_conditions(
     if regime.precision not in DTYPES:
         raise DataError(f"the card says precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
     if source.kind == "aoti":
-        from vtk.runtime.backends.aoti_backend import device_of
+        from vtk.runtime.aoti_file import device_of
 
         name, own = backend or "aoti", precision or source.facts.precision
         return Conditions(name, own, device or device_of(source), batch_size or regime.batch_size, same=False)

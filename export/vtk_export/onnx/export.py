@@ -22,7 +22,7 @@ from vtk.packages import require
 from vtk.runtime.data_option import Given, give_images, judging
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.gate.gate import gate, gate_preproc
 from vtk_export.gate.images import gate_images
@@ -133,7 +133,7 @@ def export_onnx(
     """
     expect(config, OnnxConfig, "export_onnx")
     require("onnxscript", "onnxruntime")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()

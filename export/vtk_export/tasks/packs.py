@@ -20,7 +20,7 @@ from vtk.files import existing_dir
 from vtk.packs.load import load_task
 from vtk.runtime.data_option import give_images, judging
 from vtk.runtime.data_parts import Split
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import gate_images
 
 _FREE = "add_context_broadcast"

@@ -26,7 +26,7 @@ from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.data_option import Given, give_images, judging
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening
 from vtk.runtime.weight_digests import file_digest
 from vtk_export.gate.gate import gate
@@ -116,7 +116,7 @@ def export_tensorrt(
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:

@@ -22,7 +22,7 @@ from vtk.packs.base_files import store_base
 from vtk.packs.cards import CARD, HASHES, TENSORS, read_card
 from vtk.packs.load import load_task
 from vtk.runtime.data_option import give_images, judging
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import gate_images
 from vtk_export.gate.verify import RELATIVE_BOUND
 from vtk_export.triton.config import TritonCommand

@@ -15,7 +15,8 @@ from vtk.models import compile_errors as compiling
 from vtk.models.devices import resolve_device
 from vtk.runtime.backends.base import load_backend, predictor
 from vtk.runtime.backends.ort_backend import OrtCpuBackend, _open
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 from vtk.training.engine.precision import Bf16
 
 Write = Callable[..., Path]

@@ -16,7 +16,7 @@ from vtk.models.fp32 import FullPrecision
 from vtk.runtime.backends import ort_backend
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.backends.ort_trt_backend import NO_TF32, OrtTrtBackend
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 State = tuple[str, bool, bool]
 

@@ -20,7 +20,7 @@ from vtk.runtime import fp8_gate as fp8
 from vtk.runtime.backends.base import load_backend, precision_of
 from vtk.runtime.data_option import give_images
 from vtk.runtime.fp8_gate import check_agreement, interval
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 Command = Callable[..., tuple[int, dict[str, Any], str]]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a CPU does")
