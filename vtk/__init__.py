@@ -10,6 +10,9 @@ if as_command():  # before anything else is imported
     leave_current_folder()
 
 from vtk._lazy import attach
+from vtk._moved import install
+
+install()
 
 __version__ = "0.1.0"
 
