@@ -4,7 +4,6 @@ Its metadata are held against this machine before anything of it is loaded: the 
 """
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,23 +14,20 @@ from torch import Tensor
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compile_errors import check_compiler
 from vtk.models.devices import dtype_name
-from vtk.models.fp32 import FullPrecision
 from vtk.runtime import aoti_load
 from vtk.runtime.aoti_file import BATCH, DEVICE, DTYPE, MAX_BATCH, SINGLE, read_metadata
+from vtk.runtime.backends.torch_base import TorchBackend
 from vtk.runtime.source import Source
 
 
-class AotiBackend:
-    """A loaded ``.pt2``; ``threads`` is torch's global number, and `close` puts the earlier one back."""
+class AotiBackend(TorchBackend):
+    """A loaded ``.pt2``. Its library reads torch's settings when it runs."""
 
     name = "aoti"
-    batch: int | None = None
 
     def __init__(self, model: aoti_load.Model) -> None:
-        self.device, self.dtype, self.most = model.device, model.dtype, model.max_batch
-        self.load_s = 0.0
-        self._threads_before: int | None = None
-        self._fp32 = FullPrecision()  # a library reads torch's settings when it runs
+        super().__init__(model.device, model.dtype)
+        self.most = model.max_batch
         self._model: aoti_load.Model | None = model
 
     @classmethod
@@ -64,25 +60,16 @@ class AotiBackend:
                 f"precision is fixed, give --precision {meta[DTYPE]}"
             )
         _check_machine(source.path, meta, device)
-        start = time.perf_counter()
-        before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
         try:
-            backend = cls(_load(source, meta, device))
+            return cls._load_timed(lambda: cls(_load(source, meta, device)), threads)
         except (RuntimeError, ValueError) as error:
-            torch.set_num_threads(before)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DataError(f"{source.path} cannot be loaded ({reason}); export it again on this machine") from error
-        backend._threads_before = before if threads is not None else None
-        backend.load_s = time.perf_counter() - start
-        return backend
 
     @property
     def provider(self) -> str:
         """``aotinductor cpu`` or ``aotinductor cuda (NAME)``."""
-        cpu = self.device.type == "cpu"
-        return "aotinductor " + ("cpu" if cpu else f"cuda ({torch.cuda.get_device_name(self.device)})")
+        return f"aotinductor {self._place()}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes).
@@ -99,18 +86,10 @@ class AotiBackend:
         except (TypeError, ValueError) as error:
             raise UsageError(f"{error}: resize or split them") from error
 
-    def synchronize(self) -> None:
-        """Wait for the CUDA device; on a CPU `run` returns when it is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def close(self) -> None:
-        """Drop the library and put torch's number of threads back."""
+        """Drop the library and put torch's settings back."""
         self._model = None
-        self._fp32.release()
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
+        super().close()
 
 
 def _load(source: Source, meta: Mapping[str, str], device: torch.device) -> aoti_load.Model:

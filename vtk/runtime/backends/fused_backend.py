@@ -41,7 +41,7 @@ class FusedBackend(EagerBackend):
         """``torch cpu``, or ``triton cuda (NAME), graph`` where kernels run and are captured."""
         kernels = self.device.type == "cuda" and self.dtype != torch.float32
         what = ", fp8 simulated" if self.simulated else ", fp8" if self.arithmetic else ""
-        return f"{'triton' if kernels else 'torch'} {self._where()}{what}{', graph' if self.graphed else ''}"
+        return f"{'triton' if kernels else 'torch'} {self._place()}{what}{', graph' if self.graphed else ''}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
