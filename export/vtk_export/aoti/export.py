@@ -28,7 +28,7 @@ from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
 from vtk.runtime import aoti_file
 from vtk.runtime.backends import aoti_backend
-from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.aoti.compile import compile_package
@@ -110,9 +110,9 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder,
     ):
         card = dataclasses.replace(source.card, base=None, pack={})
-        given = give_images(source.card, config.data, config.split, described=source.described)
+        given = data_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(BATCHES), chosen=judging_images(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         console.stage(f"loading {source.name}")
 

@@ -13,7 +13,7 @@ from vtk.card import Card
 from vtk.errors import UnavailableError
 from vtk.models import fp32
 from vtk.models.fp32 import FullPrecision
-from vtk.runtime.backends import ort_session
+from vtk.runtime.backends import ort_backend, ort_session
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.backends.ort_trt_backend import NO_TF32, OrtTrtBackend
 from vtk.runtime.opening import open_source
@@ -90,7 +90,7 @@ def test_onnxruntime_is_told_too(card: Card, write_onnx: Callable[..., Path], mo
         seen["tf32"] = os.environ.get(NO_TF32)
         raise UnavailableError("no TensorRT")
 
-    monkeypatch.setattr(ort_backend, "_open", opened)
+    monkeypatch.setattr(ort_backend, "open_session", opened)
     with pytest.raises(UnavailableError):
         OrtTrtBackend.load(open_source(path), device=device, dtype=torch.float32, threads=1)
     assert seen == {"tf32": "0"}
