@@ -140,7 +140,8 @@ class Loader:
         seed = self._seed + self._loaded
         given = data_images(member.card, self._data[member.name], self._split)
         member.images, what = gate_images(
-            member.card.input, self._count, chosen=judging_images(given), seed=seed, max_pixels=pixel_limit(member.card),
+            member.card.input, self._count, chosen=judging_images(given), seed=seed,
+            max_pixels=pixel_limit(member.card),
         )  # fmt: skip
         self._whats.append(what)
         with torch.no_grad():

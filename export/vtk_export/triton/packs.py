@@ -113,7 +113,8 @@ def write_packs(
         # another seed for each task: were all images alike, one that met another's weights might not show
         given = data_images(task.card, (folders or {}).get(name), config.split)
         images, what = gate_images(
-            task.card.input, _CHECKED, chosen=judging_images(given), seed=config.seed + i, max_pixels=pixel_limit(task.card),
+            task.card.input, _CHECKED, chosen=judging_images(given), seed=config.seed + i,
+            max_pixels=pixel_limit(task.card),
         )  # fmt: skip
         whats.append(what)
         with torch.no_grad():
