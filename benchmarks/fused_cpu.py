@@ -86,7 +86,7 @@ def compare(found: Tensor, wanted: Tensor, what: str) -> None:
 
 def exported(fused: bool, folder: Path, name: str) -> Path:
     """Export a random model, verified, and return the file."""
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
     from vtk_export.onnx.config import OnnxConfig
     from vtk_export.onnx.export import export_onnx
 

@@ -10,6 +10,9 @@ if as_command():  # before anything else is imported
     leave_current_folder()
 
 from vtk._lazy import attach
+from vtk._moved import install
+
+install()
 
 __version__ = "0.1.0"
 
@@ -57,7 +60,7 @@ _where = {
     "load_checkpoint": "vtk.packs.load",
     "load_task": "vtk.packs.load",
     "merge_task": "vtk.packs.merge",
-    "open_source": "vtk.runtime.source",
+    "open_source": "vtk.runtime.opening",
     "parallelize": "vtk.branches.join",
     "predict": "vtk.answers",
     "pretrain": "vtk.training.pretrain.run",

@@ -28,9 +28,9 @@ from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes
 from vtk.runtime.backends.base import load_backend as load_backend
+from vtk.runtime.opening import open_source as open_source
 from vtk.runtime.source import Opening as Opening
 from vtk.runtime.source import Source as Source
-from vtk.runtime.source import open_source as open_source
 from vtk.training.engine.callbacks import Callback as Callback
 from vtk.training.engine.callbacks import EpochInfo as EpochInfo
 from vtk.training.engine.callbacks import EpochStart as EpochStart

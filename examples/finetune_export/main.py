@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 
 import vtk
-from vtk.data.demo import write_digits
+from vtk.data.digits import write_digits
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/finetune_export")
 MODEL = {
@@ -32,7 +32,9 @@ vtk.merge_task(base.task, weights)
 digits = write_digits(OUT / "data" / "digits", "digits")
 config = vtk.FinetuneConfig(data=digits, out=OUT / "digits", train="attn", weights=weights, epochs=5, lr=1e-3, **MODEL)
 run = vtk.finetune(config)
-print(f"base {base.top1:.1%}, digits {run.top1:.1%}; {run.census.trained / run.census.total:.1%} of the weights trained")
+print(
+    f"base {base.top1:.1%}, digits {run.top1:.1%}; {run.census.trained / run.census.total:.1%} of the weights trained"
+)
 
 # 3. The ONNX file, which is kept only if it agrees with PyTorch at five batch sizes.
 exported = vtk.export_onnx(run.task, vtk.OnnxConfig(out=OUT / "onnx", data=digits))

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import vtk
-from vtk.data.demo import write_digits
+from vtk.data.digits import write_digits
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/many_tasks")
 MODEL = {

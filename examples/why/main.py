@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import vtk
-from vtk.data.demo import write_digits
+from vtk.data.digits import write_digits
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/why")
 digits = write_digits(OUT / "data", "digits")

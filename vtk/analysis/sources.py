@@ -26,7 +26,8 @@ from vtk.data.record import read_record, sort_images
 from vtk.errors import UsageError
 from vtk.runtime.data_parts import recorded_division
 from vtk.runtime.images import find_images
-from vtk.runtime.source import MODELS, Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import MODELS, Opening, Source
 from vtk.training.engine.processes import Ranks
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from vtk.packs.plain import plain_call
 from vtk.runtime.data_parts import choose_part
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.images import choose_images, find_images
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk.training.objectives.distillation import Trained
 from vtk.training.runs.outputs import versions
@@ -99,7 +99,7 @@ def parallelize(
     """
     expect(config, ParallelizeConfig, "parallelize")
     opening.setdefault("seed", config.seed)
-    opened = open_and_tell(source, **opening)
+    opened = open_with_notes(source, **opening)
     name = str(source) if isinstance(source, (str, Path)) else opened.name
     return _join(opened, config, name)
 

@@ -24,10 +24,11 @@ from vtk.data.mirroring import choose_mirroring
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set
 from vtk.marks import begins, json_with, safetensors_with
+from vtk.models.devices import DTYPES
 from vtk.packs.load import card_metadata, load_task
 from vtk.packs.plain import plain_call
 from vtk.training.engine.fit import fit
-from vtk.training.engine.precision import DTYPES, make_precision
+from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream
 from vtk.training.finetune import finetune

@@ -14,7 +14,7 @@ from vtk.packs.merge import merge_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.engine.result import FinetuneResult
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig

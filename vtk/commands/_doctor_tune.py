@@ -84,7 +84,7 @@ def run(config: DoctorConfig) -> int:
 
 
 def _open(name: str) -> "Source":
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     source = open_source(name)
     # random weights are as fast; other errors are raised by the first call

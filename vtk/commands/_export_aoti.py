@@ -33,10 +33,10 @@ def main(argv: list[str]) -> int:
             "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
         ),
     )
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.aoti.export import export_aoti
 
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_aoti(source, config)
     graph = "fused" if result.fused else "as it is"
     size = console.size(result.bytes)

@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     if config.lint:
         return _lint(config)
     from vtk.profiling.export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.tensorrt.export import export_tensorrt
 
     backends = onnx_backends(config.dtype, engine=config.build) if config.profile else ()
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_tensorrt(source, config)
     for finding in result.findings:
         console.say(f"slow: {finding.line()}")

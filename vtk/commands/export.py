@@ -80,11 +80,11 @@ def _onnx(argv: list[str]) -> int:
         ),
     )
     from vtk.profiling.export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.onnx.export import export_onnx
 
     backends = onnx_backends(config.dtype) if config.profile else ()
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")

@@ -26,9 +26,10 @@ from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
+from vtk.runtime import aoti_file
 from vtk.runtime.backends import aoti_backend
-from vtk.runtime.data_option import give_images, judging
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.data_option import data_images, judging_images
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.aoti.compile import compile_package
 from vtk_export.aoti.config import AotiConfig
@@ -98,7 +99,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
     expect(config, AotiConfig, "export_aoti")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
@@ -109,9 +110,9 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder,
     ):
         card = dataclasses.replace(source.card, base=None, pack={})
-        given = give_images(source.card, config.data, config.split, described=source.described)
+        given = data_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(BATCHES), chosen=judging_images(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         console.stage(f"loading {source.name}")
 
@@ -161,7 +162,7 @@ def temporary_aoti(
         result = export_aoti(source, config, show=False)
         worst = max(row.error for row in result.rows)
         console.say(f"{source.name}: compiled by AOTInductor and verified (max error {worst:.1e})")
-        yield dataclasses.replace(aoti_backend.open_aoti(result.path), name=source.name)
+        yield dataclasses.replace(aoti_file.open_aoti(result.path), name=source.name)
 
 
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:

@@ -11,7 +11,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
-from vtk.runtime.data_option import Given, judging
+from vtk.runtime.data_option import DataImages, judging_images
 from vtk.runtime.fp8_gate import check_agreement
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.images import gate_images
@@ -39,7 +39,7 @@ from vtk_export.place import restamp, save
 
 def gate(
     file: File, card: Card, config: OnnxConfig, images: Tensor, what: str, batches: Sequence[int],
-    given: Given | None, *, show: bool,
+    given: DataImages | None, *, show: bool,
 ) -> File:  # fmt: skip
     """Return ``file`` with what the gate found, or raise; ``given`` are the images of ``--data``."""
     number = ONNX_NAMES["fp32" if config.keep_io_types else file.facts.precision]
@@ -119,14 +119,14 @@ def _measure(file: File, card: Card, config: OnnxConfig, images: Tensor) -> Depe
                        black=black_image(card.input), names=file.names)  # fmt: skip
 
 
-def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, given: Given | None) -> list[GateRow]:
+def _other_rows(file: File, card: Card, config: OnnxConfig, limits: Limits, given: DataImages | None) -> list[GateRow]:
     """Return the rows of images of other sizes, where the file takes them."""
     rows: list[GateRow] = []
     spec, limit = card.input, pixel_limit(card)
     for size in other_sizes(file.model, spec) if config.dynamic_size else ():
         count = config.static_batch or 2
         other = dataclasses.replace(spec, height=size[0], width=size[1])
-        images, _ = gate_images(other, count, chosen=judging(given), seed=config.seed, max_pixels=limit)
+        images, _ = gate_images(other, count, chosen=judging_images(given), seed=config.seed, max_pixels=limit)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=config.threads,
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=size) for row in found]
@@ -158,7 +158,7 @@ def _check_odd_sizes(file: File, card: Card, config: OnnxConfig) -> None:
                 )
 
 
-def gate_preproc(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift | None:
+def gate_preproc(file: File, card: Card, config: OnnxConfig, given: DataImages | None) -> Drift | None:
     """Check a file whose preprocessing was put into its graph, and return what that changes in its outputs.
 
     A file that nothing here runs, kept by ``--unverified``, gives None.

@@ -9,7 +9,7 @@ from vtk.card import InputSpec
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.loading.normalization import to_input
 from vtk.errors import DataError
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 
 # plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
 # and interpolated has the smooth areas and few edges of an image.
@@ -17,7 +17,7 @@ _CELLS = 8
 
 
 def gate_images(
-    spec: InputSpec, count: int, *, chosen: Chosen | None, seed: int, max_pixels: int = MAX_PIXELS
+    spec: InputSpec, count: int, *, chosen: ImageSelection | None, seed: int, max_pixels: int = MAX_PIXELS
 ) -> tuple[Tensor, str]:  # fmt: skip
     """Return ``count`` different model inputs and one line that says what they are.
 
@@ -54,7 +54,7 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
     return to_input(pixels, spec)
 
 
-def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
+def _real_images(spec: InputSpec, count: int, chosen: ImageSelection, max_pixels: int) -> list[Tensor]:
     from vtk.data.loading.eval_transform import eval_transform, read_input
 
     paths = chosen.paths

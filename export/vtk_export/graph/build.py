@@ -14,7 +14,7 @@ from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.runtime.backends.ort_quantize import quantize_dynamic, quantize_static
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.export_facts import Facts
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.judge import Judgement
@@ -59,7 +59,7 @@ class File:
 
 
 def build(
-    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None = None, *,
+    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: DataImages | None = None, *,
     divide_scores: bool | None = None,
 ) -> File:  # fmt: skip
     """Convert ``model``, lower it, and write it into ``folder``.
@@ -150,7 +150,7 @@ def _check_resize(proto: onnx.ModelProto, config: OnnxConfig) -> None:
 
 
 def _quantize(
-    proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: Given | None
+    proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: DataImages | None
 ) -> onnx.ModelProto:
     """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
     place = folder / "plain"
@@ -172,7 +172,7 @@ def _quantize(
     return quantized
 
 
-def _round(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: Given | None) -> None:
+def _round(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path, given: DataImages | None) -> None:
     """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
     names = dict.fromkeys(node.input[0] for node in wide_products(proto))
     calibration = _Calibration(card, config, given)
@@ -185,7 +185,7 @@ def _round(proto: onnx.ModelProto, card: Card, config: OnnxConfig, folder: Path,
 class _Calibration:
     """The images that calibrate a file, and how many of them were read."""
 
-    def __init__(self, card: Card, config: OnnxConfig, given: Given | None) -> None:
+    def __init__(self, card: Card, config: OnnxConfig, given: DataImages | None) -> None:
         assert given is not None
         self.spec, self.batch, self.used = card.input, config.static_batch, 0
         self.images = Photographs(given.calibration[0], config.calibration_images, max_pixels=pixel_limit(card))

@@ -17,7 +17,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backends.base import Backend
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.limits import LEAST_COSINE, Limits
 from vtk_export.gate.verify import open_sessions, reference_outputs
@@ -63,7 +63,7 @@ def add_preproc(file: File, card: Card, folder: Path) -> File:
     return dataclasses.replace(file, path=save(proto, card, folder, facts), facts=facts, nodes=nodes)
 
 
-def measure_drift(file: File, card: Card, config: OnnxConfig, given: Given | None) -> Drift:
+def measure_drift(file: File, card: Card, config: OnnxConfig, given: DataImages | None) -> Drift:
     """Run the file on decoded images and torch on what the evaluation makes of them.
 
     Raises:
@@ -134,7 +134,7 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
         ) from error
 
 
-def _images(card: Card, config: OnnxConfig, given: Given | None) -> Iterator[tuple[Path, np.ndarray]]:
+def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.decoding.decode import pixel_limit, read_raw
     from vtk.data.decoding.raw_images import spread

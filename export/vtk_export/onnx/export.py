@@ -19,10 +19,10 @@ from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.data_option import Given, give_images, judging
+from vtk.runtime.data_option import DataImages, data_images, judging_images
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.gate.gate import gate, gate_preproc
 from vtk_export.gate.images import gate_images
@@ -133,7 +133,7 @@ def export_onnx(
     """
     expect(config, OnnxConfig, "export_onnx")
     require("onnxscript", "onnxruntime")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
     start = time.perf_counter()
@@ -143,9 +143,9 @@ def export_onnx(
     ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        given = give_images(source.card, config.data, config.split, described=source.described)
+        given = data_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(batches), chosen=judging_images(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         if config.with_preproc:
             check_preproc(card.input)
@@ -191,7 +191,9 @@ def export_onnx(
     )
 
 
-def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None) -> File:
+def _build(
+    model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: DataImages | None
+) -> File:
     """Write a file, and refuse what a ``--target`` of TensorRT does not take."""
     file = build(model, card, config, folder, images, given)
     if config.for_tensorrt:

@@ -18,9 +18,9 @@ from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.data_parts import Split
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import gate_images
 
 _FREE = "add_context_broadcast"
@@ -138,9 +138,10 @@ class Loader:
         bank.add(member.name, dataclasses.replace(task, model=twin(model)))
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
-        given = give_images(member.card, self._data[member.name], self._split)
+        given = data_images(member.card, self._data[member.name], self._split)
         member.images, what = gate_images(
-            member.card.input, self._count, chosen=judging(given), seed=seed, max_pixels=pixel_limit(member.card),
+            member.card.input, self._count, chosen=judging_images(given), seed=seed,
+            max_pixels=pixel_limit(member.card),
         )  # fmt: skip
         self._whats.append(what)
         with torch.no_grad():

@@ -25,8 +25,8 @@ from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.data_option import Given, give_images, judging
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.data_option import DataImages, data_images, judging_images
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening
 from vtk.runtime.weight_digests import file_digest
 from vtk_export.gate.gate import gate
@@ -116,7 +116,7 @@ def export_tensorrt(
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:
@@ -131,9 +131,9 @@ def export_tensorrt(
     ):
         card = dataclasses.replace(source.card, base=None, pack={})
         batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        given = give_images(source.card, config.data, config.split, described=source.described)
+        given = data_images(source.card, config.data, config.split, described=source.described)
         images, what = gate_images(
-            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
+            card.input, sum(batches), chosen=judging_images(given), seed=config.seed, max_pixels=pixel_limit(card),
         )  # fmt: skip
         console.stage(f"loading {source.name}")
         # that of the ONNX exporter; whether the graph is fused does not matter to it
@@ -183,7 +183,7 @@ def build_engine(folder: Path) -> dict[str, Any]:
 
 
 def _build(
-    model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor, given: Given | None
+    model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor, given: DataImages | None
 ) -> File:
     """Write the fused form, or the model as it is with attention written out."""
     if config.fuse is not False:

@@ -15,9 +15,9 @@ from vtk import console
 from vtk.card import Card, InputSpec
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, VerificationError
-from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.data_parts import Split
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.limits import LEAST_COSINE
 from vtk_export.graph.raw import Drift
@@ -50,8 +50,8 @@ def measure_served(
     for name, card in cards.items():
         firsts.setdefault(card.input, name)
     for spec, name in firsts.items():
-        given = give_images(cards[name], folders.get(name), split)
-        found = _measure(spec, model(name), judging(given), seed, pixel_limit(cards[name]))
+        given = data_images(cards[name], folders.get(name), split)
+        found = _measure(spec, model(name), judging_images(given), seed, pixel_limit(cards[name]))
         if worst is None or not found.cosine_min >= worst.cosine_min:
             worst = found
     assert worst is not None
@@ -65,7 +65,7 @@ def measure_served(
     return worst
 
 
-def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
+def _measure(spec: InputSpec, model: nn.Module, chosen: ImageSelection | None, seed: int, limit: int) -> Drift:
     from vtk.data.decoding.memory_images import take_image
     from vtk.data.decoding.rules import Decoding
     from vtk.data.loading.eval_transform import eval_transform, read_input
@@ -107,7 +107,7 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits.double()
 
 
-def _photographs(chosen: Chosen) -> Iterator[tuple[bytes, Path | None]]:
+def _photographs(chosen: ImageSelection) -> Iterator[tuple[bytes, Path | None]]:
     for path in Photographs(chosen, _COUNT).paths:
         try:
             yield path.read_bytes(), path

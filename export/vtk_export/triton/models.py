@@ -10,7 +10,8 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Opening, Source
 from vtk.runtime.weight_digests import content_digest, file_digest
 from vtk_export.onnx.config import OnnxConfig, TasksConfig
 from vtk_export.onnx.export import ExportResult, export_onnx

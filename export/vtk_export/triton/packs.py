@@ -21,8 +21,8 @@ from vtk.formats import read_json, write_json
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import CARD, HASHES, TENSORS, read_card
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import give_images, judging
-from vtk.runtime.source import open_source
+from vtk.runtime.data_option import data_images, judging_images
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import gate_images
 from vtk_export.gate.verify import RELATIVE_BOUND
 from vtk_export.triton.config import TritonCommand
@@ -111,9 +111,10 @@ def write_packs(
             shutil.copyfile(store_base(task.base), version / BASE)
         cards[name] = task.card
         # another seed for each task: were all images alike, one that met another's weights might not show
-        given = give_images(task.card, (folders or {}).get(name), config.split)
+        given = data_images(task.card, (folders or {}).get(name), config.split)
         images, what = gate_images(
-            task.card.input, _CHECKED, chosen=judging(given), seed=config.seed + i, max_pixels=pixel_limit(task.card),
+            task.card.input, _CHECKED, chosen=judging_images(given), seed=config.seed + i,
+            max_pixels=pixel_limit(task.card),
         )  # fmt: skip
         whats.append(what)
         with torch.no_grad():

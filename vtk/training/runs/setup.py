@@ -17,6 +17,7 @@ from vtk.data.record import record_of
 from vtk.data.sources.layout import refuse_inside
 from vtk.errors import DataError
 from vtk.models.create import build_model, check_transforms
+from vtk.models.devices import DTYPES
 from vtk.models.inputs import input_spec, patch_side
 from vtk.models.task_parameters import head_names
 from vtk.models.weights.base import Base
@@ -25,7 +26,7 @@ from vtk.packs.lora_adapter import Lora
 from vtk.training.engine.callbacks import Callbacks
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.optimizers import check_optimizer
-from vtk.training.engine.precision import DTYPES, make_precision
+from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.static_step.rules import check_graph
 from vtk.training.engine.step_plan import plan_steps, planned_epochs
