@@ -15,7 +15,7 @@ MultiLabel = Annotated[
 
 _Page = Annotated[
     Path | None,
-    Option("HTML page to write, such as audit.html; replaces an earlier audit page (default: none)", "output", often=True),
+    Option("HTML page to write, such as audit.html; replaces an earlier audit page", "output", often=True),
 ]  # fmt: skip
 
 _ONE = r"comma|semicolon|tab|space|pipe|\\t|."

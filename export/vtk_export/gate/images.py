@@ -2,18 +2,14 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vtk import console
 from vtk.card import InputSpec
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.loading.normalization import to_input
+from vtk.data.random_images import smooth_pixels
 from vtk.errors import DataError
 from vtk.runtime.images import ImageSelection
-
-# plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
-# and interpolated has the smooth areas and few edges of an image.
-_CELLS = 8
 
 
 def gate_images(
@@ -45,13 +41,8 @@ def gate_images(
 
 
 def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
-    """Draw coarse noise, interpolate it to size, stretch it over [0, 1] and normalise: (count, C, H, W) fp32."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand((count, spec.in_chans, _CELLS, _CELLS), generator=generator)
-    pixels = functional.interpolate(coarse, size=spec.size, mode="bicubic", align_corners=False)
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    pixels = (pixels - low) / (high - low).clamp_min(1e-6)
-    return to_input(pixels, spec)
+    """Draw smooth images and normalise them: (count, C, H, W) fp32."""
+    return to_input(smooth_pixels(count, spec.in_chans, spec.size, seed=seed), spec)
 
 
 def _real_images(spec: InputSpec, count: int, chosen: ImageSelection, max_pixels: int) -> list[Tensor]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -138,6 +137,7 @@ def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterato
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.decoding.decode import pixel_limit, read_raw
     from vtk.data.decoding.raw_images import spread
+    from vtk.data.random_images import smooth_bytes
 
     spec = card.input
     if given is not None:
@@ -149,8 +149,6 @@ def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterato
         return
     rng = np.random.default_rng(config.seed)
     for down, across in _SHAPES:
-        # coarse noise made smooth, as `vtk_export.gate.images` draws its
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
-        drawn = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
+        height, width = max(round(down * spec.height), 1), max(round(across * spec.width), 1)
+        drawn = smooth_bytes(rng, height, width)
         yield Path("drawn"), spread(drawn, spec.value_range, spec.value_type)

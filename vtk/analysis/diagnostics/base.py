@@ -95,6 +95,15 @@ class Context:
         kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
         return kind(weight_decay=self.config.weight_decay)
 
+    def resumable(self) -> dict[str, Any]:
+        """Return the keywords of a measure that works in steps: what it goes on from, saves, shares and shows."""
+        return {
+            "known": self.saved.get("rows", ()),
+            "save": lambda rows: self.save({"rows": rows}),
+            "share": self.share,
+            "show_progress": self.show_progress,
+        }
+
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalised images (B, C, H, W) as pixel values from 0 to 1."""
         return to_pixels(images, self.spec)

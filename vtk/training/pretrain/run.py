@@ -44,10 +44,10 @@ from vtk.training.options.running import parse_interval
 from vtk.training.policies import policy
 from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
-from vtk.training.pretrain.heldout import HeldOut
+from vtk.training.pretrain.held_out_loss import HeldOut
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Setting, make_method
-from vtk.training.pretrain.pictures import SHOWN
+from vtk.training.pretrain.reconstruction_plots import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.runs import outputs as run_outputs

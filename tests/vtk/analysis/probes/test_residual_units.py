@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis.probes.feature_maps import Maps, grid_of
-from vtk.analysis.probes.units import removed, residual_units, watch_units
+from vtk.analysis.probes.residual_units import removed, residual_units, watch_units
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet
 from vtk.models.parallel_models import build

@@ -85,6 +85,60 @@ def steps(result: Result, value: str) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
+def share_lowered(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the share of units behind which a value is lower than before them."""
+    return sum(behind < before for before, behind in pairs) / len(pairs)
+
+
+def step_sentences(
+    steps_of: Mapping[str, Sequence[tuple[float, float]]],
+    change: Callable[[Sequence[tuple[float, float]]], str],
+    verb: str,
+) -> list[str]:
+    """Return a sentence for each kind of unit: what it changes on average, and how many lower the value.
+
+    Args:
+        steps_of: `steps` by kind.
+        change: from the steps of a kind to what a unit does, such as ``multiplies the variance by 2``.
+        verb: what units that lower the value do with it, such as ``reduce``.
+    """
+    sentences = []
+    for kind, (one, several) in WORDS.items():
+        pairs = steps_of.get(kind, ())
+        if pairs:
+            lower = sum(behind < before for before, behind in pairs)
+            sentences.append(f"{one[0].upper()}{one[1:]} {change(pairs)}; {lower} of {len(pairs)} {several} {verb} it.")
+    return sentences
+
+
+def step_numbers(
+    result: Result,
+    steps_of: Mapping[str, Sequence[tuple[float, float]]],
+    change: Callable[[Sequence[tuple[float, float]]], float],
+    value: str,
+    names: tuple[str, str],
+) -> dict[str, float]:
+    """Return the headline numbers of a value by depth: the mean change by kind of unit, and the last value.
+
+    Args:
+        result: with ``units``.
+        steps_of: `steps` by kind.
+        change: from the steps of a kind to their mean change.
+        value: key of the value of a unit.
+        names: of the numbers; ``{}`` in the first stands for the kind of unit.
+    """
+    of_step, of_end = names
+    numbers = {of_step.format(one): change(steps_of[kind]) for kind, (one, _) in WORDS.items() if kind in steps_of}
+    known = [unit[value] for unit in result["units"] if unit[value] is not None]
+    return numbers | ({of_end: known[-1]} if known else {})
+
+
+def without_map(result: Result) -> list[str]:
+    """Return a sentence on the units whose features form no map, if there are any."""
+    names = result["without_map"]
+    return [f"Left out, because their features form no map: {', '.join(names)}."] if names else []
+
+
 def number(value: float) -> str:
     """Return a number of three digits with a proper minus."""
     return f"{value:.3g}".replace("-", "−")

@@ -15,7 +15,7 @@ from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.beit import SHOWN, WordObjective
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.mae import Mae, MaeModel
-from vtk.training.pretrain.masked import PixelObjective, TokenModel
+from vtk.training.pretrain.masked_method import PixelObjective, TokenModel
 from vtk.training.pretrain.masks import make_masks
 from vtk.training.pretrain.patches import independent, normalized, patchify, positions_of, unpatchify
 from vtk.training.pretrain.simmim import SimMim
