@@ -88,7 +88,8 @@ def build_model(
 
     Args:
         name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``
-        (`vtk.models.parallel_models`). num_classes: of the task; a classifier of another size is replaced.
+            (`vtk.models.parallel_models`).
+        num_classes: of the task; a classifier of another size is replaced.
         img_size: pixels, height first; by default what the weights were trained at.
         in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
         weights: file with the base; by default the hub's.
