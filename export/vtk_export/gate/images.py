@@ -1,18 +1,66 @@
 """Images to verify an exported file with: real ones where given, else smoothed random ones."""
 
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from vtk import console
-from vtk.card import InputSpec
+from vtk.card import Card, InputSpec
+from vtk.data.bands import pixel_limit
 from vtk.data.images import MAX_PIXELS
 from vtk.errors import DataError
+from vtk.runtime.data_option import Given, give_images, judging
+from vtk.runtime.data_parts import Split
 from vtk.runtime.images import Chosen
+from vtk.runtime.source import Source
+from vtk_export.gate.verify import BATCHES
 
 # plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
 # and interpolated has the smooth areas and few edges of an image.
 _CELLS = 8
+
+
+@dataclass(frozen=True)
+class GateInputs:
+    """What the file of one model is verified with.
+
+    Attributes:
+        card: of the model, as it goes into the file.
+        images: (``sum(batches)``, in_chans, height, width) fp32, normalised, all different.
+        what: what they are, in words.
+        batches: sizes to run.
+        given: images of ``--data``, None without.
+    """
+
+    card: Card
+    images: Tensor
+    what: str
+    batches: tuple[int, ...]
+    given: Given | None
+
+
+def gate_inputs(
+    source: Source, *, data: Path | None, split: Split | None, seed: int, static_batch: int | None = None
+) -> GateInputs:  # fmt: skip
+    """Return what a source's file is verified with, at `BATCHES` or at its fixed batch size.
+
+    Raises:
+        DataError: no image of ``data`` can be read.
+    """
+    card = dataclasses.replace(source.card, base=None, pack={})
+    batches = BATCHES if static_batch is None else (static_batch,)
+    given = give_images(source.card, data, split, described=source.described)
+    images, what = card_images(card, sum(batches), given, seed=seed)
+    return GateInputs(card, images, what, batches, given)
+
+
+def card_images(card: Card, count: int, given: Given | None, *, seed: int) -> tuple[Tensor, str]:
+    """Return `gate_images` for a model, from the images of ``--data`` that judge it where there are any."""
+    return gate_images(card.input, count, chosen=judging(given), seed=seed, max_pixels=pixel_limit(card))
 
 
 def gate_images(

@@ -26,8 +26,9 @@ from vtk.options.shared import (
     Unverified,
     VerifyDataOf,
 )
-from vtk_export.graph.targets import OPSETS, Target, check_caps, parse_target, tensorrt_of
-from vtk_export.onnx.config import OnnxConfig, RunTime
+from vtk_export.config import RunTime
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.targets import OPSETS, Target, check_caps, parse_target, tensorrt_of
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
 ONE, MANY = "onnxruntime", "python"

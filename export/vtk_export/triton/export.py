@@ -14,10 +14,10 @@ from vtk.packages import require
 from vtk.runtime.data_option import folders_of
 from vtk.runtime.source import Opening, Source, open_source
 from vtk_export.tasks.names import named_packs
+from vtk_export.triton.command_lines import command_lines
 from vtk_export.triton.config import TritonCommand, TritonConfig
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
-from vtk_export.triton.lines import command_lines
 from vtk_export.triton.models import Filled, Measure, Order, fill, image_dims
 from vtk_export.triton.names import check_name
 from vtk_export.triton.publish import Draft, draft

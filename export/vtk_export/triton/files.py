@@ -10,9 +10,9 @@ from vtk.card import Card
 from vtk.formats import write_json
 from vtk_export.readme import README
 from vtk_export.triton.names import label_lines
-from vtk_export.triton.page import describe, model_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
+from vtk_export.triton.readme import describe, model_page
 
 _SERVED = Path(__file__).with_name("served")
 _CODE = {
@@ -51,13 +51,13 @@ def _code(server: str) -> dict[str, bytes]:
 
 def decoding_code() -> dict[str, bytes]:
     """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
-    return {
-        f"vtk_{name}.py": Path(data.__file__)
-        .with_name(f"{name}.py")
-        .read_bytes()
-        .replace(b"from vtk.data.", b"from vtk_")
-        for name in DECODING
-    }
+    copies = {}
+    for module, name in DECODING.items():
+        code = Path(data.__file__).with_name(f"{module}.py").read_bytes()
+        for other, copy in DECODING.items():
+            code = code.replace(f"from vtk.data.{other} import".encode(), f"from vtk_{copy} import".encode())
+        copies[f"vtk_{name}.py"] = code
+    return copies
 
 
 def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:

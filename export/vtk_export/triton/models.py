@@ -12,22 +12,23 @@ from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk.runtime.source import Opening, Source, open_source
 from vtk.runtime.weight_digests import content_digest, file_digest
-from vtk_export.onnx.config import OnnxConfig, TasksConfig
 from vtk_export.onnx.export import ExportResult, export_onnx
 from vtk_export.readme import README
+from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
 from vtk_export.tensorrt.config import TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt
+from vtk_export.triton.bank_packs import has_base, write_packs
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
 from vtk_export.triton.files import same_code, write_code
-from vtk_export.triton.packs import has_base, write_packs
 from vtk_export.triton.pbtxt import USUAL, Slot, build, graph_slots, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import Served, serve_bank, serve_engine, serve_graph, serve_python
 
-Measure = Callable[[Path, Path, OnnxConfig, Source], tuple[int, dict[str, Any]]]
-"""Measures a written graph, whose place will be another, and leaves the result beside it: exit code and result."""
+Measure = Callable[[Path, Path, str, Source], tuple[int, dict[str, Any]]]
+"""Measures a written graph of a precision, whose place will be another, and leaves the result beside it: exit code and
+result."""
 
 
 @dataclass
@@ -125,7 +126,7 @@ def _graph(made: Draft, order: Order) -> Filled:
     digest = content_digest(made.at / "model.onnx") if config.server == "tensorrt" else ""
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
                     part_of=order.part_of, digest=digest)  # fmt: skip
-    code = _measured(order, made.at / "model.onnx", options, source, found)
+    code = _measured(order, made.at / "model.onnx", source, found)
     return Filled(message, {task: source.card}, inputs, outputs, served, found, code)
 
 
@@ -173,7 +174,7 @@ def _tasks(made: Draft, order: Order) -> Filled:
                     part_of=order.part_of)  # fmt: skip
     graph = made.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
     served = serve_python(sorted(made.at.glob("*.onnx")), config.runtime)
-    return Filled(message, cards, inputs, outputs, served, found, _measured(order, graph, options, source, found))
+    return Filled(message, cards, inputs, outputs, served, found, _measured(order, graph, source, found))
 
 
 def _bank(made: Draft, order: Order) -> Filled:
@@ -214,12 +215,13 @@ def _facts(result: ExportResult) -> dict[str, object]:
     return {name: value for name, value in result.to_dict().items() if name in names}
 
 
-def _measured(order: Order, graph: Path, options: OnnxConfig, source: Source, found: dict[str, object]) -> int:
+def _measured(order: Order, graph: Path, source: Source, found: dict[str, object]) -> int:
     """Take the graph's latency while nobody reads its folder: a polling server takes a new file for a change."""
     if order.measure is None or not order.config.profile:
         return 0
     shown = order.config.out / order.name / graph.parent.name / graph.name
-    code, found["profile"] = order.measure(graph, shown, options, source)
+    precision = "fp32" if order.config.dtype == "auto" else order.config.dtype
+    code, found["profile"] = order.measure(graph, shown, precision, source)
     return code
 
 

@@ -19,15 +19,18 @@ from vtk.files import replace_dir
 from vtk.locks import hold_name
 from vtk.nodes import check_folder, resolve_output
 from vtk_export.readme import README
-from vtk_export.triton.page import check_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
+from vtk_export.triton.readme import check_page
 
 NO_BYTECODE = "__pycache__"
-DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
-"""Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports copies of them, ``vtk_NAME.py``."""
+DECODING = {
+    "bit_depth": "depth", "pixels": "pixels", "icc_profiles": "profiles", "raw_images": "raw", "tiff": "tiff",
+}  # fmt: skip
+"""Modules of `vtk.data` that need Pillow and NumPy only, and NAME of the copies ``vtk_NAME.py`` that `vtk_images.py`
+imports."""
 
 OWN = frozenset(
-    {"warmup", README, "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING)}
+    {"warmup", README, "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING.values())}
 )
 """Names in a model's folder beside its versions, config and labels."""
 
