@@ -35,10 +35,11 @@ from vtk_export.onnx.build import File, build
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.output_folder import DATA, MARKS, move, workspace
-from vtk_export.readme import README, tensorrt_page
+from vtk_export.readme import README
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.config import TensorrtConfig
+from vtk_export.tensorrt.readme import tensorrt_page
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable

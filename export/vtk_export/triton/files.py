@@ -9,7 +9,6 @@ from vtk import data, files
 from vtk.card import Card
 from vtk.formats import write_json
 from vtk_export.readme import README
-from vtk_export.triton.names import label_lines
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
 from vtk_export.triton.readme import describe, model_page
@@ -103,3 +102,17 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
 def _task(card: Card) -> dict[str, Any]:
     several = {"multi_label": True} if card.multi_label else {}
     return {"input": card.input.to_dict(), "classes": list(card.classes), **several}
+
+
+def label_lines(classes: Sequence[str]) -> str:
+    """Return the label file: the i-th line names the i-th class.
+
+    What would end a line is written as an escape, since every later line would else name another class.
+    """
+    return "".join(f"{_one_line(name)}\n" for name in classes)
+
+
+def _one_line(name: str) -> str:
+    # a lone surrogate stands for a byte of a folder's name that is not UTF-8; it is written back as that byte
+    keep = (c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else c.encode("unicode_escape").decode() for c in name)
+    return "".join(keep)
