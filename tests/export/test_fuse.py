@@ -20,8 +20,9 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.runtime.source import Source
+from vtk_export.graph.convert import choose_form, convert, export_form
 from vtk_export.onnx.config import OnnxConfig
-from vtk_export.onnx.export import choose_form, convert, export_form, export_onnx
+from vtk_export.onnx.export import export_onnx
 
 SIZE = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 
@@ -154,7 +155,7 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
         seen.append(divide_scores)
         raise DataError("far enough")
 
-    monkeypatch.setattr("vtk_export.graph.build.choose_form", form)
+    monkeypatch.setattr("vtk_export.onnx.build.choose_form", form)
     with pytest.raises(DataError, match="far enough"):
         export_onnx(given(2), OnnxConfig(out=tmp_path / "onnx", **options), show=False)
     assert seen == [divides]

@@ -17,7 +17,7 @@ from vtk._path import child, environment
 from vtk.errors import VerificationError
 from vtk.models.devices import DTYPES
 from vtk.runtime.backends.torch_backend import EagerBackend
-from vtk_export.aoti import child as aoti_child
+from vtk_export.aoti import trial_process as aoti_child
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.verify import BATCHES, GateRow
 
@@ -80,7 +80,7 @@ def _answers_checked(
 def answers(
     folder: Path, batches: dict[str, Tensor], device_index: int | None, threads: int | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Run `vtk_export.aoti.child` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
+    """Run `vtk_export.aoti.trial_process` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
 
     Returns:
         Logits by "way, layout, batch", and the wrong inputs that were answered.

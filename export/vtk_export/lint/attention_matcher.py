@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
-from vtk_export.graph.targets import Target
 from vtk_export.lint.finding import REFUSED, SLOW, Finding
 from vtk_export.lint.graph_view import View, attribute, type_name
+from vtk_export.targets import Target
 
 HEAD_SIZES = range(16, 257, 8)
 """Channels of a head that the fused kernels have."""

@@ -14,12 +14,12 @@ import onnx
 from vtk.errors import DataError, VerificationError
 from vtk.readers import reading
 from vtk.runtime.onnx_file import load_proto
-from vtk_export.graph.targets import Target
 from vtk_export.lint.attention_matcher import attention
 from vtk_export.lint.finding import REFUSED, Finding
 from vtk_export.lint.fp8_matcher import fp8
 from vtk_export.lint.graph_view import View, attribute, subgraphs, type_name
 from vtk_export.lint.operators import SINCE, operators
+from vtk_export.targets import Target
 
 _RESIZE_MODES = ("nearest", "linear")
 _FIRST_OUTPUT_ONLY = ("LayerNormalization", "MaxPool", "Dropout")

@@ -16,15 +16,16 @@ from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
 from vtk_export.gate.neighbours import Dependence
-from vtk_export.graph.targets import describe_oldest, oldest
-from vtk_export.onnx.config import TasksConfig
-from vtk_export.place import workspace
-from vtk_export.readme import README, tasks_page
+from vtk_export.output_folder import workspace
+from vtk_export.readme import README
+from vtk_export.targets import describe_oldest, oldest
 from vtk_export.tasks.build import GATHERED, Build
+from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.gate import TaskRow, check_task_rows, print_task_rows
 from vtk_export.tasks.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
+from vtk_export.tasks.members import open_members
 from vtk_export.tasks.names import named_packs
-from vtk_export.tasks.packs import open_members
+from vtk_export.tasks.readme import tasks_page
 
 
 @dataclass(frozen=True)

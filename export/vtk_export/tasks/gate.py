@@ -16,7 +16,7 @@ from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.structure import Axes, verify_graph, verify_structure
 from vtk_export.gate.verify import GateRow, check_rows, compare
-from vtk_export.tasks.packs import Member
+from vtk_export.tasks.members import Member
 
 BATCHES = (1, 2, 3)
 """Batch sizes that files with a dynamic batch are run with."""

@@ -13,7 +13,7 @@ import onnx
 
 from vtk.errors import UsageError
 from vtk.marks import begins, beside, json_with, says
-from vtk_export.graph.targets import Target
+from vtk_export.targets import Target
 
 MODEL, ENGINE, CACHE = "model.onnx", "model.engine", "timing.cache"
 PROFILE, BUILD, COMPARE, PYTHON = "profile.json", "build.sh", "compare.sh", "build_engine.py"

@@ -11,14 +11,13 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.runtime.data_option import data_images, judging_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
-from vtk_export.gate.images import gate_images
+from vtk_export.gate.images import card_images
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.rows import check_rows, print_rows
 from vtk_export.gate.verify import BATCHES, verify_values
@@ -115,9 +114,7 @@ def check_engine(
                         "it again")  # fmt: skip
     batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
     given = data_images(mine, data, config.split, described=source.described)
-    images, what = gate_images(
-        mine.input, sum(batches), chosen=judging_images(given), seed=config.seed, max_pixels=pixel_limit(mine),
-    )  # fmt: skip
+    images, what = card_images(mine, sum(batches), given, seed=config.seed)
     precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
     rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,
                                   threads=config.threads, limits=LIMITS[precision])  # fmt: skip

@@ -14,12 +14,13 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk_export.graph.preproc import check_preproc
-from vtk_export.triton.drift import measure_served
+from vtk_export.triton.ensemble_config import build_ensemble, build_preprocess, raw_slot, step_names
 from vtk_export.triton.files import same_code, write_code, write_model_files
-from vtk_export.triton.models import Filled, Order, fill
+from vtk_export.triton.models import fill
+from vtk_export.triton.order import Filled, Order
 from vtk_export.triton.pbtxt import CONFIG, write_text
+from vtk_export.triton.preproc_drift import measure_served
 from vtk_export.triton.publish import Draft, draft
-from vtk_export.triton.steps import build_ensemble, build_preprocess, raw_slot, step_names
 
 INDEX, STEPS = "tasks.json", "steps.json"
 

@@ -15,12 +15,13 @@ from vtk.runtime.data_option import folders_of
 from vtk.runtime.opening import open_source
 from vtk.runtime.source import Opening, Source
 from vtk_export.tasks.names import named_packs
+from vtk_export.triton.command_lines import command_lines
 from vtk_export.triton.config import TritonCommand, TritonConfig
+from vtk_export.triton.config_checks import check_name
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
-from vtk_export.triton.lines import command_lines
-from vtk_export.triton.models import Filled, Measure, Order, fill, image_dims
-from vtk_export.triton.names import check_name
+from vtk_export.triton.models import fill
+from vtk_export.triton.order import Filled, Measure, Order, image_dims
 from vtk_export.triton.publish import Draft, draft
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from vtk.files import replace_dir
 from vtk.locks import hold_name
 from vtk.nodes import check_folder, resolve_output
 from vtk_export.readme import README
-from vtk_export.triton.page import check_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
+from vtk_export.triton.readme import check_page
 
 NO_BYTECODE = "__pycache__"
 DECODING = {

@@ -9,9 +9,9 @@ import onnx
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk_export.graph.targets import Target, oldest, same_version, server_for, takes, tensorrt_of
-from vtk_export.runtimes import Release
-from vtk_export.triton.config import BANK_PYTHON
+from vtk_export.runtime_versions import Release
+from vtk_export.targets import Target, oldest, same_version, server_for, takes, tensorrt_of
+from vtk_export.triton.config_checks import BANK_PYTHON
 
 UNKNOWN = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 """The image where none that is known here can run a model: what to put in is said beside it."""

@@ -26,9 +26,9 @@ from vtk.runtime.opening import open_source
 from vtk.runtime.source import Source
 from vtk_export.aoti import export as aoti
 from vtk_export.aoti import gate as aoti_gate
-from vtk_export.aoti.child import bare, through_loader
 from vtk_export.aoti.config import AotiConfig
 from vtk_export.aoti.files import FILES
+from vtk_export.aoti.trial_process import bare, through_loader
 
 
 @pytest.fixture

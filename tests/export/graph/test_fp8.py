@@ -20,12 +20,11 @@ from tests.kernels.test_e4m3 import decoded
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.export_facts import read_facts
-from vtk_export.gate import gate
-from vtk_export.graph import build
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
-from vtk_export.graph.targets import parse_target, takes_fp8
 from vtk_export.lint.lint import lint
+from vtk_export.onnx import build, gate
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.targets import parse_target, takes_fp8
 from vtk_export.tensorrt.config import TensorrtConfig, parse_version
 
 DECODED = np.array([decoded(code) for code in range(256)])

@@ -17,9 +17,9 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError, VerificationError
 from vtk.runtime.export_facts import KEY
-from vtk_export.graph.overflow import check_range
 from vtk_export.graph.precision import LARGEST, float_values, to_half
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.value_ranges import check_range
 
 Fault = Callable[[onnx.ModelProto], None]
 

@@ -18,9 +18,9 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-from vtk_export.graph.build import _check_resize
 from vtk_export.graph.convert import _name_sides
 from vtk_export.graph.sizes import Sizes, check_sizes, other_sizes, probe_sizes
+from vtk_export.onnx.build import _check_resize
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.export import export_onnx
 
@@ -102,7 +102,7 @@ def test_a_wrong_other_size_fails_the_gate(dynamic: Any, tmp_path: Path, monkeyp
         for attribute in node.attribute if node.op_type == "Resize" else ():
             if attribute.name == "mode":
                 attribute.s = b"linear"
-    monkeypatch.setattr("vtk_export.graph.build.convert", lambda *args, **kwargs: proto)
+    monkeypatch.setattr("vtk_export.onnx.build.convert", lambda *args, **kwargs: proto)
     card = Card(ModelSpec("dynamic"), InputSpec(32, 32), tuple("abcde"))
     config = OnnxConfig(out=tmp_path / "out", dynamic_size=True, threads=1)
     with pytest.raises(VerificationError, match=r"batch 2 of 48×32 pixels: max error"):

@@ -11,8 +11,8 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.graph.targets import IR_VERSIONS, KNOWN, OPSETS, describe_oldest, oldest, parse_target
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.targets import IR_VERSIONS, KNOWN, OPSETS, describe_oldest, oldest, parse_target
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from vtk.errors import UsageError
 from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.runtime import load_backend
 from vtk.runtime.onnx_file import open_onnx
-from vtk_export.tasks.gather import GatheredViT
+from vtk_export.tasks.gathered_vit import GatheredViT
 
 LOWEST = np.finfo(np.float32).min
 

@@ -11,7 +11,7 @@ import pytest
 from vtk.__main__ import main
 from vtk.profiling import export_profile as exported
 from vtk.profiling.result import ProfileResult
-from vtk_export.onnx.config import TasksCommand
+from vtk_export.tasks.config import TasksCommand
 from vtk_export.tasks.index import known_files
 
 QUICK = ("--backends", "ort-cpu", "--device", "cpu", "--threads", "1", "--duration", "0.02", "--batch-sizes", "3")

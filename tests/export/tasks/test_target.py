@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 from vtk.errors import UsageError
-from vtk_export.graph.targets import parse_target
 from vtk_export.lint.lint import lint, load
-from vtk_export.onnx.config import TasksConfig
+from vtk_export.targets import parse_target
+from vtk_export.tasks.config import TasksConfig
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vtk.card import InputSpec
 from vtk.data.decoding.images import load_image
 from vtk.data.loading.eval_transform import eval_transform
 from vtk.errors import VerificationError
-from vtk_export.triton import drift
+from vtk_export.triton import preproc_drift as drift
 from vtk_export.triton.served import vtk_images
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,8 +15,8 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.graph.targets import parse_target, same_version, server_for
-from vtk_export.runtimes import ORT, RELEASES, TRT
+from vtk_export.runtime_versions import ORT, RELEASES, TRT
+from vtk_export.targets import parse_target, same_version, server_for
 from vtk_export.triton.config import TritonCommand, TritonConfig
 from vtk_export.triton.export import export_triton
 from vtk_export.triton.pbtxt import build, graph_slots, write_text

@@ -1,4 +1,4 @@
-"""The README.md of a model in a repository: what it takes, and the lines that ask it with tritonclient alone."""
+"""Writes the README.md of a model in a repository: inputs, outputs, and a client in tritonclient alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from vtk_export.readme import README, preparations
 TITLE = "# The model "
 _IS_OURS = begins(TITLE)
 _READ = """\
-def prepare_file(path):  # (1, 1): the bytes of the file, which the server decodes
+def prepare_file(path):  # (1, 1): the bytes of the file; the server decodes it
     with open(path, "rb") as file:
         return np.array([[file.read()]], np.object_)"""
 
@@ -50,13 +50,13 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         for entry in (e.name for e in entries)
     )
     parts = [
-        f"{TITLE}{span(name)}\n\nA model for Triton Inference Server, of vit-toolkit. A request has {count}.\n\n"
+        f"{TITLE}{span(name)}\n\nA model for Triton Inference Server, exported by vit-toolkit. A request has {count}.\n\n"
         f"{given}\n"
         f"{_remarks(about, message)}"
-        'In this folder, after `pip install "tritonclient[http]" numpy pillow`, these lines define all that is needed; '
-        f"then {_use(about, outputs)}:\n\n"
+        'After `pip install "tritonclient[http]" numpy pillow`, run these lines in this folder; '
+        f"{_use(about, outputs)}:\n\n"
         f"{code_block(*_code(about, cards, outputs))}\n"
-        f"`client.py` beside this page does the same with files of any kind: `{_client(about, cards)}`."
+        f"`client.py` in this folder does the same for all image formats: `{_client(about, cards)}`."
     ]
     for task, card in cards.items():
         shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features")) or ("logits",)
@@ -68,13 +68,13 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
 
 
 def _use(about: Mapping[str, Any], outputs: Sequence[str]) -> str:
-    """Return what the last function of the page's code gives."""
+    """Return the clause that says what the last function of the page's code returns."""
     given = '"photo.jpg"' + (f", {next(iter(about['tasks']))!r}" if about["has_task"] else "")
     if "logits" not in outputs and "probabilities" not in outputs:
-        return f"{span(f'run({given})')} asks the server at localhost:8000, and gives the outputs for an image"
+        return f"{span(f'run({given})')} queries the server at localhost:8000 and returns the outputs for an image"
     return (
-        f"{span(f'classify({given})')} asks the server at localhost:8000, and gives the classes of an image with their "
-        "probabilities, the most likely first"
+        f"{span(f'classify({given})')} queries the server at localhost:8000 and returns the classes with their "
+        "probabilities, most likely first"
     )
 
 
@@ -87,13 +87,13 @@ def _remarks(about: Mapping[str, Any], message: Any) -> str:
     lines = []
     names = [entry.name for entry in message.input]
     if about["has_task"]:
-        lines.append("`task` is the name of each image's task; images of several tasks may share a request.")
+        lines.append("`task` is the task name of each image; a request may mix images of several tasks.")
     if "encoded" in names:
-        lines.append("A request has either `encoded`, whole files such as JPEG and PNG, or `images`, decoded and of "
-                     "one size.")  # fmt: skip
+        lines.append("A request has either `encoded`, whole files such as JPEG and PNG, or `images`, decoded and all "
+                     "of the same size.")  # fmt: skip
     if "label" in about["outputs"]:
-        lines.append("`label` is the most likely class and `score` its probability; behind a task's own classes "
-                     "stand the lowest numbers that there are, or zeros.")  # fmt: skip
+        lines.append("`label` is the most likely class and `score` its probability. Columns beyond a task's own "
+                     "classes are padding: the lowest fp32 number in `logits`, 0 in `probabilities`.")  # fmt: skip
     return "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
 
 
@@ -112,7 +112,7 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
     if kind == "FP16" and source == "pixel_values":
         images += ".astype(np.float16)"
     lines = [
-        f'def run(path, task={first!r}, url="localhost:8000"):  # the outputs for one image, by their names',
+        f'def run(path, task={first!r}, url="localhost:8000"):  # the outputs for one image, by name',
         f"    images = {images}",
         f'    inputs = [tritonclient.http.InferInput({source!r}, list(images.shape), "{kind}")]',
         "    inputs[0].set_data_from_numpy(images)",
@@ -132,7 +132,7 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
     answer = next((name for name in ("probabilities", "logits") if name in outputs), None)
     if answer is not None:
         parts.append(f"""\
-def classify(path, task={first!r}, url="localhost:8000"):  # each class with its probability, the most likely first
+def classify(path, task={first!r}, url="localhost:8000"):  # classes with their probabilities, most likely first
     classes = tasks[task]["classes"]
     values = run(path, task, url)["{answer}"][: len(classes)].astype(np.float64)
     shares = {shares_code(cards, name=answer)}
@@ -141,7 +141,7 @@ def classify(path, task={first!r}, url="localhost:8000"):  # each class with its
 
 
 def describe(slot: Any, kind: str, *, batched: bool) -> str:
-    """Return type and shape of an input or output in words.
+    """Return type and shape of an input or output as text.
 
     Args:
         slot: entry of the config.

@@ -14,16 +14,15 @@ from torch import Tensor
 from vtk import console
 from vtk.bank import TaskBank
 from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError, VerificationError
 from vtk.files import existing_dir
 from vtk.formats import read_json, write_json
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import CARD, HASHES, TENSORS, read_card
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import data_images, judging_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.opening import open_source
-from vtk_export.gate.images import gate_images
+from vtk_export.gate.images import card_images
 from vtk_export.gate.verify import RELATIVE_BOUND
 from vtk_export.triton.config import TritonCommand
 
@@ -112,10 +111,7 @@ def write_packs(
         cards[name] = task.card
         # another seed for each task: were all images alike, one that met another's weights might not show
         given = data_images(task.card, (folders or {}).get(name), config.split)
-        images, what = gate_images(
-            task.card.input, _CHECKED, chosen=judging_images(given), seed=config.seed + i,
-            max_pixels=pixel_limit(task.card),
-        )  # fmt: skip
+        images, what = card_images(task.card, _CHECKED, given, seed=config.seed + i)
         whats.append(what)
         with torch.no_grad():
             expected[name] = (images, task.model(images))

@@ -8,7 +8,7 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk_export.graph.preproc import RAW_TYPES
 from vtk_export.triton.config import TritonCommand
-from vtk_export.triton.names import check_name
+from vtk_export.triton.config_checks import check_name
 from vtk_export.triton.pbtxt import MARK, PART, TYPES, Slot, add_output, messages
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"

@@ -14,14 +14,13 @@ from torch import Tensor
 from vtk.bank.bank import TaskBank
 from vtk.bank.shared_weights import check_structure, replace_tensors
 from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import data_images, judging_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.data_parts import Split
 from vtk.runtime.opening import open_source
-from vtk_export.gate.images import gate_images
+from vtk_export.gate.images import card_images
 
 _FREE = "add_context_broadcast"
 """The transform in which tasks of separate files may differ: it moves no weight of the base."""
@@ -139,10 +138,7 @@ class Loader:
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
         given = data_images(member.card, self._data[member.name], self._split)
-        member.images, what = gate_images(
-            member.card.input, self._count, chosen=judging_images(given), seed=seed,
-            max_pixels=pixel_limit(member.card),
-        )  # fmt: skip
+        member.images, what = card_images(member.card, self._count, given, seed=seed)
         self._whats.append(what)
         with torch.no_grad():
             member.torch = model(member.images)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card, InputSpec
@@ -19,13 +18,12 @@ from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.data_parts import Split
 from vtk.runtime.images import ImageSelection
 from vtk.runtime.photographs import Photographs
+from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
 from vtk_export.gate.limits import LEAST_COSINE
-from vtk_export.graph.raw import Drift
 from vtk_export.triton.served.vtk_images import Unreadable, decode, from_array, prepare
 
-_COUNT = 16
-# sides of drawn images, in shares of the model's, and how they are stored
-_DRAWN = ((0.7, 0.9, "PNG"), (1.5, 2.2, "JPEG"), (1.0, 2.5, "PNG"), (2.1, 1.3, "JPEG"), (1.0, 1.0, "PNG"))
+_STORED = ("PNG", "JPEG", "PNG", "JPEG", "PNG")
+"""Formats of the drawn images."""
 
 
 def measure_served(
@@ -89,26 +87,18 @@ def _measure(spec: InputSpec, model: nn.Module, chosen: ImageSelection | None, s
             console.warn(f"the server will refuse {path}: {error}")
     if not mine:
         raise DataError(f"`--data`: no image of {chosen.what if chosen else 'those drawn'} could be read; give others")
-    want, have = _logits(model, torch.stack(mine)), _logits(model, torch.stack(theirs))
-    largest = (want - have).abs().max().item()
-    return Drift(
-        count=len(mine),
-        what=chosen.what if chosen else "drawn images of several sizes",
-        cosine_min=F.cosine_similarity(want, have, dim=1).min().item(),
-        error=largest,
-        relative=largest / max(want.abs().max().item(), 1e-30),
-        agreement=(want.argmax(1) == have.argmax(1)).double().mean().item(),
-    )
+    what = chosen.what if chosen else DRAWN
+    return compare_outputs(_logits(model, torch.stack(mine)), _logits(model, torch.stack(theirs)), what)
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model.eval()(images)
-    return logits.double()
+    return logits
 
 
 def _photographs(chosen: ImageSelection) -> Iterator[tuple[bytes, Path | None]]:
-    for path in Photographs(chosen, _COUNT).paths:
+    for path in Photographs(chosen, COUNT).paths:
         try:
             yield path.read_bytes(), path
         except OSError as error:
@@ -116,14 +106,12 @@ def _photographs(chosen: ImageSelection) -> Iterator[tuple[bytes, Path | None]]:
 
 
 def _drawn(spec: InputSpec, seed: int) -> Iterator[tuple[bytes, Path | None]]:
-    rng = np.random.default_rng(seed)
     if spec.in_chans not in (1, 3):  # no format that is written here holds so many
+        rng = np.random.default_rng(seed)
         for _ in range(2):
             yield rng.integers(0, 256, (*spec.size, spec.in_chans), dtype=np.uint8).tobytes(), None
         return
-    for down, across, kind in _DRAWN:
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
+    for image, kind in zip(drawn_images(spec, seed), _STORED, strict=True):
         file = io.BytesIO()
-        coarse.resize(size, Image.Resampling.BICUBIC).save(file, kind)
+        Image.fromarray(image).save(file, kind)
         yield file.getvalue(), None

@@ -1,10 +1,10 @@
-"""``--target``: the run time that a file is made for, and which run times take a file, from `vtk_export.runtimes`."""
+"""Reads ``--target``, and finds the runtimes and servers that take a file (tables: `vtk_export.runtime_versions`)."""
 
 import re
 from dataclasses import dataclass
 
 from vtk.errors import UsageError
-from vtk_export.runtimes import FP8, FP8_CAPS, ORT, RELEASES, TESTED, TRT, Caps, Release
+from vtk_export.runtime_versions import FP8, FP8_CAPS, ORT, RELEASES, TESTED, TRT, Caps, Release
 
 __all__ = ["FP8_CAPS", "IR_VERSIONS", "KNOWN", "OLD", "OPSETS", "Target", "check_caps", "check_fp8_target",
            "describe_oldest", "oldest", "parse_target", "same_version", "server_for", "takes", "takes_fp8",

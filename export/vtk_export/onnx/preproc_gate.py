@@ -1,16 +1,14 @@
-"""``--with-preproc``: the nodes are put before a verified file, and what they change in its outputs is measured."""
+"""``--with-preproc``: puts the nodes before a verified file, and checks what they change in its outputs."""
 
 import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card
@@ -18,37 +16,16 @@ from vtk.errors import DataError, VerificationError
 from vtk.runtime.backends.base import Backend
 from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
-from vtk_export.gate.limits import LEAST_COSINE, Limits
+from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
+from vtk_export.gate.images import GateInputs
+from vtk_export.gate.limits import LEAST_COSINE, LIMITS, Limits
+from vtk_export.gate.structure import verify_structure
 from vtk_export.gate.verify import open_sessions, reference_outputs
-from vtk_export.graph.build import File
-from vtk_export.graph.preproc import prepend
-from vtk_export.onnx.config import OnnxConfig
-from vtk_export.place import save
-
-_COUNT = 16
-# sides of drawn images, in shares of the model's: enlarged, reduced, wide, tall, and as they are
-_SHAPES = ((0.7, 0.9), (1.5, 2.2), (1.0, 2.5), (2.1, 1.3), (1.0, 1.0))
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Outputs of a file with its own preprocessing against torch with Pillow's.
-
-    Attributes:
-        count: images, each of its own size where they have one.
-        what: what they are.
-        cosine_min: smallest cosine of an image's outputs.
-        error: largest absolute difference.
-        relative: the same as a fraction of the largest absolute output.
-        agreement: share of images with the same most likely class; NaN of features.
-    """
-
-    count: int
-    what: str
-    cosine_min: float
-    error: float
-    relative: float
-    agreement: float
+from vtk_export.graph.precision import ONNX_NAMES
+from vtk_export.graph.preproc import RAW_TYPES, prepend
+from vtk_export.onnx.build import File
+from vtk_export.onnx.spec import GateSpec, GraphSpec
+from vtk_export.output_folder import save
 
 
 def add_preproc(file: File, card: Card, folder: Path) -> File:
@@ -62,7 +39,28 @@ def add_preproc(file: File, card: Card, folder: Path) -> File:
     return dataclasses.replace(file, path=save(proto, card, folder, facts), facts=facts, nodes=nodes)
 
 
-def measure_drift(file: File, card: Card, config: OnnxConfig, given: DataImages | None) -> Drift:
+def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec) -> Drift | None:
+    """Check a file whose preprocessing was put into its graph, and return what that changes in its outputs.
+
+    A file that nothing here runs, kept by ``--unverified``, gives None.
+
+    Raises:
+        VerificationError: the file is not what was asked for, or its outputs are others than with Pillow.
+    """
+    card, number = inputs.card, ONNX_NAMES["fp32" if spec.keep_io_types else file.facts.precision]
+    verify_structure(
+        file.path, card, opset=spec.file_opset, static_batch=spec.static_batch, ir_version=spec.ir_version,
+        inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
+        outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
+    )  # fmt: skip
+    if not file.facts.verified:
+        return None
+    drift = measure_drift(file, card, inputs.given, options)
+    check_drift(drift, LIMITS[file.facts.kind])
+    return drift
+
+
+def measure_drift(file: File, card: Card, given: DataImages | None, options: GateSpec) -> Drift:
     """Run the file on decoded images and torch on what the evaluation makes of them.
 
     Raises:
@@ -74,31 +72,21 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: DataImages 
     from vtk.data.decoding.rules import Decoding
     from vtk.data.loading.eval_transform import eval_transform
 
-    transform = eval_transform(card.input)
-    expected, got, count = [], [], 0
-    with open_sessions(file.path, config.threads, optimize=(True,)) as (session,):
-        for name, image in _images(card, config, given):
+    transform, name = eval_transform(card.input), file.names[0]
+    expected, got = [], []
+    with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
+        for path, image in _images(card, given, options.seed):
             try:
                 inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
             except DataError as fault:
-                console.warn(f"skipped: {unreadable(name, fault.__cause__ or fault)}")
+                console.warn(f"skipped: {unreadable(path, fault.__cause__ or fault)}")
                 continue
-            expected.append(reference_outputs(file.model, inputs, file.names)[file.names[0]])
-            got.append(_run(session, image, file.names[0]))
-            count += 1
-    if not count:
-        raise DataError(f"`--data` {config.data}: no image could be read; give others")
-    want, have = torch.cat(expected).double(), torch.cat(got).double()
-    error = (want - have).abs().max().item()
-    same = want.argmax(1) == have.argmax(1)
-    return Drift(
-        count=count,
-        what=given.judging.what if given else "drawn images of several sizes",
-        cosine_min=F.cosine_similarity(want, have, dim=1).min().item(),
-        error=error,
-        relative=error / max(want.abs().max().item(), 1e-30),
-        agreement=math.nan if file.names[0] == "features" else same.double().mean().item(),
-    )
+            expected.append(reference_outputs(file.model, inputs, file.names)[name])
+            got.append(_run(session, image, name))
+    if not got:
+        raise DataError(f"`--data` {given.judging.what if given else DRAWN}: no image could be read; give others")
+    what = given.judging.what if given else DRAWN
+    return compare_outputs(torch.cat(expected), torch.cat(got), what, classes=name != "features")
 
 
 def check_drift(drift: Drift, limits: Limits) -> None:
@@ -133,22 +121,18 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
         ) from error
 
 
-def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterator[tuple[Path, np.ndarray]]:
+def _images(card: Card, given: DataImages | None, seed: int) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
     from vtk.data.decoding.decode import pixel_limit, read_raw
     from vtk.data.decoding.raw_images import spread
-    from vtk.data.random_images import smooth_bytes
 
     spec = card.input
-    if given is not None:
-        for path in Photographs(given.judging, _COUNT).paths:
-            try:
-                yield path, read_raw(path, spec, pixel_limit(card))
-            except (DataError, OSError) as error:
-                console.warn(f"skipped: {error}")
+    if given is None:
+        yield from ((Path("drawn"), spread(image, spec.value_range, spec.value_type))
+                    for image in drawn_images(spec, seed))  # fmt: skip
         return
-    rng = np.random.default_rng(config.seed)
-    for down, across in _SHAPES:
-        height, width = max(round(down * spec.height), 1), max(round(across * spec.width), 1)
-        drawn = smooth_bytes(rng, height, width)
-        yield Path("drawn"), spread(drawn, spec.value_range, spec.value_type)
+    for path in Photographs(given.judging, COUNT).paths:
+        try:
+            yield path, read_raw(path, spec, pixel_limit(card))
+        except (DataError, OSError) as error:
+            console.warn(f"skipped: {error}")

@@ -13,7 +13,7 @@ from vtk.card import Card
 from vtk.errors import VerificationError
 from vtk_export.gate.verify import open_sessions
 from vtk_export.graph.precision import LARGEST, probe, remedy
-from vtk_export.place import save
+from vtk_export.output_folder import save
 
 
 def check_range(
