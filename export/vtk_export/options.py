@@ -25,7 +25,7 @@ from vtk_export.targets import FP8_CAPS, IR_VERSIONS, Target, parse_target
 
 RunTime = Annotated[
     str | None,
-    Option("the run time that it is for: tritonserver:YY.MM, trt:X.Y or ort:X.Y; limits opset and IR version", "format",
+    Option("target runtime: tritonserver:YY.MM, trt:X.Y or ort:X.Y; limits opset and IR version", "format",
            often=True, nonempty=True),
 ]  # fmt: skip
 """``--target`` of all exporters of ONNX files."""

@@ -87,7 +87,9 @@ def check_names(out: Path, marks: Marks, *, overwrite: bool, command: str, left:
     """
     more = [name for name in others(out, marks) if name not in left]
     if more and not overwrite:
-        raise DataError(f"`--out` {out} holds files that no export wrote ({more[0]}); give another, or --overwrite")
+        raise DataError(
+            f"`--out` {out} holds files that are not from an export ({more[0]}); give another folder, or --overwrite"
+        )
     find_own(out, marks, command)
 
 

@@ -163,10 +163,12 @@ def preparations(cards: Mapping[str, Card], *, raw: bool = False) -> str:
     specs = list(dict.fromkeys(card.input for card in cards.values()))
     if len(specs) == 1:
         return f"{prepare_code(specs[0], raw=raw)}\n\n\nprepare = dict.fromkeys(tasks, prepare)"
-    made = []
+    definitions = []
     for i, spec in enumerate(specs):
         names = [name for name, card in cards.items() if card.input == spec]
         inside = textwrap.indent(prepare_code(spec, raw=raw), "    ")
-        made.append(f"def preprocessing_{i}():  # of {', '.join(map(repr, names))}\n{inside}\n\n    return prepare")
+        definitions.append(
+            f"def preprocessing_{i}():  # of {', '.join(map(repr, names))}\n{inside}\n\n    return prepare"
+        )
     table = "".join(f"    {name!r}: preprocessing_{specs.index(card.input)}(),\n" for name, card in cards.items())
-    return SPACE.join([*made, f"prepare = {{\n{table}}}"])
+    return SPACE.join([*definitions, f"prepare = {{\n{table}}}"])

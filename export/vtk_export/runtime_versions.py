@@ -1,4 +1,4 @@
-"""The table of run times: what each version of ONNX Runtime and TensorRT takes, and which of them a server image has.
+"""The table of runtimes: what each version of ONNX Runtime and TensorRT takes, and which of them a server image has.
 
 All that depends on a version follows from here: defaults, checks, printed lines. A newer version takes what an older
 one takes, so where a source is silent the last number that is known holds.

@@ -21,7 +21,7 @@ KNOWN: dict[str, dict[str, Caps]] = {
     "trt": {version: caps for version, caps in TRT.items() if caps[0] >= OPSETS.start},
     "ort": ORT,
 }
-"""Kind of run time to its versions, oldest first, to the highest opset (of ours) and IR version that each takes."""
+"""Kind of runtime to its versions, oldest first, to the highest opset (of ours) and IR version that each takes."""
 
 _NAMES = {"tritonserver": "tritonserver", "trt": "TensorRT", "ort": "onnxruntime"}
 _ALIASES = {"triton": "tritonserver", "tensorrt": "trt", "onnxruntime": "ort"}
@@ -29,7 +29,7 @@ _ALIASES = {"triton": "tritonserver", "tensorrt": "trt", "onnxruntime": "ort"}
 
 @dataclass(frozen=True)
 class Target:
-    """A run time.
+    """A runtime.
 
     Attributes:
         kind: ``tritonserver``, ``trt`` or ``ort``.
@@ -71,12 +71,12 @@ def parse_target(text: str, flag: str = "--target") -> Target:
     if kind == "trt" and (any_minor := re.fullmatch(r"(\d+)(\.x)?", version)):
         version = f"{any_minor[1]}.0"
     if kind not in KNOWN or not re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
-        raise UsageError(f"`{flag}` {text!r} is no run time; give tritonserver:YY.MM, trt:X.Y or ort:X.Y")
+        raise UsageError(f"`{flag}` {text!r} is not a runtime; give tritonserver:YY.MM, trt:X.Y or ort:X.Y")
     short = ".".join(version.split(".")[:2])
     if (kind, short) == (OLD.kind, OLD.version):
         return OLD
     if short not in KNOWN[kind]:
-        raise UsageError(f"`{flag}` {text}: what {_NAMES[kind]} {short} takes is not known; known: "
+        raise UsageError(f"`{flag}` {text}: what {_NAMES[kind]} {short} takes is not known; known are: "
                          f"{_ranges(list(KNOWN[kind]))}")  # fmt: skip
     return Target(kind, version, *KNOWN[kind][short])
 
@@ -92,8 +92,8 @@ def tensorrt_of(target: Target) -> Target:
     if target.release is None:
         raise UsageError(f"`--target` {target.text}: TensorRT runs this; give trt:X.Y or tritonserver:YY.MM")
     if not target.release.tensorrt:
-        raise UsageError(f"`--target` {target.text}: which TensorRT it has is not known here; NVIDIA's Frameworks "
-                         "Support Matrix tells; give trt:X.Y")  # fmt: skip
+        raise UsageError(f"`--target` {target.text}: its TensorRT version is not known here; look it up in NVIDIA's "
+                         "Frameworks Support Matrix and give trt:X.Y")  # fmt: skip
     return parse_target(f"trt:{target.release.tensorrt}")
 
 
@@ -118,14 +118,14 @@ def check_caps(target: Target, opset: int, ir_version: int | None) -> None:
 
 
 def takes_fp8(target: Target) -> bool:
-    """Return whether a run time has Q/DQ in e4m3; a server's is its ONNX Runtime."""
+    """Return whether a runtime has Q/DQ in e4m3; a server's is its ONNX Runtime."""
     kind, version = ("ort", target.release.ort) if target.release is not None else (target.kind, target.version)
     table = list({"ort": ORT, "trt": TRT}[kind])
     return table.index(".".join(version.split(".")[:2])) >= table.index(FP8[kind])
 
 
 def check_fp8_target(target: Target) -> None:
-    """Refuse a run time that has no fp8.
+    """Refuse a runtime that has no fp8.
 
     Raises:
         UsageError: names the first versions that have it.
@@ -136,7 +136,7 @@ def check_fp8_target(target: Target) -> None:
 
 
 def oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> dict[str, str]:
-    """Return, per kind of run time, the oldest known version that takes a file of this opset and IR version.
+    """Return, per kind of runtime, the oldest known version that takes a file of this opset and IR version.
 
     Args:
         opset: of the file.
@@ -153,7 +153,7 @@ def oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> dict[str, s
 
 
 def describe_oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> str:
-    """Return one line with the oldest run times for a file."""
+    """Return one line with the oldest runtimes for a file."""
     found = oldest(opset, ir_version, tensorrt=tensorrt)
     parts = [f"{_NAMES[kind]} {version}" for kind, version in found.items()]
     return f"opset {opset} and IR {ir_version} need at least {', '.join(parts)}"

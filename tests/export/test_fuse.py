@@ -201,7 +201,7 @@ def test_unasked_every_known_vit_is_fused_and_nothing_else(capsys: pytest.Captur
     assert capsys.readouterr().out == ""
     odd = timm.create_model("test_vit", scale_mlp_norm=True)
     assert choose_form(odd, None, vits=True) is odd
-    assert "exported as it is: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
+    assert "exported unfused: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("flag", "expected"), [([], None), (["--fuse"], True), (["--no-fuse"], False)])
@@ -222,7 +222,7 @@ def test_the_flag_has_three_states(
 def test_a_parallel_model_that_cannot_be_fused_is_exported_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     model = parallel(act_layer=partial(nn.Softmax, dim=-1))
     assert choose_form(model, None) is model
-    assert "exported as it is: cannot fuse `blocks.0.ffns.0.mlp.act` (Softmax)" in capsys.readouterr().out
+    assert "exported unfused: cannot fuse `blocks.0.ffns.0.mlp.act` (Softmax)" in capsys.readouterr().out
     assert choose_form(model, False) is model
     with pytest.raises(UsageError, match="Softmax"):
         choose_form(model, True)

@@ -99,7 +99,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
     expect(config, AotiConfig, "export_aoti")
     source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
-        raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")
+        raise UsageError(f"{source.path} is already an exported file; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
     start = time.perf_counter()
@@ -127,7 +127,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
             say_zero_head()
             compared.mkdir()
         fused = make(source.model() if filled is None else filled, compared)
-        console.stage(f"comparing the file with torch at {len(inputs.batches)} batch sizes, in a process of its own")
+        console.stage(f"comparing the file with PyTorch at {len(inputs.batches)} batch sizes, in a separate process")
         plain = source.model()
         reference = plain if filled is None else fill_zero_head(plain, config.seed) or plain
         rows = verify_aoti(compared, reference, images, device, config.dtype, config.threads)
@@ -168,5 +168,5 @@ def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn
         except UsageError as error:
             if wanted:
                 raise
-            console.say(f"compiled as it is: {str(error).partition(';')[0]}")
+            console.say(f"compiled unfused: {str(error).partition(';')[0]}")
     return model.to(dtype), False

@@ -24,7 +24,7 @@ FILLED = "filled"
 
 def say_zero_head() -> None:
     """Say that a copy is compared."""
-    console.say("the classifier is all zero, so all logits are: the gate compares a copy with a random one")
+    console.say("the classifier is all zero, and so are all logits: a copy with a random classifier is verified")
 
 
 def fill_zero_head(model: nn.Module, seed: int = 0) -> nn.Module | None:
@@ -83,7 +83,7 @@ def check_zero_head(path: Path, filled: Path, images: Tensor, names: tuple[str, 
     alike = len(mine.graph.node) == len(other.graph.node) and all(_same_node(a, b, before) for a, b in pairs)
     ends = [[e.SerializeToString() for e in (*p.graph.input, *p.graph.output)] for p in (mine, other)]
     if not alike or ends[0] != ends[1] or not before.keys() >= {tensor.name for tensor in mine.graph.initializer}:
-        raise VerificationError("with a classifier of zeros the graph is another one than with a random one")
+        raise VerificationError("the graph differs from that of the copy with a random classifier")
     for tensor in mine.graph.initializer:
         value, known = numpy_helper.to_array(tensor), before[tensor.name]
         if value.tobytes() != known.tobytes() and (value.shape != known.shape or value.astype(float).any()):
@@ -91,4 +91,4 @@ def check_zero_head(path: Path, filled: Path, images: Tensor, names: tuple[str, 
     with open_sessions(path, threads, optimize=(True,)) as (session,):
         for name, found in run_session(session, images, names).items():
             if name == "logits" and bool(found.any()):
-                raise VerificationError("the classifier is all zero, and the file gives other logits than zeros")
+                raise VerificationError("the classifier is all zero, but the logits of the file are not")

@@ -58,15 +58,15 @@ def prepend(proto: onnx.ModelProto, spec: InputSpec) -> None:
     (old,) = [value for value in graph.input if value.name == "pixel_values"]
     batch = old.type.tensor_type.shape.dim[0]
     axis = batch.dim_value if batch.HasField("dim_value") else batch.dim_param
-    made = _Nodes(old.type.tensor_type.elem_type)
-    made.build(spec)
+    builder = _Nodes(old.type.tensor_type.elem_type)
+    builder.build(spec)
     graph.input.remove(old)
     kind = getattr(TensorProto, RAW_TYPES[spec.value_type])
     graph.input.append(helper.make_tensor_value_info("images", kind, [axis, "height", "width", 3]))
-    nodes = [*made.nodes, *graph.node]
+    nodes = [*builder.nodes, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(made.constants.values())
+    graph.initializer.extend(builder.constants.values())
 
 
 class _Nodes:

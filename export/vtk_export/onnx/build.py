@@ -77,12 +77,12 @@ def build(
     card = inputs.card
     if spec.softmax and card.multi_label:
         raise UsageError(
-            "`--softmax` is of one label an image; this model gives several: take the sigmoid of each of its logits"
+            "`--softmax` is for single-label models, and this one is multi-label; apply a sigmoid to each of its logits"
         )
     names = output_names(spec.output, softmax=spec.softmax)
     sizes = None
     if spec.dynamic_size:
-        console.stage("trying which sizes the model takes")
+        console.stage("testing which image sizes the model accepts")
         check_sizes(model, card.input, card.model.name)
         sizes = probe_sizes(model, card.input)
     # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
@@ -100,7 +100,7 @@ def build(
         graph = WithFeatures(choose_form(model.body, spec.fuse, **form), model.classifier, model.classifier_width)
         fused = graph.body is not model.body
     raw = output_names(spec.output, softmax=False)
-    console.stage(f"converting it to a graph of opset {spec.opset}")
+    console.stage(f"converting it to ONNX, opset {spec.opset}")
     proto = convert(graph, card.input, opset=spec.opset, static_batch=spec.static_batch, names=raw,
                     sizes=sizes)  # fmt: skip
     _check_resize(proto, spec)
@@ -109,17 +109,17 @@ def build(
         append_softmax(proto)
     proto.ir_version = spec.ir_version
     if spec.dtype == "fp8":
-        console.stage("rounding its wide products to fp8")
+        console.stage("quantising the wide products to fp8")
         to_fp8(proto, card, spec, options, folder, inputs.given)
     if spec.dtype != "fp32":
-        console.stage(f"lowering the graph to {spec.rest}")
+        console.stage(f"converting the graph to {spec.rest}")
         plain = copy.deepcopy(proto)
         makers = to_half(proto, spec.rest, keep_io_types=spec.keep_io_types)
         check_range(plain, makers, card, inputs.images[:_RANGE_IMAGES], dtype=spec.rest, folder=folder,
                     threads=options.threads, static_batch=spec.static_batch)  # fmt: skip
         del plain
     elif spec.int8:
-        console.stage(f"quantising its products ({spec.int8})")
+        console.stage(f"quantising to int8 ({spec.int8})")
         proto = to_int8(proto, card, spec, options, folder, inputs.given)
         mark_rows(proto, clean=spec.int8 == "dynamic")
         proto.ir_version = spec.ir_version
@@ -138,7 +138,7 @@ def build(
 
 
 def _check_resize(proto: onnx.ModelProto, spec: GraphSpec) -> None:
-    """Refuse a position table that is resampled at every call where the run time cannot do that as torch does."""
+    """Refuse a position table that is resampled at every call where the runtime cannot do that as torch does."""
     if spec.for_tensorrt and any(node.op_type == "Resize" for node in proto.graph.node):
         raise UsageError(
             f"{spec.target} cannot resample this model's position table, which --dynamic-size needs; leave it out"

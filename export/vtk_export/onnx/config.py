@@ -40,18 +40,20 @@ class OnnxConfig(PrecisionConfig):
         if self.keep_io_types and self.dtype == "fp32":
             raise UsageError("`--keep-io-types` is for --dtype fp16 or bf16; an fp32 file has fp32 inputs and outputs")
         if self.int8 and self.dtype != "fp32":
-            raise UsageError(f"`--int8` leaves the rest in fp32, so --dtype {self.dtype} contradicts it; leave out one")
+            raise UsageError(f"`--int8` leaves the rest in fp32, which --dtype {self.dtype} contradicts; leave one out")
         if self.int8 == "static" and self.data is None:
             raise UsageError("`--int8 static` measures the activations' ranges on images; give --data FOLDER")
         if self.dtype == "fp8":
             self._check_fp8()
         if self.dynamic_size and self.with_preproc:
             raise UsageError(
-                "`--with-preproc` brings images to the model's own size, --dynamic-size opens it; leave one out"
+                "`--with-preproc` resizes images to the model's size, which --dynamic-size leaves open; leave one out"
             )
         self._check_target()
         if self.softmax and self.output == "features":
-            raise UsageError("`--softmax` is of logits, `--output features` has none; give --output both or logits")
+            raise UsageError(
+                "`--softmax` applies to logits, which `--output features` lacks; give --output both or logits"
+            )
 
     def _check_fp8(self) -> None:
         if self.data is None:
@@ -59,13 +61,13 @@ class OnnxConfig(PrecisionConfig):
                              "FOLDER")  # fmt: skip
         if self.dynamic_size:
             raise UsageError(
-                "`--dtype fp8` is calibrated at the model's own size, --dynamic-size opens it; leave one out"
+                "`--dtype fp8` is calibrated at the model's size, which --dynamic-size leaves open; leave one out"
             )
         if self.output == "features":
             raise UsageError("`--dtype fp8` is judged by the classes, `--output features` has none; give --output both")
         if self.ir < FP8_CAPS[1]:
-            told = self.target if self.ir_version is None else f"--ir-version {self.ir_version}"
-            raise UsageError(f"fp8 came with IR version {FP8_CAPS[1]}, and {told} means {self.ir}; leave that out, or "
+            given = self.target if self.ir_version is None else f"--ir-version {self.ir_version}"
+            raise UsageError(f"fp8 needs IR version {FP8_CAPS[1]}, and {given} gives {self.ir}; leave that out, or "
                              "use --dtype fp16")  # fmt: skip
         if self.runtime is not None and self.runtime != OLD:
             check_fp8_target(self.runtime)
@@ -81,7 +83,7 @@ class OnnxConfig(PrecisionConfig):
             raise UsageError(f"{target.text} lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
                              "strongly typed; give --dtype fp32, or trt:10.x")  # fmt: skip
         if self.int8 == "dynamic":
-            raise UsageError(f"{target.text} cannot run `--int8 dynamic`, whose ranges are found at every run; give "
+            raise UsageError(f"{target.text} cannot run `--int8 dynamic`, which computes ranges at every run; give "
                              "--int8 static")  # fmt: skip
         if self.with_preproc:
             raise UsageError(

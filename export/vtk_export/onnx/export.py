@@ -82,7 +82,7 @@ class ExportResult:
     dependence: Dependence | None = None
 
     def needs(self) -> str:
-        """Return one line with the oldest run times that take the file."""
+        """Return one line with the oldest runtimes that take the file."""
         return describe_oldest(self.opset, self.ir_version, tensorrt=self._tensorrt)
 
     @property
@@ -126,7 +126,7 @@ def export_onnx(
     require("onnxscript", "onnxruntime")
     source = open_with_notes(source, **opening)
     if source.kind == "onnx":
-        raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
+        raise UsageError(f"{source.path} is already an ONNX file; give the pack it was exported from")
     start = time.perf_counter()
     spec, options = config.graph, config.gate
     with (

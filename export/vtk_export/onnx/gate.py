@@ -89,7 +89,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     )  # fmt: skip
     kind = file.facts.kind
     limits = LIMITS[kind]
-    console.stage(f"comparing the file with torch at {len(inputs.batches)} batch sizes")
+    console.stage(f"comparing the file with PyTorch at {len(inputs.batches)} batch sizes")
     try:
         rows, remarks = verify_values(
             file.path, file.model, inputs.images, batches=inputs.batches, threads=options.threads, names=file.names,
@@ -99,7 +99,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     except UnavailableError as error:
         if not options.unverified:
             raise
-        console.warn(f"not verified: {str(error).partition(', so')[0]}; the file says so")
+        console.warn(f"not verified: {str(error).partition(', so')[0]}; marked as unverified")
         facts = dataclasses.replace(file.facts, verified=False)
         restamp(file.path, card, facts)
         return dataclasses.replace(file, facts=facts)
@@ -112,12 +112,12 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     if kind == "fp32" or file.names == ("features",):
         return file
     if inputs.given is None:
-        console.say(f"what {kind} costs in accuracy is not known: give --data for agreement and top-1 on real images")
+        console.say(f"accuracy not measured; give --data to measure top-1 agreement of this {kind} file on images")
         return file
     # not the images that it was calibrated on
     chosen = inputs.given.calibration[1] if file.facts.calibrated else inputs.given.judging
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(card))
-    console.stage(f"judging the file on {len(photographs.paths)} images")
+    console.stage(f"measuring top-1 agreement on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads)
     console.say(judgement.describe())
     if file.facts.fp8:  # one image more or less is not passed over
@@ -190,9 +190,9 @@ def _check_odd_sizes(file: File, size: InputSpec, spec: GraphSpec, options: Gate
                 run_session(session, torch.zeros(spec.static_batch or 1, size.in_chans, height, width), file.names)
             except VerificationError as error:
                 if taken:
-                    raise VerificationError(f"{height}×{width}, which torch takes: {error}") from error
+                    raise VerificationError(f"{height}×{width} pixels, which the model accepts: {error}") from error
                 continue
             if not taken:
                 raise VerificationError(
-                    f"the file answers images of {height}×{width} pixels, which torch refuses; leave out --dynamic-size"
+                    f"the file accepts {height}×{width} pixels, which the model refuses; leave out --dynamic-size"
                 )

@@ -77,6 +77,6 @@ class _Calibration:
             DataError: too few for one batch of the file.
         """
         if not self.used:
-            raise DataError(f"calibration needs a batch of {self.batch} images, which --static-batch says, and there "
+            raise DataError(f"calibration needs a batch of {self.batch} images (--static-batch), and there "
                             f"are only {len(self.images.paths)} {self.images.what}; give more")  # fmt: skip
         console.say(f"calibrated on {self.used} {self.images.what}")

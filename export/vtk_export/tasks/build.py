@@ -74,7 +74,7 @@ class Build:
                 del graph
         self.loader.run_banks(self.members)
         if models:
-            console.stage("converting all of them to one graph")
+            console.stage("converting all tasks to one graph")
             task = torch.zeros(self.config.static_batch or 2, dtype=torch.int32)
             proto = convert(
                 GatheredViT(models), self.members[0].card.input, opset=self.config.opset,

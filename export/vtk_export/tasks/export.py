@@ -82,7 +82,7 @@ class TasksExportResult:
     dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
 
     def needs(self) -> str:
-        """Return one line with the oldest run times that take the files."""
+        """Return one line with the oldest runtimes that take the files."""
         return describe_oldest(self.opset, self.ir_version)
 
     def to_dict(self) -> dict[str, object]:
@@ -139,7 +139,7 @@ def export_tasks(
         built.convert()
         console.stage("writing the files")
         built.write(folder)
-        console.stage("comparing the files with torch and a bank")
+        console.stage("comparing the files with PyTorch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
             print_task_rows(rows)

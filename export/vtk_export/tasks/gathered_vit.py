@@ -183,4 +183,4 @@ def _different(models: Sequence[nn.Module]) -> list[str]:
 
 
 def _refusal(name: str, reason: str) -> UsageError:
-    return UsageError(f"`{name}` differs between the tasks and cannot be stacked: {reason}; take --form files instead")
+    return UsageError(f"`{name}` differs between the tasks and cannot be stacked: {reason}; use --form files instead")

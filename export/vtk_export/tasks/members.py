@@ -67,7 +67,7 @@ def open_members(packs: Mapping[str, Path], *, one_size: bool) -> list[Member]:
             raise DataError(f"{path} does not exist; give packs or run folders, each as PACK or NAME=PACK")
         source = open_source(path)
         if source.kind != "pack" or source.path is None:
-            raise UsageError(f"{path} is no task pack but a {source.kind}, which shares no base; give packs")
+            raise UsageError(f"{path} is not a task pack but a {source.kind}, which shares no base; give packs")
         if source.card.base is None:
             raise DataError(f"the card of {source.path} names no base; the pack was edited")
         transforms = json.dumps([dataclasses.asdict(t) for t in source.card.transforms], sort_keys=True)
@@ -91,12 +91,12 @@ def _check_pair(first: Member, other: Member, one_size: bool) -> None:
     free = frozenset() if one_size else frozenset({_FREE})
     if _ops(a, free) != _ops(b, free):
         hint = "take --form files, or " if _ops(a, frozenset({_FREE})) == _ops(b, frozenset({_FREE})) else ""
-        raise UsageError(f"{both} were changed by different transforms ({_ops(a)} and {_ops(b)}); {hint}{alone}")
+        raise UsageError(f"{both} have different transforms ({_ops(a)} and {_ops(b)}); {hint}{alone}")
     sizes = [(c.input.in_chans, *c.input.size) for c in (a, b)]
     if one_size and sizes[0] != sizes[1]:
-        told = " and ".join("×".join(map(str, size)) for size in sizes)
-        raise UsageError(f"{both} take images of {told} (channels, height, width); the gathered form has one "
-                         "input, so take --form files, where each task has its own")  # fmt: skip
+        sides = " and ".join("×".join(map(str, size)) for size in sizes)
+        raise UsageError(f"{both} take images of {sides} (channels, height, width); the gathered form has one "
+                         "input, so use --form files, where each task has its own")  # fmt: skip
 
 
 class Loader:

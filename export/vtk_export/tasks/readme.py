@@ -29,8 +29,8 @@ def tasks_page(
     what = []
     if gathered:
         what.append(
-            "`gathered.onnx` takes `pixel_values` and `task`, int32 (batch,), the task number of each image. It returns "
-            "`logits`, as wide as the largest number of classes, and `num_classes`."
+            "`gathered.onnx` takes `pixel_values` and `task`, int32 (batch,), the task number of each image. "
+            "It returns `logits`, as wide as the largest number of classes, and `num_classes`."
         )
         code.append(
             'gathered = onnxruntime.InferenceSession("gathered.onnx", providers=["CPUExecutionProvider"])\n\n\n'

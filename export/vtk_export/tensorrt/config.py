@@ -26,7 +26,7 @@ def parse_version(text: str) -> Target:
     """
     match = re.fullmatch(r"(8|10|11)(?:\.(x|\d+)(?:\.\d+)*)?", text)
     if match is None:
-        raise UsageError(f"`--trt` {text!r} is no TensorRT that this knows; give 10.x, 11.x, a version such as "
+        raise UsageError(f"`--trt` {text!r} is not a known TensorRT version; give 10.x, 11.x, a version such as "
                          "10.3, or 8.6")  # fmt: skip
     major, minor = match[1], match[2] or "x"
     if major == "8":
@@ -67,7 +67,7 @@ class TensorrtConfig(PrecisionConfig):
                 raise UsageError(f"`--min` {self.min}, `--opt` {self.opt}, `--max` {self.max}: required is "
                                  "1 ≤ min ≤ opt ≤ max")  # fmt: skip
         elif (self.min, self.opt, self.max) != (1, 8, 32):
-            raise UsageError("`--static-batch` is the one batch size; leave out --min, --opt and --max")
+            raise UsageError("`--static-batch` fixes the batch size; leave out --min, --opt and --max")
         if target is OLD and self.dtype != "fp32":
             raise UsageError(f"`--trt 8.6` lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
                              "strongly typed; give --dtype fp32, or --trt 10.x")  # fmt: skip

@@ -117,10 +117,10 @@ def export_tensorrt(
     expect(config, TensorrtConfig, "export_tensorrt")
     source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
-        raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
+        raise UsageError(f"{source.path} is already an exported file; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:
-        raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
-                               "build_engine.py where the engine is to run")  # fmt: skip
+        raise UnavailableError("`--build` needs TensorRT's Python package, which is not installed; leave it out, and "
+                               "run build_engine.py on the target GPU")  # fmt: skip
     require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
@@ -163,7 +163,7 @@ def build_engine(folder: Path) -> dict[str, Any]:
     Raises:
         UnavailableError, DataError, VerificationError: what the script ended with.
     """
-    console.say("building the engine; TensorRT tries kernels for minutes")
+    console.say("building the engine; kernel selection takes minutes")
     command = child(str(folder / scripts.PYTHON))
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if run.returncode:
@@ -184,7 +184,7 @@ def _build(model: nn.Module, inputs: GateInputs, spec: GraphSpec, options: GateS
         except UsageError as error:
             if spec.fuse:
                 raise
-            console.say(f"exported as it is: {str(error).partition(';')[0]}")
+            console.say(f"exported unfused: {str(error).partition(';')[0]}")
     return build(model, inputs, dataclasses.replace(spec, fuse=False), options, folder)
 
 

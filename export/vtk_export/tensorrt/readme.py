@@ -22,7 +22,7 @@ def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> 
         "`build_engine.load_engine()` checks the engine's stamp and returns it. `profile.json` has the range of batch "
         "sizes; TensorRT refuses others. `bash compare.sh` compares the engine with ONNX Runtime.\n\n"
         f"{input_facts(card, False, half or 'fp32', batch, None)}\n\n"
-        "Without TensorRT, with onnxruntime and Pillow installed, run these lines in this folder to load the same graph; "
-        f"{use_of('logits')}:\n\n"
+        "Without TensorRT, with onnxruntime and Pillow installed, run these lines in this folder to load the same "
+        f"graph; {use_of('logits')}:\n\n"
         f"{onnx_code(card, names=('logits',), half=half, batch=batch)}\n{card_sections(card)}"
     )

@@ -56,7 +56,7 @@ class BankRow:
 
 
 @dataclass(frozen=True)
-class Packed:
+class BankFolder:
     """A written folder.
 
     Attributes:
@@ -75,7 +75,7 @@ class Packed:
 def write_packs(
     named: Mapping[str, Path], version: Path, config: TritonCommand, folders: Mapping[str, Path | None] | None = None,
     *, show: bool = True,
-) -> Packed:  # fmt: skip
+) -> BankFolder:  # fmt: skip
     """Write base, packs and index, load them as the server will, and compare with each task's own model.
 
     Args:
@@ -131,10 +131,10 @@ def write_packs(
         console.say(f"verified with {what}")
     if wrong:
         raise VerificationError(
-            f"the bank's logits of `{wrong[0].task}` are off by {wrong[0].error:.1e}, {wrong[0].bound:.1e} is allowed; "
+            f"the bank's logits of `{wrong[0].task}` differ by {wrong[0].error:.1e}, {wrong[0].bound:.1e} is allowed; "
             "nothing was kept: export that pack with --backend onnxruntime, and please report this"
         )
-    return Packed(cards, base, tuple(rows), what)
+    return BankFolder(cards, base, tuple(rows), what)
 
 
 def has_base(earlier: Path, base: str) -> bool:
@@ -162,8 +162,8 @@ def _pack(path: Path) -> Path:
         raise DataError(f"{path} does not exist; give packs or run folders, each as PACK or NAME=PACK")
     source = open_source(path)
     if source.kind != "pack" or source.path is None:
-        raise UsageError(f"{path} is no task pack but a {source.kind}, which shares no base; give packs, or --backend "
-                         "onnxruntime")  # fmt: skip
+        raise UsageError(f"{path} is not a task pack but a {source.kind}, which shares no base; give packs, or "
+                         "--backend onnxruntime")  # fmt: skip
     return source.path
 
 

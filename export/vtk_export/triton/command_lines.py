@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vtk_export.triton.served_by import Served
+from vtk_export.triton.served_by import Server
 
 
 def command_lines(
-    repo: Path, config: Any, served: Served, tasks: Sequence[str], dims: Sequence[int], *, ensemble: str = ""
+    repo: Path, config: Any, served: Server, tasks: Sequence[str], dims: Sequence[int], *, ensemble: str = ""
 ) -> list[str]:
     """Return lines for a shell.
 

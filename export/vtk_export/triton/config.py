@@ -124,7 +124,7 @@ class TritonCommand(TritonConfig):
     img_size: ImgSize = None
 
     def opening(self) -> dict[str, Any]:
-        """Return what `vtk.open_source` is told beside each source; the seed is an option of its own."""
+        """Return the keyword arguments of `vtk.open_source` for each source, without the seed."""
         return {name: getattr(self, name) for name in ("base", "pretrained", "num_classes", "img_size")}
 
     @property
@@ -161,17 +161,17 @@ class TritonCommand(TritonConfig):
             raise UsageError("no sources; give packs, run folders, merged .safetensors or timm names")
         if self.ensemble is not None and not self.with_preproc:
             flag = "--ensemble" if self.ensemble else "--no-ensemble"
-            raise UsageError(f"`{flag}` says where --with-preproc is done; add that, or leave it out")
+            raise UsageError(f"`{flag}` chooses where --with-preproc runs; add --with-preproc, or leave it out")
         check_backend(self)
         check_target(self)
         check_batches(self)
         if self.name is not None and self.server in ("onnxruntime", "tensorrt") and len(self.sources) > 1:
             raise UsageError(
-                f"`--name` {self.name} is of one model, {len(self.sources)} sources make as many; give each NAME=SOURCE"
+                f"`--name` {self.name} names one model, but {len(self.sources)} sources were given; give NAME=SOURCE"
             )
         if self.engine is not None and len(self.sources) > 1:
-            raise UsageError(f"`--engine` {self.engine} is of one source, {len(self.sources)} were given; export them "
-                             "one by one")  # fmt: skip
+            raise UsageError(f"`--engine` {self.engine} belongs to one source, not to {len(self.sources)}; export "
+                             "them one by one")  # fmt: skip
         if self.server != "vtk":
             data = Path() if self.data else None
             self.onnx_config(Path(), data, with_preproc=self.ensemble is False)  # has its own checks

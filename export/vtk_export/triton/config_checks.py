@@ -29,7 +29,7 @@ def check_name(name: str) -> str:
         UsageError: names what is allowed.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"a model cannot be called {name!r} in a server; use up to 64 of A-Z a-z 0-9 . _ - with a "
+        raise UsageError(f"{name!r} is not a valid model name; use up to 64 of A-Z a-z 0-9 . _ - with a "
                          "letter or digit at both ends: --name NAME")  # fmt: skip
     return name
 
@@ -61,7 +61,7 @@ def check_backend(config: "TritonCommand") -> None:
         why["--no-ensemble"] = "its graph takes normalised tensors"
     in_graph = config.server == "onnxruntime" and not config.ensemble
     if config.static_batch is not None and config.with_preproc and not in_graph:
-        raise UsageError("`--static-batch` is of one call, and an ensemble passes on what a request holds; leave "
+        raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
                          "it out, or give --no-ensemble")  # fmt: skip
     if config.server == "vtk" or (config.server == "python" and len(config.sources) > 1):
         why |= {

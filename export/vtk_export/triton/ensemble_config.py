@@ -44,25 +44,25 @@ def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, 
         raise UsageError(f"`--with-preproc` prepares images in numpy, which has no {image.type.removeprefix('TYPE_')}; "
                          "add --keep-io-types")  # fmt: skip
     pb = messages()
-    made = pb.ModelConfig(name=name, backend="python", max_batch_size=config.max_batch_size)
-    made.version_policy.latest.num_versions = 1
-    made.input.add(name="encoded", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,), optional=True)
-    made.input.add(name=raw.name, data_type=pb.DataType.Value(raw.type), dims=raw.dims, optional=True)
-    for entry in made.input:  # a request has one of the two
+    message = pb.ModelConfig(name=name, backend="python", max_batch_size=config.max_batch_size)
+    message.version_policy.latest.num_versions = 1
+    message.input.add(name="encoded", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,), optional=True)
+    message.input.add(name=raw.name, data_type=pb.DataType.Value(raw.type), dims=raw.dims, optional=True)
+    for entry in message.input:  # a request has one of the two
         # requests are handed over one by one, so images of any sizes may share a call
         entry.allow_ragged_batch = True
     if tasks:
-        made.input.add(name="task", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,))
-    made.output.add(name=image.name, data_type=pb.DataType.Value(image.type), dims=image.dims)
+        message.input.add(name="task", data_type=pb.DataType.Value("TYPE_STRING"), dims=(1,))
+    message.output.add(name=image.name, data_type=pb.DataType.Value(image.type), dims=image.dims)
     # what waits while a call is prepared is joined to the next; to wait for more is the model's part
-    made.dynamic_batching.max_queue_delay_microseconds = 0
-    made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value("KIND_CPU"), count=1)
-    told = {MARK: __version__, PART: whole, "pixel_type": image.type}
+    message.dynamic_batching.max_queue_delay_microseconds = 0
+    message.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value("KIND_CPU"), count=1)
+    parameters = {MARK: __version__, PART: whole, "pixel_type": image.type}
     if config.server_threads is not None:
-        told["threads"] = str(config.server_threads)
-    for key, value in told.items():
-        made.parameters[key].string_value = value
-    return made
+        parameters["threads"] = str(config.server_threads)
+    for key, value in parameters.items():
+        message.parameters[key].string_value = value
+    return message
 
 
 def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slot]) -> Any:
@@ -75,22 +75,22 @@ def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slo
         outputs: of the model.
     """
     pb = messages()
-    made = pb.ModelConfig(name=name, platform="ensemble", max_batch_size=preprocess.max_batch_size)
-    made.version_policy.latest.num_versions = 1
+    message = pb.ModelConfig(name=name, platform="ensemble", max_batch_size=preprocess.max_batch_size)
+    message.version_policy.latest.num_versions = 1
     for entry in preprocess.input:
-        made.input.add().CopyFrom(entry)
-        made.input[-1].ClearField("allow_ragged_batch")
+        message.input.add().CopyFrom(entry)
+        message.input[-1].ClearField("allow_ragged_batch")
     for slot in outputs:
-        add_output(made, slot)
+        add_output(message, slot)
     for step in (preprocess, model):
         # the latest version, whichever it is: a step is replaced before the ensemble is
-        entry = made.ensemble_scheduling.step.add(model_name=step.name, model_version=-1)
+        entry = message.ensemble_scheduling.step.add(model_name=step.name, model_version=-1)
         for value in step.input:
             entry.input_map[value.name] = value.name
         for value in step.output:
             entry.output_map[value.name] = value.name
-    made.parameters[MARK].string_value = __version__
-    return made
+    message.parameters[MARK].string_value = __version__
+    return message
 
 
 def raw_slot(specs: Sequence[InputSpec]) -> Slot:

@@ -10,13 +10,13 @@ from vtk_export.tensorrt.config import TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.engine import check_engine, copy_engine, read_engine
-from vtk_export.triton.order import Filled, Order, gate_results, say_notes, take_latency
+from vtk_export.triton.order import ModelContent, Order, gate_results, say_notes, take_latency
 from vtk_export.triton.pbtxt import USUAL, build, graph_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import serve_engine, serve_graph
 
 
-def fill_graph(draft: Draft, order: Order) -> Filled:
+def fill_graph(draft: Draft, order: Order) -> ModelContent:
     """Export one source to ONNX, and write the config for ONNX Runtime, with or without TensorRT."""
     config = order.config
     (task,) = order.named
@@ -40,10 +40,10 @@ def fill_graph(draft: Draft, order: Order) -> Filled:
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
                     part_of=order.part_of, digest=digest)  # fmt: skip
     code = take_latency(order, draft.at / "model.onnx", source, found)
-    return Filled(message, {task: source.card}, inputs, outputs, served, found, code)
+    return ModelContent(message, {task: source.card}, inputs, outputs, served, found, code)
 
 
-def fill_engine(draft: Draft, order: Order) -> Filled:
+def fill_engine(draft: Draft, order: Order) -> ModelContent:
     """Check a built engine against its source, and copy it."""
     config = order.config
     assert config.engine is not None
@@ -60,7 +60,7 @@ def fill_engine(draft: Draft, order: Order) -> Filled:
     built = {key: str(value) for key, value in engine.stamp.items() if not key.endswith("_sha256")}
     message = build(order.name, config, inputs, outputs, batched=engine.batched, parameters=built,
                     part_of=order.part_of, preferred=preferred)  # fmt: skip
-    return Filled(message, {task: source.card}, inputs, outputs, served, {"engine": dict(engine.stamp)})
+    return ModelContent(message, {task: source.card}, inputs, outputs, served, {"engine": dict(engine.stamp)})
 
 
 def _tensorrt_config(out: Path, config: TritonCommand, data: Path | None) -> TensorrtConfig:

@@ -2,12 +2,12 @@
 
 from vtk_export.readme import README
 from vtk_export.triton.graph_models import fill_engine, fill_graph
-from vtk_export.triton.order import Filled, Order
+from vtk_export.triton.order import ModelContent, Order
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.task_models import fill_bank, fill_tasks
 
 
-def fill(draft: Draft, order: Order) -> Filled:
+def fill(draft: Draft, order: Order) -> ModelContent:
     """Put the model into the draft.
 
     Raises:
@@ -19,6 +19,6 @@ def fill(draft: Draft, order: Order) -> Filled:
     if order.config.engine is not None:
         return fill_engine(draft, order)
     makers = {"onnxruntime": fill_graph, "tensorrt": fill_graph, "python": fill_tasks, "vtk": fill_bank}
-    filled = makers[order.config.server](draft, order)
+    content = makers[order.config.server](draft, order)
     (draft.at / README).unlink(missing_ok=True)  # of the file alone; the model's own page is above its versions
-    return filled
+    return content

@@ -12,7 +12,7 @@ from vtk.runtime.source import Opening, Source
 from vtk_export.onnx.export import ExportResult
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.pbtxt import Slot
-from vtk_export.triton.served_by import Served
+from vtk_export.triton.served_by import Server
 
 Measure = Callable[[Path, Path, str, Source], tuple[int, dict[str, Any]]]
 """Measures a written graph of a precision, whose place will be another, and leaves the result beside it: exit code and
@@ -53,7 +53,7 @@ class Order:
 
 
 @dataclass
-class Filled:
+class ModelContent:
     """A version's folder with a verified model.
 
     Attributes:
@@ -70,7 +70,7 @@ class Filled:
     cards: dict[str, Card]
     inputs: list[Slot]
     outputs: list[Slot]
-    served: Served
+    served: Server
     found: dict[str, object] = field(default_factory=dict)
     code: int = 0
 

@@ -50,7 +50,8 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         for entry in (e.name for e in entries)
     )
     parts = [
-        f"{TITLE}{span(name)}\n\nA model for Triton Inference Server, exported by vit-toolkit. A request has {count}.\n\n"
+        f"{TITLE}{span(name)}\n\nA model for Triton Inference Server, exported by vit-toolkit. "
+        f"A request has {count}.\n\n"
         f"{given}\n"
         f"{_remarks(about, message)}"
         'After `pip install "tritonclient[http]" numpy pillow`, run these lines in this folder; '

@@ -15,13 +15,13 @@ from vtk_export.tasks.export import export_tasks
 from vtk_export.triton.bank_packs import has_base, write_packs
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.files import same_code, write_code
-from vtk_export.triton.order import Filled, Order, gate_results, image_dims, say_notes, take_latency
+from vtk_export.triton.order import ModelContent, Order, gate_results, image_dims, say_notes, take_latency
 from vtk_export.triton.pbtxt import Slot, build, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import serve_bank, serve_python
 
 
-def fill_tasks(draft: Draft, order: Order) -> Filled:
+def fill_tasks(draft: Draft, order: Order) -> ModelContent:
     """Export one or several sources to ONNX files for the server's Python back-end."""
     config, first = order.config, next(iter(order.named))
     source = order.open(first)
@@ -47,10 +47,10 @@ def fill_tasks(draft: Draft, order: Order) -> Filled:
                     part_of=order.part_of)  # fmt: skip
     graph = draft.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
     served = serve_python(sorted(draft.at.glob("*.onnx")), config.runtime)
-    return Filled(message, cards, inputs, outputs, served, found, take_latency(order, graph, source, found))
+    return ModelContent(message, cards, inputs, outputs, served, found, take_latency(order, graph, source, found))
 
 
-def fill_bank(draft: Draft, order: Order) -> Filled:
+def fill_bank(draft: Draft, order: Order) -> ModelContent:
     """Write packs for a bank; a bank that serves packs of the same base is updated in place."""
     config = order.config
     draft.at.mkdir()
@@ -68,7 +68,7 @@ def fill_bank(draft: Draft, order: Order) -> Filled:
                 console.say(f"{order.name}: a server that runs version {draft.old.versions[-1]} loads the packs now, "
                             "and this release's code at its next start")  # fmt: skip
             draft.reuse()
-    return Filled(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
+    return ModelContent(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
 
 
 def _note_digests(version: Path) -> None:
@@ -89,7 +89,7 @@ def _slots(cards: Mapping[str, Card], width: int | None, config: TritonCommand) 
     several = [name for name, card in cards.items() if card.multi_label]
     if several:
         raise UsageError(
-            f"`{several[0]}` gives several labels an image, `--backend {config.server}` answers with one; use "
+            f"`{several[0]}` is multi-label, and `--backend {config.server}` returns one label; use "
             "--backend onnxruntime and take the sigmoid of its logits"
         )
     sizes = [(c.input.in_chans, *c.input.size) for c in cards.values()]

@@ -208,8 +208,8 @@ def test_calibration_on_what_is_no_number_is_refused(bad: float) -> None:
     ("options", "told"),
     [
         ({"data": None}, "give --data FOLDER"),
-        ({"int8": "static"}, "`--int8` leaves the rest in fp32, so --dtype fp8 contradicts it"),
-        ({"dynamic_size": True}, "--dynamic-size opens it"),
+        ({"int8": "static"}, "`--int8` leaves the rest in fp32, so --dtype fp8 contradicts"),
+        ({"dynamic_size": True}, "--dynamic-size leaves open"),
         ({"output": "features"}, "give --output both"),
         ({"target": "trt:8.6"}, "trt:8.6"),
         ({"target": "ort:1.15"}, "IR version 9"),

@@ -235,7 +235,7 @@ def _heavy(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(_turned, "the cosine with torch is"), (_heavy, "the weight `head.bias` of `node_")],
+    [(_turned, "the cosine with PyTorch is"), (_heavy, "the weight `head.bias` of `node_")],
     ids=["wrong-weights", "overflow"],
 )
 def test_a_wrong_fp16_file_is_exit_4_and_not_kept(

@@ -261,7 +261,7 @@ def test_foreign_files_are_never_touched(
     (out / "thesis.txt").write_text("years of work")
     argv = ["export", "onnx", str(packed.path), "--out", str(out)]
     assert main(argv) == 3
-    assert "holds files that no export wrote (thesis.txt)" in capsys.readouterr().err
+    assert "holds files that are not from an export (thesis.txt)" in capsys.readouterr().err
     assert _names(out) == ["thesis.txt"]
     (out / ".export-tmp-999999999").mkdir()  # of an export that was killed
     assert main([*argv, "--overwrite"]) == 0
@@ -283,7 +283,7 @@ def test_eval_of_a_pack_on_onnx_runtime_agrees_with_torch(
 
 def test_an_onnx_is_not_exported_again(exported: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "onnx", str(exported.out), "--out", str(tmp_path / "x")]) == 2
-    assert "is an ONNX file already" in capsys.readouterr().err
+    assert "is already an ONNX file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{"opset": 17}, {"opset": 23}, {"static_batch": 0}, {"num_classes": 0}])
