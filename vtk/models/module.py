@@ -10,9 +10,9 @@ from torch import nn
 
 from vtk.card import InputSpec, Transform
 from vtk.errors import UsageError
-from vtk.models.base_weights import Base
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size
+from vtk.models.weights.base import Base
 
 _OLD = frozenset(Created.__dataclass_fields__)
 """Attributes of what `create_model` returned in version 0.1."""
