@@ -49,7 +49,7 @@ from vtk.runtime.images import choose_images, find_images
 from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk.training.objectives.distillation import Trained
-from vtk.training.runs.outputs import versions
+from vtk.training.runs.command_line import versions
 from vtk_export.gate.images import gate_images
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from vtk.training.policies import policy
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.runs.scoring import default_workers
-from vtk.training.runs.view_lines import describe_views
+from vtk.training.runs.views import describe_views
 
 MODEL, LOAD, RUN, DISTILLED, DRIFT = "model.safetensors", "load.py", "finetune", "distilled", "drift.json"
 WRITER = "vtk parallelize"

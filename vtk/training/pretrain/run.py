@@ -27,7 +27,8 @@ from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec, patch_side
 from vtk.options import expect
-from vtk.training.engine.callbacks import Callback, Callbacks
+from vtk.training.engine.callback_list import Callbacks, main_callbacks
+from vtk.training.engine.callbacks import Callback
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.fit import DivergedError, fit
 from vtk.training.engine.optimizers import check_optimizer
@@ -39,7 +40,6 @@ from vtk.training.engine.result import EpochEnd, FitState
 from vtk.training.engine.save_schedule import Saves, StopSignals, refuse_stopped
 from vtk.training.engine.step_plan import plan_steps, planned_epochs
 from vtk.training.engine.streams import ImageStream, Stream
-from vtk.training.finetune import run_callbacks
 from vtk.training.options.running import parse_interval
 from vtk.training.policies import policy
 from vtk.training.pretrain import outputs
@@ -52,11 +52,13 @@ from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state as checkpoint
-from vtk.training.runs.image_list import tell_change, write_images
-from vtk.training.runs.limit import limited
+from vtk.training.runs.command_line import command_line, config_text, versions
+from vtk.training.runs.identity import check_identity, decoding_of, run_identity
+from vtk.training.runs.image_list import describe_change, write_images
+from vtk.training.runs.limit import limit_images
 from vtk.training.runs.scoring import default_workers
 from vtk.training.runs.tracking import MetricsFiles
-from vtk.training.runs.view_lines import describe_views, settle_mirroring, warn_of_enlarging
+from vtk.training.runs.views import describe_views, resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sharpness import make_step_rule
 
 _MODEL = 0x4D
@@ -81,7 +83,7 @@ def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> P
         raise UsageError("no data: give a folder of images")
     out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
     run = PretrainRun(config.resolved(), out, open_ranks(config.device))
-    run.callbacks = run_callbacks(callbacks, run.ranks)
+    run.callbacks = main_callbacks(callbacks, run.ranks)
     return run.go()
 
 
@@ -102,7 +104,7 @@ class PretrainRun:
 
     def go(self) -> PretrainResult:
         """Do it."""
-        command = run_outputs.command_line(cast(Any, self.config))
+        command = command_line(cast(Any, self.config))
         with run_outputs.hold_run([self.out], command, main=self.ranks.main):
             try:
                 return self._go()
@@ -116,15 +118,15 @@ class PretrainRun:
             refuse_inside(out, config.data)
         if ranks.main:
             run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-        self._build(saved.identity["flags"] if saved is not None else {}, checkpoint.decoding_of(saved))
+        self._build(saved.identity["flags"] if saved is not None else {}, decoding_of(saved))
         self._model()
         self.identity = self._identity()
         if saved is not None:
-            checkpoint.check_identity(
+            check_identity(
                 saved.identity,
                 self.identity,
                 cast(Any, PretrainConfig),
-                change=lambda: tell_change(self.out, self.audit),
+                change=lambda: describe_change(self.out, self.audit),
             )  # fmt: skip
             checkpoint.restore(self.model, saved.tensors, self.trained)
             self.rows = list(saved.fit.rows)
@@ -132,7 +134,7 @@ class PretrainRun:
             self._start()
         ranks.wait()
         self._objective()
-        with StopSignals().heard(ranks) as signals:
+        with StopSignals().listen(ranks) as signals:
             result = fit(
                 self.model, self.objective, [self.stream], config, self.precision, step_rule=self.rule, ranks=ranks,
                 start=saved.fit if saved else None, on_epoch=self._epoch, callbacks=self.callbacks,
@@ -182,12 +184,12 @@ class PretrainRun:
                 audit = read_images(
                     config, self.spec, labelled=self.method.labelled, show_progress=ranks.main, decoding=decoding
                 )
-                self.audit = limited(audit, config.limit, config.seed)
+                self.audit = limit_images(audit, config.limit, config.seed)
             ranks.wait()
         self.spec = self.audit.decoding.applied(self.spec)
         if ranks.main:
             warn_of_enlarging(self.audit, self.spec, patch_side(config.model, self.kwargs))
-        found = settle_mirroring(config.hflip, before.get("hflip"), self.audit, config.in_chans)
+        found = resolve_mirroring(config.hflip, before.get("hflip"), self.audit, config.in_chans)
         self._make_views(found)
         self.created = build_model(
             config.model, num_classes=0, img_size=config.img_size, weights=config.weights,
@@ -237,7 +239,7 @@ class PretrainRun:
             run_outputs.clear_run(out)
         if config.resume:
             run_outputs.clear_plots(out)
-        write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
+        write_text(out / "config.yaml", config_text(cast(Any, config)))
         write_json(out / "audit.json", self.audit.to_dict())
         write_images(out, self.audit)
         self.callbacks = self.callbacks.beside(MetricsFiles(out, self.rows), EpochLines("", self.planned))
@@ -256,7 +258,7 @@ class PretrainRun:
 
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it goes on with."""
-        identity = checkpoint.identity(
+        identity = run_identity(
             cast(Any, self.config), base_id=self.created.base.ref.id, audit=self.audit, precision=self.precision.name,
             world=self.ranks.world,
         )  # fmt: skip
@@ -327,8 +329,8 @@ class PretrainRun:
                 **config.trial,
             },
             regime=Regime(self.precision.name, config.eval_batch_size, self.ranks.device.type),
-            versions=run_outputs.versions(),
-            command=run_outputs.command_line(cast(Any, config)),
+            versions=versions(),
+            command=command_line(cast(Any, config)),
         )  # fmt: skip
 
     def _finish(self) -> None:
