@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vtk.card import from_plain
 from vtk.errors import DataError
@@ -133,6 +133,20 @@ class BackendResult:
         return max((c.max_diff for c in self.cells if c.max_diff is not None), default=None)
 
 
+class Curve(NamedTuple):
+    """The timed cells of one back-end, by batch size.
+
+    Attributes:
+        index: of the back-end in the profile, which gives its colour.
+        name: of the back-end.
+        cells: those with a latency, ascending.
+    """
+
+    index: int
+    name: str
+    cells: list[Cell]
+
+
 @dataclass(frozen=True)
 class ProfileResult:
     """A whole profile; `to_dict` is ``profile.json``.
@@ -196,6 +210,21 @@ class ProfileResult:
         for backend in self.backends:
             for cell in backend.cells:
                 yield backend, cell
+
+    def curves(self) -> list[Curve]:
+        """Return the timed cells of each back-end that has any."""
+        curves = []
+        for i, backend in enumerate(self.backends):
+            timed = [c for c in backend.cells if c.status == "ok" and c.typical_ms is not None]
+            if timed:
+                curves.append(Curve(i, backend.name, sorted(timed, key=lambda c: c.batch)))
+        return curves
+
+    @property
+    def has_roofline(self) -> bool:
+        """Whether the work and the ceilings are known, and some cell was judged by them."""
+        known = self.work is not None and self.ceilings is not None
+        return known and any(cell.roofline is not None and cell.typical_ms for _, cell in self.cells())
 
     @property
     def exit_code(self) -> int:

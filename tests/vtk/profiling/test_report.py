@@ -223,7 +223,7 @@ def test_page_on_a_phone_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_every_tick_of_a_short_axis_is_labelled() -> None:
-    from vtk.profiling.plot import between
+    from vtk.profiling.figures import between
 
     assert [between((1.2, 2.8))(value, 0) for value in (1.4, 2.0, 2.6)] == ["1.4", "2", "2.6"]
     assert [between((0.5, 80.0))(value, 0) for value in (2.0, 3.0, 50.0)] == ["2", "", "50"]
