@@ -28,8 +28,8 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+    figure = Figure(figsize=(width, height), dpi=130)
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
     FigureCanvasAgg(figure)
     return figure
 

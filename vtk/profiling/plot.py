@@ -1,6 +1,7 @@
 """Latency, throughput, memory and roofline against batch size, as PNG."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from vtk.profiling import bars
@@ -117,7 +118,7 @@ def _throughput(axes: Any, result: ProfileResult, curves: list[Curve]) -> None:
 def _memory(axes: Any, result: ProfileResult, curves: list[Curve]) -> None:
     """Draw weights and activations; curves that others cover are thicker, so that their rims are seen."""
     known = [
-        (curve._replace(cells=cells), [(c.memory_bytes or 0) / 1e6 for c in cells])
+        (replace(curve, cells=cells), [(c.memory_bytes or 0) / 1e6 for c in cells])
         for curve in curves if (cells := [c for c in curve.cells if c.memory_bytes is not None])
     ]  # fmt: skip
     for i, (curve, heights) in enumerate(known):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from vtk.card import from_plain
 from vtk.errors import DataError
@@ -133,7 +133,8 @@ class BackendResult:
         return max((c.max_diff for c in self.cells if c.max_diff is not None), default=None)
 
 
-class Curve(NamedTuple):
+@dataclass(frozen=True)
+class Curve:
     """The timed cells of one back-end, by batch size.
 
     Attributes:
