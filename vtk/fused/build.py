@@ -11,9 +11,10 @@ from vtk.errors import UsageError
 from vtk.fused.blocks import fold_block
 from vtk.fused.checks import check_silent
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.model import FusedViT
 from vtk.fused.norms import refusal
-from vtk.fused.stages import MlpStage, Stage
+from vtk.fused.stages import Stage
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What a model can be fused to."""

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from vtk.profiling.cells import Curve
 from vtk.profiling.figures import DIM, caption, style
-from vtk.profiling.result import Curve, ProfileResult
+from vtk.profiling.result import ProfileResult
 
 
 def height(backends: int) -> float:

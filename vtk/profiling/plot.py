@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from vtk.profiling import bars
+from vtk.profiling.cells import Curve
 from vtk.profiling.figures import (
     DIM,
     caption,
@@ -18,7 +19,7 @@ from vtk.profiling.figures import (
     style,
     to_png,
 )
-from vtk.profiling.result import Curve, ProfileResult
+from vtk.profiling.result import ProfileResult
 
 _WIDE, _NARROW = (4.5, 4.0), (4.6, 3.4)
 """Inches of a panel."""

@@ -20,8 +20,9 @@ from vtk.packages import require
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.figures import caption, frame, legend, new_figure, style, to_png
 from vtk.profiling.profile import profile
-from vtk.profiling.report import DASH, MARKS, ms, put_reports, rate
+from vtk.profiling.report import MARKS, put_reports
 from vtk.profiling.result import ProfileResult
+from vtk.profiling.rows import DASH, ms, rate
 from vtk.runtime.source import Opening
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.figures import labelled, legend, new_figure, style
 from vtk.profiling.plot import latency_figure
-from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.result import ProfileResult
 from vtk.profiling.work import Ceilings, Work
 
 NAMES = ("eager", "compile", "fused", "fused+graph", "fused+nograph", "ort-cpu", "ort-cuda", "ort-trt", "aoti", "bank")

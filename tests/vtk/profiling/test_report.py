@@ -14,9 +14,11 @@ from rich.cells import cell_len
 
 from vtk.errors import DataError
 from vtk.formats import write_json
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.plot import latency_png
-from vtk.profiling.report import FILES, columns, print_result, to_csv, values, write_reports
-from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.report import FILES, print_result, to_csv, write_reports
+from vtk.profiling.result import ProfileResult
+from vtk.profiling.rows import columns, values
 
 
 def cell(batch: int, p50: float | None, p90: float | None = None, mean: float | None = None, **more) -> Cell:

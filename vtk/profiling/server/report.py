@@ -15,7 +15,8 @@ from vtk.html import document, table
 from vtk.marks import json_with
 from vtk.marks import page as page_mark
 from vtk.profiling.figures import DIM, caption, frame, legend, log_ticks, new_figure, style, to_png
-from vtk.profiling.report import DASH, UNSTABLE, WIDTH, rate
+from vtk.profiling.report import WIDTH
+from vtk.profiling.rows import DASH, UNSTABLE, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult
 
 MARKS = {"server.html": page_mark(), "server.json": json_with("server", "protocol", "levels")}
