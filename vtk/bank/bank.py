@@ -11,7 +11,7 @@ from torch import Tensor
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.calls import Place, run
 from vtk.bank.folded import Folding, fold, weights_bytes
-from vtk.bank.memory_report import Memory, TaskInfo, TaskMemory
+from vtk.bank.memory_report import Memory, TaskInfo, count_bytes
 from vtk.bank.shared_weights import build, check_structure
 from vtk.bank.snapshot import State, find
 from vtk.bank.stacks import StackStore
@@ -170,15 +170,8 @@ class TaskBank:
     def memory(self) -> Memory:
         """Return the bytes held, in all and by task."""
         with self._changing, self._store.turn():
-            state, store = self._state, self._store
-            ends = sum(e.end_bytes for e in state.entries.values())
-            shared = None if state.shared is None else state.shared.number
-            own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
-            tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
-            fixed = state.fixed_bytes()
-            base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
             graphs = 0 if self._graphs is None else self._graphs.nbytes
-            return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes(), graphs)
+            return count_bytes(self._state, self._store, str(self.device), graphs)
 
     def _run(self, state: State, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(images, Mapping):

@@ -1,7 +1,10 @@
-"""What a bank tells of its tasks and its memory."""
+"""Reports the tasks of a bank and the bytes that it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from vtk.bank.snapshot import State
+from vtk.bank.stores import Store
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,14 @@ class Memory:
     def total_bytes(self) -> int:
         """All of it."""
         return self.device_bytes + self.host_bytes + self.graph_bytes
+
+
+def count_bytes(state: State, store: Store, device: str, graph_bytes: int) -> Memory:
+    """Count the bytes of a bank, in all and by task. Inside of the store's turn."""
+    ends = sum(e.end_bytes for e in state.entries.values())
+    shared = None if state.shared is None else state.shared.number
+    own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
+    tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
+    fixed = state.fixed_bytes()
+    base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
+    return Memory(device, base, tasks, fixed + store.device_bytes(), store.host_bytes(), graph_bytes)

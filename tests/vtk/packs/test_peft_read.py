@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
 from vtk.packs import expressions, load_task, read_card
-from vtk.packs.from_peft import Described, from_peft
+from vtk.packs.from_peft import ModelDescription, from_peft
 from vtk.packs.to_peft import to_peft
 
 peft = pytest.importorskip("peft")
@@ -59,8 +59,8 @@ def adapter(base: Path, small: Any, config: Any, out: Path, classes: int = 3, **
     return wrapped.eval().merge_and_unload().eval()
 
 
-def told(small: Any, classes: int = 3, **options: Any) -> Described:
-    return Described(
+def told(small: Any, classes: int = 3, **options: Any) -> ModelDescription:
+    return ModelDescription(
         model=small[0], model_kwargs=small[1], classes=tuple(f"c{i}" for i in range(classes)), img_size=224, **options
     )
 
@@ -91,7 +91,7 @@ def test_a_card_tells_the_model_and_the_base_may_have_branches(
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=r".*\.attn\.qkv", r=2))
     torch.nn.init.normal_(wrapped.base_model.model.blocks[0].attns[1].attn.qkv.lora_B["default"].weight)
     wrapped.save_pretrained(tmp_path / "lora")
-    from_peft(tmp_path / "lora", tmp_path / "pack", base=base, described=Described(card=like))
+    from_peft(tmp_path / "lora", tmp_path / "pack", base=base, described=ModelDescription(card=like))
     task, x = load_task(tmp_path / "pack"), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert float((task.model(x) - wrapped.merge_and_unload()(x)).abs().max()) <= 1e-6
@@ -202,18 +202,18 @@ def test_what_is_not_told_is_asked_for(make_pack: Make, base_file: Path, small: 
     with pytest.raises(UsageError, match="does not tell its model; give --card PACK, or --model NAME"):
         call()
     with pytest.raises(UsageError, match="give --classes"):
-        call(Described(model=small[0]))
+        call(ModelDescription(model=small[0]))
     with pytest.raises(UsageError, match="go with --model"):
-        call(Described(classes=("a",)))
+        call(ModelDescription(classes=("a",)))
     with pytest.raises(UsageError, match="a name is there twice"):
-        call(Described(model=small[0], classes=("a", "a")))
+        call(ModelDescription(model=small[0], classes=("a", "a")))
     with pytest.raises(UsageError, match="give one of them"):
-        call(Described(model=small[0], classes=("a", "b"), card=tmp_path))
+        call(ModelDescription(model=small[0], classes=("a", "b"), card=tmp_path))
     with pytest.raises(UsageError, match=r"has no base.safetensors; give the weights .* --base FILE"):
         call(told(small), None)
     cb = make_pack(transforms=(Transform("add_context_broadcast", {}),))
     with pytest.raises(UsageError, match="`add_context_broadcast`, which timm cannot build"):
-        call(Described(card=cb))
+        call(ModelDescription(card=cb))
 
 
 def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
