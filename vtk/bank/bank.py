@@ -1,4 +1,4 @@
-"""`TaskBank`: one base and any number of task packs, called with images of several tasks at once."""
+"""`TaskBank`: one base and many task packs, called with images of several tasks at once."""
 
 import dataclasses
 import threading

@@ -1,4 +1,4 @@
-"""CUDA graphs of a folded bank, one for each bucket of lengths: a replay serves every mix of tasks that fits in it."""
+"""CUDA graphs of a folded bank, one for each bucket of lengths; one graph serves every mix of tasks that fits."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence

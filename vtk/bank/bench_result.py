@@ -1,4 +1,4 @@
-"""What ``vtk tasks bench`` measured."""
+"""Results of ``vtk tasks bench``: their table and JSON."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""One call of a bank: which weights it needs, and the way it runs."""
+"""Runs one call of a bank: gets its weights onto the device, and chooses the forward pass."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

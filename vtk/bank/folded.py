@@ -1,4 +1,4 @@
-"""A bank's models folded: what tasks share, once, and what each has for itself.
+"""Folds a bank's models into fused form: the shared part once, and the own part of each task.
 
 Norms, softmax scale, LayerScale and parallel branches are folded as `vtk.fused` folds a single model. The norm before
 attention is shared, but its affine part goes into each task's own qkv; LayerScale goes into each task's own proj. The

@@ -1,4 +1,4 @@
-"""One call of a folded bank: images to rows, rows through a graph or kernel by kernel, logits back to their tasks."""
+"""Runs one call of a folded bank: packs images into rows, computes them, and splits the logits by task."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How many kernels one call of a bank starts on CUDA, counted without a GPU."""
+"""Counts the kernels that one call of a bank launches on CUDA, without a GPU."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Which tasks are on the device: least recently used first, and none goes that the call needs."""
+"""Tracks which tasks' weights are on the device, and evicts the least recently used."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""What all tasks of a bank have in common, and the check that a pack leaves it as it is."""
+"""The weights that all tasks of a bank share, and the check that a pack does not change them."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""What a call to a bank sees: replaced as a whole when tasks come and go, never changed."""
+"""Immutable state of a bank for one call; it is replaced as a whole when tasks are added or removed."""
 
 import itertools
 from collections.abc import Mapping

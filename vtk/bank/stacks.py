@@ -1,4 +1,4 @@
-"""Attention weights stacked on a device, and paged in where they do not all fit.
+"""Stacks of attention weights on a device, paged in from host memory if they do not all fit.
 
 A grouped product needs the matrices of its groups in one tensor, so every weight is a stack of slots and a task has one
 of them.

@@ -1,4 +1,4 @@
-"""Where the tasks' attention weights are: what every store does, and the one that keeps tasks apart, for a CPU.
+"""Stores of the tasks' attention weights: the interface, and the store for a CPU, which keeps tasks apart.
 
 There a loop does as well as a grouped product, tasks keep their own tensors, and calls run side by side.
 """

@@ -1,4 +1,4 @@
-"""A task in a bank: its own ends of the model, and its attention weights."""
+"""One task in a bank: its embedding, classifier and attention weights."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The tasks' tables and classifiers side by side, so that one gather and a few products serve every mix of tasks.
+"""Concatenates the tasks' position tables and classifiers, so that a few products serve every mix of tasks.
 
 A loop over tasks would start a handful of kernels for each; for many tasks of one image that takes longer than the
 blocks. Classifiers of like sizes are padded to one width and stacked.

@@ -1,4 +1,4 @@
-"""What reading and writing adapters of PEFT have in common."""
+"""File names and functions that reading and writing PEFT adapters share."""
 
 import warnings
 from pathlib import Path

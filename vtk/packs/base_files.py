@@ -1,4 +1,4 @@
-"""Finding the base of a pack, and keeping a copy of it: ``$VTK_HOME/bases/<id>.safetensors``."""
+"""Finds the base weights of a pack, and stores a copy: ``$VTK_HOME/bases/<id>.safetensors``."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Packs in other forms: with the base they need (a bundle), or stored in another precision.
+"""Writes packs in other forms: with the base tensors (a bundle), or in another precision.
 
 A bundle is a folder, not an archive: a pack with one more file, `base.safetensors`. So whatever reads packs reads
 bundles, and nothing needs unpacking before weights can be mapped into memory.

@@ -1,4 +1,4 @@
-"""Finds packs and reads their cards, without torch: to list a thousand of them takes no weights."""
+"""Finds packs and reads their cards, without torch and without reading weights."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Pages beside a merged checkpoint and in a bundle: the lines that load it with timm alone, where timm can."""
+"""Writes the README of a merged checkpoint and of a bundle, with the lines that load it in plain timm."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a pack changed: against its base, or against another pack."""
+"""Compares a pack with its base, or with another pack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Packs on the Hugging Face hub: pushed in one commit with a model card, pulled as a whole or not at all."""
+"""Pushes packs to the Hugging Face hub in one commit with a model card, and pulls them."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a pack on the Hugging Face hub, made from `vtk.card.Card`.
+"""Writes the model card (README.md) of a pack on the Hugging Face hub, from `vtk.card.Card`.
 
 A card is untrusted text: class names may hold anything a folder's name can. So the front matter is written by a YAML
 library, and every value in the page is a Markdown code span or stands in a code block, where nothing is markup.

@@ -1,4 +1,4 @@
-"""What the Hugging Face hub's client raises, as one line that says what to do."""
+"""Turns the errors of the Hugging Face hub's client into one line that says what to do."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Packs of eight bits: how far a trained matrix moved from the base, as whole numbers from -127 to 127.
+"""Packs in int8: the update of each trained matrix relative to the base, as integers from -127 to 127.
 
 Each row (output channel) has one fp32 factor; beside ``NAME`` lies ``NAME:scale``. Training moves weights by little, so
 the steps are far finer than those of the weights themselves would be. Everything else stays fp32: vectors, tables, and

@@ -1,4 +1,4 @@
-"""From a pack or a merged checkpoint to a plain timm model."""
+"""Loads a plain timm model from a pack or a merged checkpoint."""
 
 import dataclasses
 import os

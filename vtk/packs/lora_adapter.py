@@ -1,4 +1,4 @@
-"""LoRA (Hu et al., 2021) as a folder that stock PEFT loads, and folded into plain weights.
+"""Writes LoRA (Hu et al., 2021) as a PEFT adapter, and merges it into plain weights.
 
     y = x · Wᵀ + b + (x · Aᵀ) · Bᵀ · α / r,    merged: W + B · A · α / r
 

@@ -1,4 +1,4 @@
-"""Base and pack in one checkpoint, which plain timm loads strictly unless a transform is beyond it."""
+"""Merges a pack and its base into one checkpoint, which plain timm loads strictly where it has the architecture."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The task pack: a folder with the tensors that differ from the base, the card, and what the base must be.
+"""Writes task packs: a folder of the tensors that differ from the base, the card, and hashes of the base.
 
 ``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
 at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per

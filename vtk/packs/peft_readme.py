@@ -1,4 +1,4 @@
-"""The README.md beside an adapter: how to load it with timm and PEFT alone."""
+"""Writes the README.md of an adapter, with the lines that load it in plain timm and PEFT."""
 
 from collections.abc import Sequence
 

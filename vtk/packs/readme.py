@@ -1,4 +1,4 @@
-"""Sections of the README.md of an artefact, made from its card: preprocessing, outputs and the full list of classes.
+"""Writes README sections of an exported model from its card: preprocessing, outputs and the list of classes.
 
 A page says all that a program without this toolkit needs. A card is untrusted text: its values stand in code spans and
 code blocks (`vtk.markdown`).

@@ -1,4 +1,4 @@
-"""From a pack to an adapter that PEFT loads by itself, onto a model that timm builds by itself.
+"""Converts a pack to an adapter that plain PEFT loads onto a model that plain timm builds.
 
 PEFT's ``LN_TUNING`` is not about LayerNorm: it keeps a full copy of any targeted module and swaps it in. So it carries
 trained weights without rounding, where LoRA could only approximate them. It takes modules without children, and only
