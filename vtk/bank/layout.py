@@ -2,7 +2,7 @@
 
 Everything is counted on the host, in numpy, and copied to the device at once. Lengths are rounded up to a bucket, so
 that one CUDA graph, whose lengths are fixed, serves every call of its bucket: the spare rows repeat row 0 and belong to
-no task, the spare segments are empty. Neither reaches a row that is somebody's.
+no task, the spare segments are empty. Neither affects a row of a task.
 """
 
 import functools
