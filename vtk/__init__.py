@@ -44,7 +44,7 @@ _where = {
     "TrainConfig": "vtk.training.train_config",
     "TritonConfig": "vtk_export.triton.config",
     "analyze": "vtk.analysis.analyze",
-    "audit": "vtk.data.audit_report",
+    "audit": "vtk.data.audit.report",
     "compare_profiles": "vtk.profiling.regression",
     "create_model": "vtk.models.module",
     "evaluate": "vtk.answers",
@@ -68,7 +68,7 @@ _where = {
     "profile_server": "vtk.profiling.server.drive",
     "profile_sizes": "vtk.profiling.sizes",
     "save_task": "vtk.packs.pack",
-    "scan": "vtk.data.audit",
+    "scan": "vtk.data.audit.scan",
     "train": "vtk.training.train",
 }
 __getattr__, __dir__, __all__ = attach(__name__, _where)

@@ -10,9 +10,10 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data import bands, decoding, images
-from vtk.data import image_transforms as transforms
-from vtk.data.listing import list_images
+from vtk.data.decoding import bands, images
+from vtk.data.decoding import decode as decoding
+from vtk.data.loading import eval_transform as transforms
+from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.packs.cards import read_card
 from vtk.packs.pack import update_card

@@ -20,9 +20,9 @@ from tests.export.graph.test_preproc import identity
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform
-from vtk.data.memory_images import take_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.models.create import build_model
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
@@ -38,7 +38,7 @@ TWELVE: dict[str, Any] = {"decoding": "srgb", "value_range": ((0.0, 4095.0),), "
 
 
 def levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """The formula of docs/data.md, in NumPy."""
+    """The formula of docs/guides/data.md, in NumPy."""
     values = np.where(np.isnan(values.astype(np.float64)), low, values.astype(np.float64))
     return np.clip(np.rint((values - low) * (255 / (high - low))), 0, 255).astype(np.uint8)
 

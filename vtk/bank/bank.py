@@ -20,8 +20,8 @@ from vtk.bank.task_entry import Entry, make_entry
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
 from vtk.fused.tuning_store import load_for
-from vtk.models.base_weights import Base
 from vtk.models.devices import check_dtype
+from vtk.models.weights.base import Base
 from vtk.packs.base_files import store_base
 from vtk.packs.load import Task, load_task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vtk.bank.folded import Weights, weights_bytes
 from vtk.bank.stores import Store
-from vtk.models.packed import Layer
+from vtk.models.packed.forward import Layer
 
 _SPARE = 16
 """A full stack grows by 1/16: a bank saves memory, and copies are cheap."""

@@ -27,20 +27,20 @@ from vtk.branches.tune import (
     write_model,
 )
 from vtk.card import Card, Transform
-from vtk.data.audit import scan
-from vtk.data.bands import pixel_limit
-from vtk.data.decoding_rules import Decoding
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.decoding.rules import Decoding
 from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit, Sample
-from vtk.data.table import is_table
+from vtk.data.sources.table import is_table
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
-from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.models.parallel_models import parallel_spec
+from vtk.models.transforms.parallel_blocks import parallelize as join_blocks
 from vtk.options import expect
 from vtk.packs.plain import plain_call
 from vtk.runtime.data_parts import choose_part

@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader
 from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
-from vtk.data.image_transforms import eval_transform, train_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import choose_mirroring
-from vtk.data.samples import DataAudit, Sample
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set
 from vtk.marks import begins, json_with, safetensors_with

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.probe_file import content_digest
+from vtk.data.probing.probe import content_digest
 from vtk.errors import DataError, UsageError
 from vtk.models.devices import FP8
 from vtk.runtime.data_parts import Split

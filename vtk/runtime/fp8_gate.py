@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import VerificationError
 from vtk.fused import Fp8ViT, fuse, to_fp8
 from vtk.fused.fp8 import check_fp8_device

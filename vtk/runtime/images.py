@@ -6,17 +6,17 @@ from typing import Any, Literal, NamedTuple
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.audit import scan
-from vtk.data.bands import pixel_limit
-from vtk.data.decoding_rules import Decoding
-from vtk.data.layout import find_layout
-from vtk.data.listing import list_images
-from vtk.data.multilabel_scan import scan_multi
-from vtk.data.probe_file import content_digest
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.decoding.rules import Decoding
+from vtk.data.probing.probe import content_digest
+from vtk.data.probing.probe_files import Look
 from vtk.data.record import read_record
-from vtk.data.samples import DataAudit, Sample
-from vtk.data.scan_files import Look
-from vtk.data.table import is_table
+from vtk.data.sources.image_set import list_images
+from vtk.data.sources.layout import find_layout
+from vtk.data.sources.table import is_table
 from vtk.errors import DataError
 from vtk.runtime.data_parts import Part, Split, choose_part, recorded_division
 from vtk.runtime.source import Source

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.images import MAX_PIXELS
+from vtk.data.decoding.images import MAX_PIXELS
 from vtk.errors import DataError
 from vtk.runtime.images import ImageSelection
 
@@ -34,7 +34,7 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.image_transforms import eval_transform, read_input
+        from vtk.data.loading.eval_transform import eval_transform, read_input
 
         transform = eval_transform(spec)
         images: list[Tensor] = []

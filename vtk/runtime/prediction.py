@@ -13,14 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from vtk import console
-from vtk.data.bands import pixel_limit, read_image
-from vtk.data.decoding import outside_of
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import EvalTransform, eval_transform
-from vtk.data.images import reason
-from vtk.data.listing import list_images
-from vtk.data.prefetch import batches_ahead
-from vtk.data.value_range import show_range
+from vtk.data.cpus import batches_ahead
+from vtk.data.decoding.decode import outside_of, pixel_limit, read_image
+from vtk.data.decoding.images import reason
+from vtk.data.decoding.rules import Decoding, show_range
+from vtk.data.loading.eval_transform import EvalTransform, eval_transform
+from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions

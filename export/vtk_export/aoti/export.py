@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from vtk import console
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UsageError
 from vtk.files import as_data_error
 from vtk.formats import write_json

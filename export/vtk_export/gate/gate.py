@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
 from vtk.runtime.data_option import DataImages, judging_images
 from vtk.runtime.fp8_gate import check_agreement

@@ -2,17 +2,14 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.images import MAX_PIXELS
+from vtk.data.decoding.images import MAX_PIXELS
+from vtk.data.loading.normalization import to_input
+from vtk.data.random_images import smooth_pixels
 from vtk.errors import DataError
 from vtk.runtime.images import ImageSelection
-
-# plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
-# and interpolated has the smooth areas and few edges of an image.
-_CELLS = 8
 
 
 def gate_images(
@@ -25,7 +22,7 @@ def gate_images(
         count: number of images.
         chosen: images, taken at even distances over the listing; missing ones are filled up.
         seed: of the random images.
-        max_pixels: a larger image cannot be read (`vtk.data.bands.pixel_limit` of the model's card).
+        max_pixels: a larger image cannot be read (`vtk.data.decoding.decode.pixel_limit` of the model's card).
 
     Returns:
         fp32 (count, in_chans, height, width), normalised.
@@ -44,18 +41,12 @@ def gate_images(
 
 
 def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
-    """Draw coarse noise, interpolate it to size, stretch it over [0, 1] and normalise: (count, C, H, W) fp32."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand((count, spec.in_chans, _CELLS, _CELLS), generator=generator)
-    pixels = functional.interpolate(coarse, size=spec.size, mode="bicubic", align_corners=False)
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    pixels = (pixels - low) / (high - low).clamp_min(1e-6)
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (spec.mean, spec.std))
-    return (pixels - mean) / std
+    """Draw smooth images and normalise them: (count, C, H, W) fp32."""
+    return to_input(smooth_pixels(count, spec.in_chans, spec.size, seed=seed), spec)
 
 
 def _real_images(spec: InputSpec, count: int, chosen: ImageSelection, max_pixels: int) -> list[Tensor]:
-    from vtk.data.image_transforms import eval_transform, read_input
+    from vtk.data.loading.eval_transform import eval_transform, read_input
 
     paths = chosen.paths
     # an even distance walks through all class folders

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.runtime.backends.ort_quantize import quantize_dynamic, quantize_static
 from vtk.runtime.data_option import DataImages

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -70,10 +69,10 @@ def measure_drift(file: File, card: Card, config: OnnxConfig, given: DataImages 
         VerificationError: the file does not run.
         DataError: no image of ``--data`` can be read.
     """
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.image_transforms import eval_transform
-    from vtk.data.images import unreadable
-    from vtk.data.memory_images import take_image
+    from vtk.data.decoding.images import unreadable
+    from vtk.data.decoding.memory_images import take_image
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.loading.eval_transform import eval_transform
 
     transform = eval_transform(card.input)
     expected, got, count = [], [], 0
@@ -136,9 +135,9 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
 
 def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
-    from vtk.data.bands import pixel_limit
-    from vtk.data.decoding import read_raw
-    from vtk.data.raw_images import spread
+    from vtk.data.decoding.decode import pixel_limit, read_raw
+    from vtk.data.decoding.raw_images import spread
+    from vtk.data.random_images import smooth_bytes
 
     spec = card.input
     if given is not None:
@@ -150,8 +149,6 @@ def _images(card: Card, config: OnnxConfig, given: DataImages | None) -> Iterato
         return
     rng = np.random.default_rng(config.seed)
     for down, across in _SHAPES:
-        # coarse noise made smooth, as `vtk_export.gate.images` draws its
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
-        drawn = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
+        height, width = max(round(down * spec.height), 1), max(round(across * spec.width), 1)
+        drawn = smooth_bytes(rng, height, width)
         yield Path("drawn"), spread(drawn, spec.value_range, spec.value_type)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.options import expect

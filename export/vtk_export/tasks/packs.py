@@ -14,7 +14,7 @@ from torch import Tensor
 from vtk.bank.bank import TaskBank
 from vtk.bank.shared_weights import check_structure, replace_tensors
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
 from vtk.packs.load import load_task

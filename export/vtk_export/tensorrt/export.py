@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk._path import child, environment
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.files import write_text
 from vtk.formats import read_json, write_json

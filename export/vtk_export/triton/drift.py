@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from vtk import console
 from vtk.card import Card, InputSpec
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.data_parts import Split
@@ -66,9 +66,9 @@ def measure_served(
 
 
 def _measure(spec: InputSpec, model: nn.Module, chosen: ImageSelection | None, seed: int, limit: int) -> Drift:
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.image_transforms import eval_transform, read_input
-    from vtk.data.memory_images import take_image
+    from vtk.data.decoding.memory_images import take_image
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.loading.eval_transform import eval_transform, read_input
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []

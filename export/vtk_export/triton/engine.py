@@ -11,7 +11,7 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
 from vtk.runtime.data_option import data_images, judging_images

@@ -1,12 +1,14 @@
 """Writes what lies beside the weights of a model: the server's code, the client, labels, warm-up."""
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtk import data, files
+from vtk import files
 from vtk.card import Card
+from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
 from vtk_export.triton.names import label_lines
@@ -51,13 +53,13 @@ def _code(server: str) -> dict[str, bytes]:
 
 def decoding_code() -> dict[str, bytes]:
     """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
-    return {
-        f"vtk_{name}.py": Path(data.__file__)
-        .with_name(f"{name}.py")
-        .read_bytes()
-        .replace(b"from vtk.data.", b"from vtk_")
-        for name in DECODING
-    }
+    served = {module: name.removesuffix(".py") for name, module in DECODING.items()}
+    found = {}
+    for name, module in DECODING.items():
+        text = Path(decoding.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        text = re.sub(r"from vtk\.data\.decoding\.(\w+)", lambda match: f"from {served[match[1]]}", text)
+        found[name] = text.encode()
+    return found
 
 
 def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vtk import console
 from vtk.bank import TaskBank
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import BaseError, DataError, UsageError, VerificationError
 from vtk.files import existing_dir
 from vtk.formats import read_json, write_json

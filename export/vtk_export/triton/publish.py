@@ -23,12 +23,18 @@ from vtk_export.triton.page import check_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
 
 NO_BYTECODE = "__pycache__"
-DECODING = ("depth", "pixels", "profiles", "raw", "tiff")
-"""Modules of `vtk.data` that need Pillow and NumPy only; `vtk_images.py` imports copies of them, ``vtk_NAME.py``."""
+DECODING = {
+    "vtk_depth.py": "bit_depth",
+    "vtk_pixels.py": "pixels",
+    "vtk_profiles.py": "icc_profiles",
+    "vtk_raw.py": "raw_images",
+    "vtk_read_pixels.py": "read_pixels",
+    "vtk_tiff.py": "tiff",
+    "vtk_tiff_samples.py": "tiff_samples",
+}
+"""Name in a model's folder → module of `vtk.data.decoding`, which needs Pillow and NumPy only."""
 
-OWN = frozenset(
-    {"warmup", README, "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING)}
-)
+OWN = frozenset({"warmup", README, "client.py", "client.json", "vtk_images.py", *DECODING})
 """Names in a model's folder beside its versions, config and labels."""
 
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vtk.card import InputSpec
-from vtk.data.listing import list_images
+from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.images import ImageSelection
 from vtk_export.gate.images import gate_images

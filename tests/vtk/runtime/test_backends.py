@@ -11,7 +11,7 @@ from torch import nn
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.models import compile_errors as compiling
+from vtk.models import compiler as compiling
 from vtk.models.devices import resolve_device
 from vtk.runtime.backends.base import load_backend, predictor
 from vtk.runtime.backends.ort_backend import OrtCpuBackend

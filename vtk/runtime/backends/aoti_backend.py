@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.models.compile_errors import check_compiler
+from vtk.models.compiler import check_compiler
 from vtk.models.devices import dtype_name
 from vtk.runtime import aoti_load
 from vtk.runtime.aoti_file import BATCH, DEVICE, DTYPE, MAX_BATCH, SINGLE, read_metadata

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
-from vtk.models.compile_errors import check_compiler, failure, quiet
+from vtk.models.compiler import check_compiler, failure, quiet
 from vtk.runtime.backends.torch_base import TorchBackend
 from vtk.runtime.source import Source
 
