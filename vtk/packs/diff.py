@@ -13,7 +13,7 @@ from vtk.packs.load import Task, load_task
 
 @dataclass(frozen=True)
 class Change:
-    """How far one part of a model moved.
+    """Relative change of one part of a model.
 
     Attributes:
         part: block or top-level module.

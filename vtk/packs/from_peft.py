@@ -61,7 +61,7 @@ def from_peft(
         adapter: folder with adapter_config.json and adapter_model.safetensors.
         out: the pack's folder.
         base: weights that the adapter was trained on; by default the base.safetensors in its folder.
-        described: the model; by default what `vtk.packs.to_peft` put into the adapter's file.
+        described: the model; by default the card that `vtk.packs.to_peft` wrote into the adapter's file.
         overwrite: replace an existing pack.
 
     Returns:
@@ -69,9 +69,9 @@ def from_peft(
 
     Raises:
         UnavailableError: PEFT is not installed.
-        UsageError: ``out`` exists, or something about the model is not told.
-        DataError: a file is absent or damaged, or PEFT cannot merge the adapter, or not into this model and base.
-        VerificationError: the merged model computes something else than the model with the adapter.
+        UsageError: ``out`` exists, or the model is not fully described.
+        DataError: a file is absent or damaged, or PEFT cannot merge the adapter into this model and base.
+        VerificationError: the logits of the merged model differ from those with the adapter.
     """
     peft = import_peft()
     with claim_out(out, PACK_MARKS, overwrite=overwrite):
@@ -106,7 +106,7 @@ def _read_config(adapter: Path) -> dict[str, Any]:
     """Return the adapter's config."""
     if not (adapter / CONFIG).is_file():
         raise DataError(
-            f"{adapter} is no adapter: it has no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
+            f"{adapter} is not an adapter: it has no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
         )
     config = read_json(adapter / CONFIG, limit=1 << 20)
     if not isinstance(config, dict):
@@ -136,12 +136,12 @@ def _card(adapter: Path, metadata: Mapping[str, str], description: ModelDescript
         raise UsageError("`--classes`, `--img-size` and `--model-kwargs` go with --model NAME")
     if description.model is not None:
         if description.card is not None:
-            raise UsageError("`--card` and `--model` both tell the model; give one of them")
+            raise UsageError("`--card` and `--model` both name the model; give one of them")
         if not description.classes:
-            raise UsageError("`--model` tells no class names; give --classes, in the order of the classifier's rows")
+            raise UsageError("`--model` has no class names; give --classes, in the order of the classifier's rows")
         names = tuple(description.classes)
         if len(set(names)) != len(names):
-            raise UsageError(f"`--classes`: a name is there twice among {len(names)}; give different names")
+            raise UsageError(f"`--classes`: a name occurs twice among {len(names)}; give different names")
         size = check_size(description.model, description.img_size, description.model_kwargs)
         spec = input_spec(description.model, description.model_kwargs, size, 3)
         return Card(ModelSpec(description.model, dict(description.model_kwargs)), spec, names)
@@ -150,7 +150,7 @@ def _card(adapter: Path, metadata: Mapping[str, str], description: ModelDescript
         return read_card(path.parent if path.name == "task.json" else path)
     if CARD_KEY in metadata:
         return Card.from_json(metadata[CARD_KEY], adapter / WEIGHTS)
-    raise UsageError(f"{adapter} does not tell its model; give --card PACK, or --model NAME and --classes A B …")
+    raise UsageError(f"{adapter} does not name its model; give --card PACK, or --model NAME and --classes A B …")
 
 
 def _read_base(path: Path, card: Card) -> Base:

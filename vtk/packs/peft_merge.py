@@ -58,7 +58,7 @@ def merge_adapter(
 
 
 def _unwrap(model: nn.Module) -> nn.Module:
-    """Put the modules of ``modules_to_save`` in their places; PEFT's merge of LN_TUNING leaves them wrapped."""
+    """Unwrap the modules of ``modules_to_save``, which PEFT's merge of LN_TUNING leaves wrapped."""
     for name, module in list(model.named_modules()):
         unload = getattr(module, "unload_and_optionally_merge_module", None)
         if unload is not None:
@@ -68,7 +68,7 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_complete(created: Created, state: Mapping[str, Tensor], adapter: Path, classes: int) -> None:
-    """Refuse parameters that still hold the random numbers they were made with."""
+    """Refuse parameters that still hold their random initial values."""
     heads = head_names(created.model)
     for name, _ in created.model.named_parameters():
         if name in created.base.made or (name in created.base.tensors and name not in heads):

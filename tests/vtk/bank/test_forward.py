@@ -31,7 +31,7 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
         "grouped_linear": 2 * 2 + 2, "packed_attention": 2, "linear_gelu": 2, "addmm": 2,
     }  # fmt: skip
     assert found[False].total() == 111
-    with pytest.raises(UsageError, match="made with kernels=True"):
+    with pytest.raises(UsageError, match="created with kernels=True; create it so"):
         launches(lab.bank({"0": packs[0]}), {"0": 1})
     # the number of tasks does not matter, the number of widths of classifiers does: one more product each
     more = lab.bank({str(i): packs[0] for i in range(3)}, dtype=torch.bfloat16, kernels=True, fused=True)
