@@ -16,7 +16,8 @@ from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.report.page import page
 from vtk.analysis.report.terminal import print_analyses
-from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
+from vtk.analysis.result_files import RESULTS, Analysis, file_marks, kept_results, read_analysis, write_files
+from vtk.analysis.run import draw, run_diagnostics
 from vtk.analysis.sources import (
     Images,
     choose_images,
@@ -95,7 +96,7 @@ def analyze(
         if ranks.main:
             stack.enter_context(
                 open_folder(
-                    config.out, marks(config.out, ()), command or "vtk analyze", overwrite=config.overwrite,
+                    config.out, file_marks(config.out, ()), command or "vtk analyze", overwrite=config.overwrite,
                     resume=config.resume,
                 )
             )  # fmt: skip
@@ -105,19 +106,19 @@ def analyze(
         torch.set_num_threads(config.threads or before)
         try:
             if against is None:
-                found = [_one(source, config, command, ranks, opening, parts)]
+                analyses = [_one(source, config, command, ranks, opening, parts)]
             else:
-                found = _pair((source, against), config, command, ranks, opening, parts)
+                analyses = _pair((source, against), config, command, ranks, opening, parts)
         finally:
             torch.set_num_threads(before)
         report = config.out / "report.html"
         if ranks.main:
-            parts.publish(found)
-            print_analyses(found)
+            parts.publish(analyses)
+            print_analyses(analyses)
             console.say(f"wrote {report}; plots are in {config.out / 'figures'}")
         ranks.wait()
-    missing = {name for one in found for name in one.refused} & config.named
-    return AnalyzeResult(tuple(found), report, tuple(sorted(missing)))
+    missing = {name for one in analyses for name in one.refused} & config.named
+    return AnalyzeResult(tuple(analyses), report, tuple(sorted(missing)))
 
 
 class Parts:
@@ -143,22 +144,22 @@ class Parts:
         self.measured[name] = number
         return self.out / name / RESULTS if self.fresh else self.out / _WAITING / name
 
-    def publish(self, found: Sequence[Analysis]) -> None:
+    def publish(self, analyses: Sequence[Analysis]) -> None:
         """Write the report, all of its files or none.
 
         Raises:
             DataError: the folder cannot be written.
         """
-        files = marks(self.out, [name for name in self.measured if name])
+        files = file_marks(self.out, [name for name in self.measured if name])
         kept = [
             f"{name}/{file}".lstrip("/") for name, of in self.identity.items()
             for file in kept_results(self.out / name, of)
         ]  # fmt: skip
         with replace_set(self.out, files, "vtk analyze", kept) as staged:
             for name, number in self.measured.items():
-                put(found[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
-            with _of_others(len(found) > len(self.measured)):
-                text = page(found, draw(found, staged))
+                write_files(analyses[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
+            with _of_others(len(analyses) > len(self.measured)):
+                text = page(analyses, draw(analyses, staged))
             write_text(staged / "report.html", text)
         shutil.rmtree(self.out / _WAITING, ignore_errors=True)
 
@@ -188,26 +189,26 @@ def _pair(
     trained = trained_cards(list(sources.values()))
     names = [sources[i].name if i in sources else Path(str(model)).name for i, model in enumerate(models)]
     labels = [names[0], names[1] if names[1] != names[0] else f"{names[1]} (2)"]
-    found: list[Analysis] = []
+    analyses: list[Analysis] = []
     for i, label in enumerate(labels):
         if i not in sources:
-            found.append(read_analysis(Path(str(models[i]))))
+            analyses.append(read_analysis(Path(str(models[i]))))
             continue
         images = choose_images(sources[i], config, trained)
         plain = re.sub(r"[^\w.-]", "_", label)
         name = f"{i + 1}-{plain}"
         console.say(f"{label}:")
-        found.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
-    return _told_apart(found, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
+        analyses.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
+    return _distinct_labels(analyses, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
 
 
-def _told_apart(found: list[Analysis], names: Sequence[str]) -> list[Analysis]:
+def _distinct_labels(analyses: list[Analysis], names: Sequence[str]) -> list[Analysis]:
     """Give two analyses of one name, such as two packs called task, those of their folders."""
-    first, second = found
+    first, second = analyses
     if first.label != second.label:
-        return found
+        return analyses
     labels = names if names[0] != names[1] and all(names) else (first.label, f"{second.label} (2)")
-    return [dataclasses.replace(one, label=label) for one, label in zip(found, labels, strict=True)]
+    return [dataclasses.replace(one, label=label) for one, label in zip(analyses, labels, strict=True)]
 
 
 def _is_analysis(model: "Openable") -> bool:
@@ -240,7 +241,7 @@ def _analyse(
         "versions": f"vtk {__version__}, torch {torch.__version__}",
     }
     parts.identity[place[0]] = identity
-    return analyse(
+    return run_diagnostics(
         context, config.chosen(), config.out / place[0], label=label, identity=identity, facts=facts, main=ranks.main,
         work=parts.work(*place),
     )  # fmt: skip

@@ -63,6 +63,13 @@ def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = False) 
         axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=9)
 
 
+def finish_by_layer(axes: Any, *, x: str, y: str, legend: bool) -> None:
+    """`finish` axes whose x is the number of a block or layer and whose y cannot be negative."""
+    finish(axes, x=x, y=y, legend=legend)
+    from_zero(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def from_zero(axes: Any) -> None:
     """Let the y axis begin at 0 and end above the highest value, for what cannot be negative."""
     top = float(axes.dataLim.y1)

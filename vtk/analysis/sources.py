@@ -45,7 +45,7 @@ def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
     kinds = ["held" if not isinstance(m, (str, Path)) else "file" if Path(m).expanduser().exists() else "name"
              for m in models]  # fmt: skip
     takers = {"base": {"file"}, "trust": {"file"}, "classes": {"held", "name"}, "img_size": {"held", "name"}}
-    found = []
+    sources = []
     for model, kind in zip(models, kinds, strict=True):
         options: dict[str, Any] = {}
         for name, value in opening.items():
@@ -57,8 +57,8 @@ def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
             raise UsageError(f"{model} is no torch model; give the pack, checkpoint or timm name it was exported from")
         for note in () if source is model else source.notes:
             console.say(note)
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,12 @@ class Images:
 
     def digest(self) -> str:
         """Return what tells these images from others: names, labels and contents of the files."""
-        told = hashlib.sha256()
+        digest = hashlib.sha256()
         for path, label in self.samples:
-            told.update(f"{path.name}\0{label}\0{self.audit.digests.get(path, '')}\n".encode(errors="surrogateescape"))
-        return told.hexdigest()
+            digest.update(
+                f"{path.name}\0{label}\0{self.audit.digests.get(path, '')}\n".encode(errors="surrogateescape")
+            )
+        return digest.hexdigest()
 
 
 def choose_images(source: Source, config: AnalyzeConfig, trained: Sequence[Card] = ()) -> Images:
@@ -210,14 +212,14 @@ def _mixed(batches: Any, classes: int, seed: int) -> Iterator[tuple[Tensor, Tens
 
 def model_digest(model: nn.Module) -> str:
     """Return what tells this model from others: its class and every parameter and buffer."""
-    told = hashlib.sha256(f"{type(model).__module__}.{type(model).__qualname__}".encode())
+    digest = hashlib.sha256(f"{type(model).__module__}.{type(model).__qualname__}".encode())
     for name, tensor in sorted(model.state_dict().items()):
-        told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        told.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return told.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def describe_input(source: Source) -> dict[str, Any]:
     """Return the preprocessing as JSON values."""
-    found = source.card.input.to_dict()
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    values = source.card.input.to_dict()
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

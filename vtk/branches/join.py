@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.branches.comparison import compare_accuracy, read_labelled, split_options
 from vtk.branches.config import ParallelizeConfig
 from vtk.branches.tune import (
     DRIFT,
@@ -20,21 +21,14 @@ from vtk.branches.tune import (
     MODEL,
     WRITER,
     distill_images,
-    held_out,
-    likeness,
     read_loose,
     tune,
     write_model,
 )
 from vtk.card import Card, Transform
-from vtk.data.audit import scan
 from vtk.data.bands import pixel_limit
-from vtk.data.decoding_rules import Decoding
-from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit, Sample
-from vtk.data.table import is_table
+from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError, VerificationError
-from vtk.evaluation.metrics import evaluate
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
@@ -43,9 +37,8 @@ from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.models.parallel_models import parallel_spec
 from vtk.options import expect
 from vtk.packs.plain import plain_call
-from vtk.runtime.data_parts import choose_part
 from vtk.runtime.drift import Drift, measure_drift
-from vtk.runtime.images import choose_images, find_images
+from vtk.runtime.images import choose_images
 from vtk.runtime.opening import open_and_tell
 from vtk.runtime.source import Opening, Source
 from vtk.training.objectives.distillation import Trained
@@ -129,10 +122,10 @@ def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeRe
         device = resolve_device(config.device)
         drift = measure_drift(sequential.to(device), joined.to(device), config.branches, images)
         _print(drift, config, depth, what)
-        audit = _labelled(source, config)
+        audit = read_labelled(source, config)
         loose = read_loose(config, card)  # before anything is written
         models = sequential, joined
-        before = _judge(models, card, audit, device)
+        before = compare_accuracy(models, card, audit, device)
         result = {
             "out": str(config.out), "branches": config.branches, "depth": depth // config.branches,
             "model": dataclasses.asdict(card.model), "transforms": [dataclasses.asdict(t) for t in card.transforms],
@@ -183,77 +176,6 @@ def _write(config: ParallelizeConfig, card: Card, model: nn.Module, result: dict
     console.say(f"wrote {config.out / MODEL}, {LOAD} and {DRIFT}; plain timm loads it with", *code.splitlines())
 
 
-def _split(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
-    """Return how a folder without a held-out part is divided: as the training run did, where the card tells it."""
-    if card.data.get("layout") == "flat" and {"val_split", "seed"} <= card.data.keys():
-        return {"val_split": card.data["val_split"], "seed": card.data["seed"]}
-    return {"seed": config.seed}
-
-
-def _labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
-    """Read the folder, if its classes are the model's and some of its images are held out."""
-    if (
-        config.data is None
-        or not source.described
-        or not (config.data.is_dir() or is_table(config.data))
-        or not config.labels
-    ):
-        return None
-    if not config.finetune:
-        if source.card.multi_label:
-            return None
-        try:
-            audit, part = find_images(source, config.data, "val")
-        except DataError:
-            return None  # loose images, which the drift was measured on all the same
-        return dataclasses.replace(audit, val=part.samples)
-    channels, limit = source.card.input.in_chans, pixel_limit(source.card)
-    audit = scan(config.data, **_split(source.card, config), in_chans=channels, max_pixels=limit, show_progress=False,
-                 decoding=Decoding.of(source.card.input))  # fmt: skip
-    if audit.classes != source.card.classes or not audit.val:
-        return None
-    val = _unseen(source.card, audit, config.data)
-    return dataclasses.replace(audit, val=val) if val else None
-
-
-def _unseen(card: Card, audit: DataAudit, data: Path) -> tuple[Sample, ...]:
-    """Return held-out images that the source was not trained on, nor will be by ``--finetune``."""
-    record = read_record(card.data)
-    if record is None or not sort_images(record, audit, audit.samples).known:
-        return audit.val
-    held = {sample.path for sample in audit.val}
-    try:
-        found = choose_part(card, audit, data, "val").samples
-    except DataError as error:
-        console.warn(f"the models are not compared: {error}")
-        return ()
-    return tuple(sample for sample in found if sample.path in held)
-
-
-def _judge(
-    models: tuple[nn.Module, nn.Module], card: Card, audit: DataAudit | None, device: torch.device
-) -> dict[str, Any]:
-    """Return top-1 of the two models on the held-out images, and how alike they are there; None without labels."""
-    if audit is None:
-        return {"top1_sequential": None, "top1_parallel": None, "before": None}
-    loader = held_out(audit.val, card)
-    found = [
-        evaluate(_on(model, device), loader, audit.classes, device=device, show_progress=False).top1 for model in models
-    ]
-    alike = likeness(*models, loader, device)
-    told = ", ".join(f"{n} {console.percent(v)}" for n, v in zip(("sequential", "parallel"), found, strict=True))
-    console.say(f"top-1 on {len(audit.val)} held-out images: {told}; {alike}")
-    return {"top1_sequential": found[0], "top1_parallel": found[1], "before": dataclasses.asdict(alike)}
-
-
-def _on(model: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
-    def predict(images: Tensor) -> Tensor:
-        logits: Tensor = model(images.to(device))
-        return logits
-
-    return predict
-
-
 def _train(
     config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module],
     audit: DataAudit | None, before: dict[str, Any], device: torch.device, name: str,
@@ -264,12 +186,12 @@ def _train(
     if not config.labels:
         assert audit is not None
         return distill_images(config, card, teacher, joined, audit, device)
-    found = tune(config, card, teacher, _split(card, config), audit.val if audit else (), device)
+    tuned = tune(config, card, teacher, split_options(card, config), audit.val if audit else (), device)
     names = {"top1_sequential": "sequential", "top1_parallel": "parallel"}
-    told = [f"{name} {console.percent(before[key])}" for key, name in names.items() if before[key] is not None]
-    told.append(f"parallel after --finetune {config.finetune} {console.percent(found['top1_finetuned'])}")
-    console.say(f"held-out top-1: {', '.join(told)}")
-    return found
+    accuracies = [f"{name} {console.percent(before[key])}" for key, name in names.items() if before[key] is not None]
+    accuracies.append(f"parallel after --finetune {config.finetune} {console.percent(tuned['top1_finetuned'])}")
+    console.say(f"held-out top-1: {', '.join(accuracies)}")
+    return tuned
 
 
 def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> None:

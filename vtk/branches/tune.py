@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch import nn
 
 from vtk import console
+from vtk.branches.comparison import compare_tuned, held_out, likeness
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.bands import pixel_limit
-from vtk.data.image_transforms import eval_transform, train_transform
-from vtk.data.loader import make_loader
+from vtk.data.image_transforms import train_transform
 from vtk.data.mirroring import choose_mirroring
 from vtk.data.samples import DataAudit, Sample
 from vtk.files import replace_file, write_text
@@ -44,43 +42,6 @@ _MODEL = {MODEL: safetensors_with("vtk"), LOAD: begins(f'"""Loads {MODEL} with p
 _DISTILLED = {f"{DISTILLED}/{name}": mark for name, mark in _MODEL.items()}
 MARKS = {**_MODEL, DRIFT: json_with("branches", "depth", "model", "transforms"), **_DISTILLED}
 """Files of the command beside the run, and how they are recognised."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Likeness:
-    """How alike two models' logits are on some images.
-
-    Attributes:
-        count: images.
-        cosine: mean over images.
-        agreement: share of images with the same most likely class.
-    """
-
-    count: int
-    cosine: float
-    agreement: float
-
-    def __str__(self) -> str:
-        return f"logit cosine {self.cosine:.3f}, most likely class equal for {console.percent(self.agreement)}"
-
-
-@torch.inference_mode()
-def likeness(model: nn.Module, other: nn.Module, loader: DataLoader[Any], device: torch.device) -> Likeness:
-    """Compare the logits of two models in eval mode over a loader's images."""
-    cosines: list[Tensor] = []
-    same = 0
-    for images, _ in loader:
-        a, b = (m(images.to(device)).double() for m in (model, other))
-        cosines.append(F.cosine_similarity(a, b, dim=1).cpu())
-        same += int((a.argmax(1) == b.argmax(1)).sum())
-    found = torch.cat(cosines)
-    return Likeness(len(found), float(found.mean()), same / len(found))
-
-
-def held_out(samples: tuple[Sample, ...], card: Card) -> DataLoader[Any]:
-    """Return a loader of held-out images in their order."""
-    transform, limit = eval_transform(card.input), pixel_limit(card)
-    return make_loader(samples, transform, batch_size=64, shuffle=False, seed=0, workers=0, max_pixels=limit)
 
 
 def write_model(folder: Path, card: Card, model: nn.Module) -> None:
@@ -128,11 +89,11 @@ def tune(
         ),
         teacher=teacher if config.distill else None,
     )  # fmt: skip
-    found: dict[str, Any] = {"top1_finetuned": result.top1, "finetune": result.to_dict()}
+    numbers: dict[str, Any] = {"top1_finetuned": result.top1, "finetune": result.to_dict()}
     if samples:
         tuned = load_task(result.task, base=config.out / MODEL).model.to(device)
-        found["after"] = _after(teacher.model.to(device), tuned, samples, card, device)
-    return found
+        numbers["after"] = compare_tuned(teacher.model.to(device), tuned, samples, card, device)
+    return numbers
 
 
 def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
@@ -197,11 +158,3 @@ def distill_images(
     console.say(f"after {len(result.rows)} epochs: {after}; model {folder / MODEL}")
     numbers = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}
     return {"distilled": str(folder), "rows": result.rows, **numbers}
-
-
-def _after(
-    sequential: nn.Module, tuned: nn.Module, samples: tuple[Sample, ...], card: Card, device: torch.device
-) -> dict[str, Any]:
-    found = likeness(sequential, tuned, held_out(samples, card), device)
-    console.say(f"after fine-tuning, on {found.count} held-out images: {found}")
-    return dataclasses.asdict(found)

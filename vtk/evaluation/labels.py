@@ -78,9 +78,9 @@ def _top(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], k
 
 def _above(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], least: float) -> list[Prediction]:
     """Return the labels of each image whose sigmoid is ``least`` or more."""
-    found = []
+    predictions = []
     for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
         order = scores.argsort(descending=True, stable=True)
         kept = [int(i) for i in order if scores[i] >= least]
-        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
-    return found
+        predictions.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
+    return predictions

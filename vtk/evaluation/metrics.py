@@ -1,6 +1,6 @@
 """How good a classifier is on a set of images: one function, whatever computes the logits."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -130,6 +130,28 @@ class Metrics:
         return [(self.classes[t], self.classes[p], int(wrong[t, p])) for t, p in cells if wrong[t, p] > 0]
 
 
+def batches_of_logits(
+    predict: Callable[[Tensor], Tensor],
+    loader: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device | str,
+    show_progress: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of each batch, in fp32 on the model's device, with its labels.
+
+    Raises:
+        DataError: the loader is empty.
+    """
+    batches = 0
+    with console.progress("eval", len(getattr(loader, "dataset", ())), enabled=show_progress) as bar:
+        for images, labels in loader:
+            yield predict(images.to(device, non_blocking=True)).to(torch.float32), labels
+            batches += 1
+            bar.advance(len(labels))
+    if not batches:
+        raise DataError("there are no images to evaluate; check the folder and its split")
+
+
 @torch.no_grad()
 def evaluate(
     predict: Callable[[Tensor], Tensor],
@@ -161,28 +183,22 @@ def evaluate(
     predicted: list[Tensor] = []
     near: list[Tensor] = []
     losses: list[Tensor] = []
-    total = len(getattr(loader, "dataset", ()))
-    with console.progress("eval", total, enabled=show_progress) as bar:
-        for images, labels in loader:
-            logits = predict(images.to(device, non_blocking=True)).to(torch.float32)
-            if logits.ndim != 2 or logits.shape != (len(labels), n):
-                raise UsageError(
-                    f"the model gives {tuple(logits.shape)} for {len(labels)} images of {n} classes; "
-                    f"its output must be ({len(labels)}, {n})"
-                )
-            if int(labels.min()) < 0 or int(labels.max()) >= n:
-                raise UsageError(f"labels reach {int(labels.max())}; there are {n} classes")
-            # on the model's device, and fetched once at the end: no wait per batch on a GPU
-            target = labels.to(logits.device, non_blocking=True)
-            best = logits.argmax(dim=1)
-            within = (logits.topk(k, dim=1).indices == target[:, None]).any(dim=1)
-            true.append(labels.cpu())
-            predicted.append(best)
-            near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
-            losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
-            bar.advance(len(labels))
-    if not true:
-        raise DataError("there are no images to evaluate; check the folder and its split")
+    for logits, labels in batches_of_logits(predict, loader, device=device, show_progress=show_progress):
+        if logits.ndim != 2 or logits.shape != (len(labels), n):
+            raise UsageError(
+                f"the model gives {tuple(logits.shape)} for {len(labels)} images of {n} classes; "
+                f"its output must be ({len(labels)}, {n})"
+            )
+        if int(labels.min()) < 0 or int(labels.max()) >= n:
+            raise UsageError(f"labels reach {int(labels.max())}; there are {n} classes")
+        # on the model's device, and fetched once at the end: no wait per batch on a GPU
+        target = labels.to(logits.device, non_blocking=True)
+        best = logits.argmax(dim=1)
+        within = (logits.topk(k, dim=1).indices == target[:, None]).any(dim=1)
+        true.append(labels.cpu())
+        predicted.append(best)
+        near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
+        losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
     truth, guess = torch.cat(true).numpy(), torch.cat(predicted).cpu().numpy()
     return Metrics(
         count=len(truth),

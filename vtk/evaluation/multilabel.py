@@ -13,6 +13,7 @@ from torch import Tensor
 from vtk import console
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.choice import MANY_LABELS
+from vtk.evaluation.metrics import batches_of_logits
 
 _ROWS = 24
 
@@ -128,26 +129,21 @@ def evaluate_labels(
         UsageError: logits and labels are not both (B, n).
     """
     n = len(classes)
-    found: list[Tensor] = []
+    scores: list[Tensor] = []
     truth: list[Tensor] = []
     losses: list[Tensor] = []
-    with console.progress("eval", len(getattr(loader, "dataset", ())), enabled=show_progress) as bar:
-        for images, labels in loader:
-            logits = predict(images.to(device, non_blocking=True)).to(torch.float32)
-            if logits.shape != (len(labels), n) or labels.shape != logits.shape:
-                raise UsageError(
-                    f"the model gives {tuple(logits.shape)} for labels of {tuple(labels.shape)}; both must be "
-                    f"({len(labels)}, {n})"
-                )
-            target = labels.to(logits.device, torch.float64, non_blocking=True)
-            each = F.binary_cross_entropy_with_logits(logits.double(), target, reduction="none")
-            losses.append(each.mean(dim=1))
-            found.append(logits)
-            truth.append(labels)
-            bar.advance(len(labels))
-    if not truth:
-        raise DataError("there are no images to evaluate; check the folder and its split")
-    score, true = torch.cat(found).cpu().numpy(), torch.cat(truth).numpy() > 0.5
+    for logits, labels in batches_of_logits(predict, loader, device=device, show_progress=show_progress):
+        if logits.shape != (len(labels), n) or labels.shape != logits.shape:
+            raise UsageError(
+                f"the model gives {tuple(logits.shape)} for labels of {tuple(labels.shape)}; both must be "
+                f"({len(labels)}, {n})"
+            )
+        target = labels.to(logits.device, torch.float64, non_blocking=True)
+        each = F.binary_cross_entropy_with_logits(logits.double(), target, reduction="none")
+        losses.append(each.mean(dim=1))
+        scores.append(logits)
+        truth.append(labels)
+    score, true = torch.cat(scores).cpu().numpy(), torch.cat(truth).numpy() > 0.5
     if not true.any():
         raise DataError("no held-out image has a label; hold out others (--seed, --val-split)")
     given = score > 0

@@ -95,13 +95,21 @@ class Context:
         kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
         return kind(weight_decay=self.config.weight_decay)
 
-    def resumable(self) -> dict[str, Any]:
-        """Return the keywords of a measure that works in steps: what it goes on from, saves, shares and shows."""
+    def loss_options(self, max_images: int) -> dict[str, Any]:
+        """Return the keywords that the measures of the loss share."""
+        return {
+            "loss": self.loss,
+            "max_images": max_images,
+            "seed": self.config.seed,
+            "show_progress": self.show_progress,
+        }
+
+    def step_options(self) -> dict[str, Any]:
+        """Return the keywords of a measure that works in steps (`vtk.analysis.probes.share.StepOptions`)."""
         return {
             "known": self.saved.get("rows", ()),
             "save": lambda rows: self.save({"rows": rows}),
             "share": self.share,
-            "show_progress": self.show_progress,
         }
 
     def pixels(self, images: Tensor) -> Tensor:

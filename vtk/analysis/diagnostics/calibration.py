@@ -34,9 +34,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             for text in bottom.bar_label(bars, fontsize=8, padding=2):
                 text.set_bbox({"color": "white", "alpha": 0.8, "pad": 0.5})
         mean, share = 100 * run.result["confidence"], 100 * run.result["accuracy"]
-        told = [f"mean {mean:.1f} %", f"accuracy {share:.1f} %"] if len(runs) == 1 else [None, None]
-        bottom.axvline(mean, color=colour, linewidth=1.3, label=told[0])
-        bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=told[1])
+        labels = [f"mean {mean:.1f} %", f"accuracy {share:.1f} %"] if len(runs) == 1 else [None, None]
+        bottom.axvline(mean, color=colour, linewidth=1.3, label=labels[0])
+        bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=labels[1])
     figures.finish(top, x="", y="right, % of the bin", legend=True)
     figures.finish(bottom, x="confidence, %", y="images", legend=len(runs) == 1)
     top.set(xlim=(0, 100), ylim=(0, 104))
@@ -54,12 +54,12 @@ def _read(result: Result) -> list[str]:
     n, accuracy = result["images"], result["accuracy"]
     gap = result["confidence"] - accuracy
     error = math.sqrt(accuracy * (1 - accuracy) / n)
-    told = [
+    sentences = [
         f"On these {n} images the mean confidence is {100 * result['confidence']:.1f} % and the accuracy "
         f"{100 * accuracy:.1f} %; the calibration error (ECE) is {100 * result['ece']:.1f} points."
     ]
     if abs(gap) > _ERRORS * error:
-        told.append(
+        sentences.append(
             f"It is over-confident by {100 * gap:.1f} points; label smoothing and mixed images lower its confidence: "
             "`vtk finetune … --smoothing 0.1 --mixup 0.8`."
             if gap > 0
@@ -67,34 +67,36 @@ def _read(result: Result) -> list[str]:
             "mixed images raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
         )
     elif result["ece"] > result["ece_by_chance"]:
-        told.append("On the whole it is neither over- nor under-confident, but by bins it is: see the diagram.")
+        sentences.append("On the whole it is neither over- nor under-confident, but by bins it is: see the diagram.")
     if result["ece"] <= result["ece_by_chance"]:
-        told.append(
+        sentences.append(
             f"A perfectly calibrated model would have up to {100 * result['ece_by_chance']:.1f} points on so few "
             "images, by chance: this is no evidence of a fault."
         )
     if result["temperature"] is None:
-        told.append("No temperature has the lowest NLL: every image is right, or the logits say nothing of the labels.")
+        sentences.append(
+            "No temperature has the lowest NLL: every image is right, or the logits say nothing of the labels."
+        )
     else:
-        told.append(
+        sentences.append(
             f"Logits divided by {result['temperature']:.2f} would have an ECE of {100 * result['fitted_ece']:.1f} "
             f"points and an NLL of {result['fitted_nll']:.3f} in place of {result['nll']:.3f}; that temperature was "
             "fitted to the NLL of these same images, which favours it."
         )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {
+    numbers = {
         "ECE, points": 100 * result["ece"],
         "NLL, nats": result["nll"],
         "accuracy, %": 100 * result["accuracy"],
         "mean confidence, %": 100 * result["confidence"],
     }
     if result["temperature"] is not None:
-        found["temperature, fitted on these images"] = result["temperature"]
-        found["ECE with it, points"] = 100 * result["fitted_ece"]
-    return found
+        numbers["temperature, fitted on these images"] = result["temperature"]
+        numbers["ECE with it, points"] = 100 * result["fitted_ece"]
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

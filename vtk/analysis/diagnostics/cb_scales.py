@@ -59,16 +59,18 @@ def _read(result: Result) -> list[str]:
     size = math.sqrt(sum(layer["mean"] ** 2 + layer["deviation"] ** 2 for layer in layers) / len(layers))
     if size == 0:
         return ["Λ is 0 everywhere, as it starts: the model broadcasts nothing; fine-tune it."]
-    told = []
+    sentences = []
     if size < _LITTLE:
-        told.append(f"λ is {size:.2g} in size, near the 0 where it starts: the model broadcasts next to nothing yet.")
+        sentences.append(
+            f"λ is {size:.2g} in size, near the 0 where it starts: the model broadcasts next to nothing yet."
+        )
     for where, words in (("mlp", "FFN"), ("msa", "attention")):
         own = [layer for layer in layers if layer["where"] == where]
         if not own:
             continue
         mean = sum(layer["mean"] for layer in own) / len(own)
         negative = sum(layer["negative"] for layer in own) / len(own)
-        told.append(
+        sentences.append(
             f"After the {words} λ is {mean:.3g} on average over {len(own)} layers, and negative in "
             f"{100 * negative:.0f} % of the channels."
         )
@@ -77,14 +79,14 @@ def _read(result: Result) -> list[str]:
             continue
         (lower, error), (upper, other) = (_average(part) for part in (own[:half], own[-half:]))
         if abs(upper - lower) <= _SURE * math.hypot(error, other):
-            told.append("Lower and upper layers do not differ by more than their channels scatter.")
+            sentences.append("Lower and upper layers do not differ by more than their channels scatter.")
         elif upper > lower:
-            told.append("Upper layers take more of the mean than lower ones, as in the paper.")
+            sentences.append("Upper layers take more of the mean than lower ones, as in the paper.")
             if upper > _LITTLE:
-                told.append("`--cb --cb-layers upper` broadcasts there without a trained factor.")
+                sentences.append("`--cb --cb-layers upper` broadcasts there without a trained factor.")
         else:
-            told.append("Lower layers take more of the mean than upper ones, other than in the paper.")
-    return told
+            sentences.append("Lower layers take more of the mean than upper ones, other than in the paper.")
+    return sentences
 
 
 def _average(layers: Sequence[dict[str, Any]]) -> tuple[float, float]:

@@ -57,28 +57,28 @@ def _read(result: Result) -> list[str]:
     near = [(rows[i][i + 1], i + 1) for i in range(len(names) - 1) if rows[i][i + 1] is not None]
     if not near:
         return ["Every image has the same features here, so that they cannot be compared."]
-    told = []
+    sentences = []
     if rows[0][-1] is not None:
-        told.append(f"The features behind the stem and behind the last unit have a CKA of {rows[0][-1]:.2f}.")
+        sentences.append(f"The features behind the stem and behind the last unit have a CKA of {rows[0][-1]:.2f}.")
     lowest, at = min(near)
-    told.append(f"{names[at]} changes the features most: CKA {lowest:.2f} with those before it.")
+    sentences.append(f"{names[at]} changes the features most: CKA {lowest:.2f} with those before it.")
     still = [names[i] for value, i in near if value >= _SAME]
     if still:
-        told.append(
+        sentences.append(
             f"{len(still)} of {len(near)} units leave them nearly as they were (CKA ≥ {_SAME}); whether the model "
             "needs those units is what `vtk analyze … --what lesion` measures."
         )
     inside, between = _block_structure(result)
     if inside is not None and between is not None:
         shown = f"{inside:.2f} inside of a stage and {between:.2f} between stages"
-        told.append(
+        sentences.append(
             f"Its stages are blocks of their own (mean CKA {shown}), as paper C finds of all multi-stage models."
             if inside - between >= _BLOCKS
             else f"Its stages are hardly blocks of their own: mean CKA {shown}."
         )
     if result["left_out"]:
-        told.append(f"{result['left_out']} images were left out, in batches of fewer than four.")
-    return told
+        sentences.append(f"{result['left_out']} images were left out, in batches of fewer than four.")
+    return sentences
 
 
 def _block_structure(result: Result) -> tuple[float | None, float | None]:
@@ -101,16 +101,16 @@ def _numbers(result: Result) -> dict[str, float]:
     rows = result["similarity"]
     pairs = [value for i, row in enumerate(rows) for value in row[i + 1 :] if value is not None]
     near = [rows[i][i + 1] for i in range(len(rows) - 1) if rows[i][i + 1] is not None]
-    told = {}
+    numbers = {}
     if pairs:
-        told["mean CKA of two units"] = sum(pairs) / len(pairs)
+        numbers["mean CKA of two units"] = sum(pairs) / len(pairs)
     if near:
-        told["lowest CKA of neighbouring units"] = min(near)
+        numbers["lowest CKA of neighbouring units"] = min(near)
     inside, between = _block_structure(result)
     if inside is not None and between is not None:
-        told["mean CKA inside of stages"] = inside
-        told["mean CKA between stages"] = between
-    return told
+        numbers["mean CKA inside of stages"] = inside
+        numbers["mean CKA between stages"] = between
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

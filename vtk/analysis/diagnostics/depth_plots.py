@@ -76,13 +76,13 @@ def draw_by_depth(
 
 def steps(result: Result, value: str) -> dict[str, list[tuple[float, float]]]:
     """Return by kind the value before and behind every unit, where both are known and their maps are of one size."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_kind: dict[str, list[tuple[float, float]]] = {}
     units: list[Mapping[str, Any]] = result["units"]
     for before, behind in pairwise(units):
         alike = (before["height"], before["width"]) == (behind["height"], behind["width"])
         if alike and before[value] is not None and behind[value] is not None:
-            found.setdefault(behind["kind"], []).append((before[value], behind[value]))
-    return found
+            by_kind.setdefault(behind["kind"], []).append((before[value], behind[value]))
+    return by_kind
 
 
 def share_lowered(pairs: Sequence[tuple[float, float]]) -> float:

@@ -39,12 +39,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             axes.step(x, uniform, where="mid", color="#999999" if alone else colour, linestyle=":", linewidth=1,
                       label="uniform attention" if alone else f"{name}: uniform attention")  # fmt: skip
         plain.plot(x, [layer["relative"] for layer in layers], "o-", color=colour, markersize=4, label=name)
-    figures.finish(axes, x="attention layer", y="mean distance, image sides", legend=True)
-    figures.finish(plain, x="attention layer", y="relative distance, image sides", legend=len(runs) > 1)
-    for one in (axes, plain):
-        figures.from_zero(one)
-        one.xaxis.get_major_locator().set_params(integer=True)
-    told = (
+    figures.finish_by_layer(axes, x="attention layer", y="mean distance, image sides", legend=True)
+    figures.finish_by_layer(plain, x="attention layer", y="relative distance, image sides", legend=len(runs) > 1)
+    caption = (
         "Mean distance between a query and what it attends to, in sides of the image: a dot is a head, the line their "
         "mean; dotted, uniform attention. Class and register tokens are left out, the rest sums to 1."
     )
@@ -52,7 +49,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         "Paper B's relative distance: sums of horizontal and vertical distances, weighted by the attention as it is; "
         "what goes to class and register tokens counts as 0."
     )
-    return [Picture("distance", figure, told), Picture("distance-relative", other, paper)]
+    return [Picture("distance", figure, caption), Picture("distance-relative", other, paper)]
 
 
 def _shares(layers: Sequence[dict[str, Any]]) -> list[float]:
@@ -67,7 +64,7 @@ def _read(result: Result) -> list[str]:
     layers = result["layers"]
     shares = _shares(layers)
     mean = sum(layer["mean"] for layer in layers) / len(layers)
-    told = [
+    sentences = [
         f"On average a query looks {mean:.2f} sides of the image away, {100 * sum(shares) / len(shares):.0f} % as far "
         "as uniform attention would."
     ]
@@ -75,32 +72,32 @@ def _read(result: Result) -> list[str]:
     local = [_local(layer) for layer in layers]
     if any(local):
         where = ranges([i for i, count in enumerate(local, start=1) if count])
-        told.append(f"{sum(local)} of {heads} heads are local (less than {_LOCAL:g} of that), in layers {where}.")
+        sentences.append(f"{sum(local)} of {heads} heads are local (less than {_LOCAL:g} of that), in layers {where}.")
     else:
-        told.append(f"None of the {heads} heads is local (less than {_LOCAL:g} of that).")
+        sentences.append(f"None of the {heads} heads is local (less than {_LOCAL:g} of that).")
     third = len(layers) // 3
     if third:
         lower, upper = sum(shares[:third]) / third, sum(shares[-third:]) / third
         if abs(upper - lower) < _CHANGE:
-            told.append("The lower and the upper third of the layers look about equally far.")
+            sentences.append("The lower and the upper third of the layers look about equally far.")
         else:
             more, less = ("upper", "lower") if upper > lower else ("lower", "upper")
-            told.append(f"The {more} third of the layers looks farther than the {less} one.")
+            sentences.append(f"The {more} third of the layers looks farther than the {less} one.")
         if result["plain_vit"] and not any(local[:third]):
-            told.append(
+            sentences.append(
                 "Lower layers without local heads have not learned to look near: on few images, a convolutional stem "
                 "(`vtk train … --stem conv`) or `--local-attention 5` gives what they lack."
             )
     away = [i for i, layer in enumerate(layers, start=1) if layer["prefix"] > _PREFIX]
     if away:
-        told.append(
+        sentences.append(
             f"In layers {ranges(away)} patches give over {100 * _PREFIX:.0f} % of their attention to class and "
             "register tokens, which have no place and are left out of the distance."
         )
     for key, why in (("unplaced", "where its tokens stand is not known"), ("unseen", "its weights cannot be seen")):
         if result[key]:
-            told.append(f"Left out: the attention of {', '.join(result[key])}; {why}.")
-    return told
+            sentences.append(f"Left out: the attention of {', '.join(result[key])}; {why}.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:

@@ -43,9 +43,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             axes.plot(x, [layer["cls"] for layer in layers], "--", color=colour, label=f"{name}: class token")
         axes.step(x, [layer["maximum"] for layer in layers], where="mid", color="#999999", linewidth=1,
                   label="uniform attention" if run is runs[-1] else None)  # fmt: skip
-    figures.finish(axes, x="attention layer", y="entropy, nats", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="attention layer", y="entropy, nats", legend=True)
     caption = (
         "Entropy of the attention weights by layer, over images, heads and queries; dotted, the value below which 15 % "
         "lie; dashed, the class token's. The grey line is that of uniform attention, ln of the number of keys."
@@ -58,22 +56,22 @@ def _read(result: Result) -> list[str]:
     shares = [layer["mean"] / layer["maximum"] if layer["maximum"] else 0.0 for layer in layers]
     dense = [i for i, share in enumerate(shares, start=1) if share >= _NEAR_UNIFORM]
     mean = sum(shares) / len(shares)
-    told = [f"On average attention has {100 * mean:.0f} % of the entropy of uniform attention."]
+    sentences = [f"On average attention has {100 * mean:.0f} % of the entropy of uniform attention."]
     if dense:
         upper = [i for i in dense if i > len(layers) / 2]
-        told.append(
+        sentences.append(
             f"It is near uniform (over {100 * _NEAR_UNIFORM:.0f} %) in layers {ranges(dense)}: they mix tokens almost "
             "as their mean would."
         )
         if len(upper) >= len(layers) / 4 and result["can_broadcast"]:
-            told.append(
+            sentences.append(
                 "Context Broadcasting gives that mean for nothing: try `vtk finetune … --cb --cb-layers upper`."
             )
     else:
-        told.append(f"No layer is near uniform (over {100 * _NEAR_UNIFORM:.0f} %).")
+        sentences.append(f"No layer is near uniform (over {100 * _NEAR_UNIFORM:.0f} %).")
     if result["unseen"]:
-        told.append(f"Not seen: the attention of {', '.join(result['unseen'])}.")
-    return told
+        sentences.append(f"Not seen: the attention of {', '.join(result['unseen'])}.")
+    return sentences
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -90,10 +88,10 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     layers = result["layers"]
-    found = {"mean entropy, nats": sum(layer["mean"] for layer in layers) / len(layers)}
+    numbers = {"mean entropy, nats": sum(layer["mean"] for layer in layers) / len(layers)}
     if all(layer["cls"] is not None for layer in layers):
-        found["class token's entropy, nats"] = sum(layer["cls"] for layer in layers) / len(layers)
-    return found
+        numbers["class token's entropy, nats"] = sum(layer["cls"] for layer in layers) / len(layers)
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

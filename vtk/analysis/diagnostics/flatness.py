@@ -19,10 +19,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.batches,
         sigma=config.sigma,
         draws=config.draws,
-        loss=context.loss,
-        max_images=context.count,
-        seed=config.seed,
-        show_progress=context.show_progress,
+        **context.loss_options(context.count),
     ).to_dict()
 
 
@@ -51,26 +48,26 @@ def _read(result: Result) -> list[str]:
     if loss is None or noisy is None:
         return [f"With noise of deviation {sigma:g} on the weights the loss is not finite; try a smaller --sigma."]
     rise = noisy - loss
-    told = [
+    sentences = [
         f"Noise of deviation {sigma:g} on all weights changes the loss from {loss:.3g} to {noisy:.3g}"
         + ("." if error is None else f" (± {error:.2g}, {result['draws']} draws).")
     ]
     if error is not None and abs(rise) <= _FAR * error:
-        told.append("That is within what the draws differ by: take a larger --sigma, or more --draws.")
+        sentences.append("That is within what the draws differ by: take a larger --sigma, or more --draws.")
     elif rise >= _SHARP:
-        told.append(
+        sentences.append(
             "The valley is sharp for noise of this size. Sharpness-aware training (`vtk finetune … --sam 0.1`) and "
             "strong augmentation both flatten the loss on average, as paper D finds."
         )
     elif rise < 0:
-        told.append("The loss falls under noise: the model is not at a minimum of it.")
-    told.append("Only numbers of the same --sigma can be compared.")
-    return told
+        sentences.append("The loss falls under noise: the model is not at a minimum of it.")
+    sentences.append("Only numbers of the same --sigma can be compared.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    numbers = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
 DIAGNOSTIC = Diagnostic(

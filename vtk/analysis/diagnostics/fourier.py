@@ -4,17 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import depth_plots as depth
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth_plots import (
-    SHADES,
-    draw_by_depth,
-    number,
-    share_lowered,
-    step_numbers,
-    step_sentences,
-    steps,
-    without_map,
-)
 from vtk.analysis.measures.fourier import feature_spectra
 
 _FEW = 0.25  # of the units of a kind: "hardly any"
@@ -26,11 +17,11 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    high = draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
+    high = depth.draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
     caption = (
         "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
         "ln(|FFT| + 10⁻⁶) there, minus that at frequency 0. It is bin h/2 − 1 of a map of even height h, just below "
-        f"π, which paper C's code plots as 1.0 π. {SHADES}"
+        f"π, which paper C's code plots as 1.0 π. {depth.SHADES}"
     )
     return [Picture("fourier", high, caption), _curves(runs)]
 
@@ -59,10 +50,10 @@ def _curves(runs: Sequence[Run]) -> Picture:
 
 
 def _read(result: Result) -> list[str]:
-    changes = steps(result, "high")
-    sentences = step_sentences(
+    changes = depth.steps(result, "high")
+    sentences = depth.step_sentences(
         changes,
-        lambda pairs: f"changes the amplitude of high frequencies by {number(_mean(pairs))} nats on average",
+        lambda pairs: f"changes the amplitude of high frequencies by {depth.number(_mean(pairs))} nats on average",
         "lower",
     )
     sentences += _comparison(changes) + _early(result)
@@ -70,18 +61,18 @@ def _read(result: Result) -> list[str]:
     if known:
         last = known[-1]
         sentences.append(
-            f"Behind {last['name']} the highest frequency has {number(last['high'])} nats beside the mean of the map."
+            f"Behind {last['name']} the highest frequency has {depth.number(last['high'])} nats beside the mean of the map."
         )
     else:
         sentences.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
-    return sentences + without_map(result)
+    return sentences + depth.without_map(result)
 
 
 def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
     msa, mlp = changes.get("msa", []), changes.get("mlp", [])
     if not msa or not mlp:
         return []
-    low, high = share_lowered(msa) > 1 / 2, share_lowered(mlp) < 1 / 2
+    low, high = depth.share_lowered(msa) > 1 / 2, depth.share_lowered(mlp) < 1 / 2
     if low and high:
         return ["So most MSAs lower high frequencies and most MLPs raise them, as paper C finds of ViTs."]
     which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
@@ -91,8 +82,8 @@ def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
 def _early(result: Result) -> list[str]:
     units = result["units"]
     first = units[: max(2, round(len(units) * _EARLY))]
-    pairs = steps({"units": first}, "high").get("msa", [])
-    if len(pairs) < 2 or share_lowered(pairs) > _FEW:
+    pairs = depth.steps({"units": first}, "high").get("msa", [])
+    if len(pairs) < 2 or depth.share_lowered(pairs) > _FEW:
         return []
     return [
         "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
@@ -106,7 +97,7 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _numbers(result: Result) -> dict[str, float]:
     names = "high-frequency change by {}, nats", "high-frequency Δ log amplitude at the end, nats"
-    return step_numbers(result, steps(result, "high"), _mean, "high", names)
+    return depth.step_numbers(result, depth.steps(result, "high"), _mean, "high", names)
 
 
 DIAGNOSTIC = Diagnostic(

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.robustness_curves import certainty, nothing_to_lose, options, points
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.frequency_noise import WINDOW, frequency_noise
 
@@ -16,16 +16,16 @@ def _measure(context: Context) -> dict[str, Any]:
     # a small image's frequencies lie further apart than paper C's window
     window = max(WINDOW, 2 / min(context.spec.size))
     seed = context.config.seed
-    found = frequency_noise(
-        context.model, context.batches, window=window, seed=seed, **options(context, "noise by frequency")
+    result = frequency_noise(
+        context.model, context.batches, window=window, seed=seed, **robustness.options(context, "noise by frequency")
     )
-    return found.to_dict()
+    return result.to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     figure, (axes,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
-        x, accuracies = points(run.result["bands"])
+        x, accuracies = robustness.points(run.result["bands"])
         lost = [100 * run.result["clean"] - accuracy for accuracy in accuracies]
         axes.plot(x, lost, "o-", color=colour, markersize=4, label=figures.label(run.label))
     axes.axhline(0, color="#999999", linewidth=1)
@@ -42,30 +42,30 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    if nothing := nothing_to_lose(result):
+    if nothing := robustness.nothing_to_lose(result):
         return [nothing]
     low, high = (100 * lost for lost in _ends(result))
-    x, accuracies = points(result["bands"])
+    x, accuracies = robustness.points(result["bands"])
     worst = min(range(len(x)), key=lambda i: accuracies[i])
-    told = [
-        certainty(result),
+    sentences = [
+        robustness.certainty(result),
         f"Noise of low frequency (to {_LOW:g}π) costs {low:.1f} points on average, noise of high frequency (from "
         f"{_HIGH:g}π) {high:.1f}; worst is the band around {x[worst]:g}π, with {accuracies[worst]:.1f} % right.",
     ]
     if abs(high - low) <= 100 * margin(result["images"]):
-        told.append(
+        sentences.append(
             "These are alike, as far as so few images tell: neither coarse shapes nor fine texture count for more."
         )
     elif high > low:
-        told.append(
+        sentences.append(
             "High frequencies hurt more, as paper C finds for ConvNets, and reads as leaning on texture. Its remedy "
             "is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
         )
     else:
-        told.append(
+        sentences.append(
             "Low frequencies hurt more, as paper C finds for ViTs, and reads as leaning on shapes, not on texture."
         )
-    return told
+    return sentences
 
 
 def _ends(result: Result) -> tuple[float, float]:

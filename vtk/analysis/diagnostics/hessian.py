@@ -18,11 +18,9 @@ def _measure(context: Context) -> dict[str, Any]:
     return hessian_spectrum(
         context.model,
         context.loss_batches(config.hessian_batch),
-        loss=context.loss,
         top=config.top,
-        max_images=config.hessian_images,
-        seed=config.seed,
-        **context.resumable(),
+        **context.loss_options(config.hessian_images),
+        **context.step_options(),
     ).to_dict()
 
 
@@ -87,31 +85,31 @@ def _facts(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
     top = len(batches[0])
-    told = [
+    sentences = [
         f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches, {100 * negative:.0f} % "
         "are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
     if negative >= _MANY_NEGATIVE:
-        told.append(
+        sentences.append(
             "So the loss curves downwards in some of its steepest directions: it is not convex here, and the model is "
             "not at a minimum of this loss. Paper C finds that in ViTs early in training and on few images; more "
             "epochs, more images, or the mean of the tokens in place of the class token help against it."
         )
     else:
-        told.append("So the loss is close to convex in its steepest directions.")
+        sentences.append("So the loss is close to convex in its steepest directions.")
     if positive is not None and positive >= SHARP:
-        told.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
+        sentences.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
     if result["converged"] < 1:
-        told.append(f"{100 * (1 - result['converged']):.0f} % of the values did not settle; they are estimates.")
-    return told
+        sentences.append(f"{100 * (1 - result['converged']):.0f} % of the values did not settle; they are estimates.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"NEP, share": result["negative_share"]}
+    numbers = {"NEP, share": result["negative_share"]}
     if result["positive_mean"] is not None:
-        found["APE, loss / weight²"] = result["positive_mean"]
-    return found
+        numbers["APE, loss / weight²"] = result["positive_mean"]
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

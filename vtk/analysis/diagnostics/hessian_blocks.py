@@ -19,12 +19,10 @@ def _measure(context: Context) -> dict[str, Any]:
     return hessian_max(
         context.model,
         context.loss_batches(config.hessian_batch),
-        loss=context.loss,
         groups=parameter_blocks(context.model),
         tol=TOLERANCE,
-        max_images=config.hessian_images,
-        seed=config.seed,
-        **context.resumable(),
+        **context.loss_options(config.hessian_images),
+        **context.step_options(),
     ).to_dict()
 
 
@@ -41,7 +39,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     sizes = [abs(v[0]) for run in runs for v in run.result["values"].values() if v[0]]
     handles, any_negative = [], False
     for number, (colour, run) in enumerate(zip(figures.COLOURS, runs, strict=False)):
-        values = {name: found[0] for name, found in run.result["values"].items()}
+        values = {name: eigenvalues[0] for name, eigenvalues in run.result["values"].items()}
         at = [names.index(name) + (number - (len(runs) - 1) / 2) * width for name in values]
         bars = axes.bar(at, [abs(v) for v in values.values()], width, color=colour)
         for bar, value in zip(bars, values.values(), strict=True):
@@ -64,38 +62,40 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    values = {name: found[0] for name, found in result["values"].items()}
+    values = {name: eigenvalues[0] for name, eigenvalues in result["values"].items()}
     parts = {name: value for name, value in values.items() if name != "whole"}
-    told = [f"The largest curvature of the whole loss is {values['whole']:.3g}."]
+    sentences = [f"The largest curvature of the whole loss is {values['whole']:.3g}."]
     if values["whole"] >= SHARP:
-        told.append(
+        sentences.append(
             f"Over {SHARP:g} the valley is sharp: paper D's models trained with SAM have 21 to 42, those without 180 "
             "to 1,644. Try `vtk finetune … --sam 0.1`."
         )
     if parts:
         sharpest = max(parts, key=lambda name: abs(parts[name]))
-        told.append(f"Of the parts, {_NAMES.get(sharpest, sharpest)} curves most ({parts[sharpest]:.3g}).")
+        sentences.append(f"Of the parts, {_NAMES.get(sharpest, sharpest)} curves most ({parts[sharpest]:.3g}).")
     blocks = [abs(value) for name, value in values.items() if name.startswith("block ")]
     if len(blocks) >= 4:
         quarter = max(len(blocks) // 4, 1)
         first, last = sum(blocks[:quarter]) / quarter, sum(blocks[-quarter:]) / quarter
         if first > _DEEPER * last:
-            told.append(
+            sentences.append(
                 "Shallow blocks are sharper than deep ones, as paper D finds: curvature adds up on the way back to "
                 "the input."
                 + (" Give them a lower rate: `vtk finetune … --layer-decay 0.75`." if values["whole"] >= SHARP else "")
             )
         elif last > _DEEPER * first:
-            told.append("Deep blocks are sharper than shallow ones, the other way round than in paper D.")
+            sentences.append("Deep blocks are sharper than shallow ones, the other way round than in paper D.")
         else:
-            told.append("Shallow and deep blocks are about as sharp.")
+            sentences.append("Shallow and deep blocks are about as sharp.")
     negative = [name for name, value in values.items() if value < 0]
     if negative:
-        told.append(f"Negative, so that the loss is not convex there: {', '.join(_NAMES.get(n, n) for n in negative)}.")
+        sentences.append(
+            f"Negative, so that the loss is not convex there: {', '.join(_NAMES.get(n, n) for n in negative)}."
+        )
     loose = [name for name, settled in result["converged"].items() if not settled]
     if loose:
-        told.append(f"Did not settle, an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
-    return told
+        sentences.append(f"Did not settle, an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:

@@ -26,10 +26,8 @@ def _measure(context: Context) -> dict[str, Any]:
         span=config.span,
         directions=config.directions,
         vectors=config.perturb_vectors,
-        loss=context.loss,
-        max_images=context.count,
-        seed=config.seed,
-        **{**context.resumable(), "save": _now_and_then(context.save)},
+        **context.loss_options(context.count),
+        **{**context.step_options(), "save": _now_and_then(context.save)},
     ).to_dict()
 
 
@@ -122,23 +120,23 @@ def _read(result: Result) -> list[str]:
         if ring.size:
             rings[wanted] = float(ring.mean())
     means = " and ".join(f"{mean:.3g} at a distance of {at:g}" for at, mean in rings.items())
-    told = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
+    sentences = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
     lowest = float(np.nanmin(np.where(np.isfinite(grid), grid, np.nan)))
     if lowest < centre - _SMALL * max(abs(centre), 1.0):
         i, j = np.argwhere(grid == lowest)[0]
-        told.append(
+        sentences.append(
             f"It is lower elsewhere on the plane ({lowest:.3g} at {steps[i]:g}, {steps[j]:g}): the model is not at a "
             "minimum of this loss on these images."
         )
     else:
-        told.append(
+        sentences.append(
             "No point of the plane is clearly lower: the model lies in a valley, whose width is that of the rings."
         )
     if lost:
-        told.append(f"At {lost} of {grid.size} points the loss has no value: try a smaller --span.")
+        sentences.append(f"At {lost} of {grid.size} points the loss has no value: try a smaller --span.")
     if next(iter(rings.values()), centre) - centre >= _SHARP:
-        told.append("The valley is narrow: sharpness-aware training makes it wider, `vtk finetune … --sam 0.1`.")
-    return told
+        sentences.append("The valley is narrow: sharpness-aware training makes it wider, `vtk finetune … --sam 0.1`.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -147,10 +145,10 @@ def _numbers(result: Result) -> dict[str, float]:
     grid = _grid(result)
     rim = np.concatenate([grid[0], grid[-1], grid[1:-1, 0], grid[1:-1, -1]])
     rim = rim[np.isfinite(rim)]
-    found = {} if result["centre"] is None else {"loss of the model": result["centre"]}
+    numbers = {} if result["centre"] is None else {"loss of the model": result["centre"]}
     if rim.size:
-        found[f"mean loss on the rim, at ±{result['steps'][-1]:g}"] = float(rim.mean())
-    return found
+        numbers[f"mean loss on the rim, at ±{result['steps'][-1]:g}"] = float(rim.mean())
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

@@ -54,26 +54,26 @@ def _read(result: Result) -> list[str]:
         ]
     units = [unit for unit in result["units"] if unit["delta"] is not None]
     hurt = sorted((u for u in units if u["delta"] < -_SURE * u["error"]), key=lambda unit: unit["delta"])
-    told = [f"The whole model has {100 * accuracy:.1f} % over {result['images']} images."]
+    sentences = [f"The whole model has {100 * accuracy:.1f} % over {result['images']} images."]
     if hurt:
         worst = ", ".join(f"{u['name']} ({_points(u['delta'])} points)" for u in hurt[:_WORST])
-        told.append(f"It needs most: {worst}.")
+        sentences.append(f"It needs most: {worst}.")
     for kind, (one, _) in WORDS.items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
-            told.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
+            sentences.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
     idle = [u["name"] for u in units if abs(u["delta"]) <= _SURE * u["error"] or u["delta"] == 0]
     if idle:
         shown = ", ".join(idle[:_WORST]) + (" …" if len(idle) > _WORST else "")
-        told.append(
+        sentences.append(
             f"{len(idle)} of {len(units)} units can be removed, one at a time, without a change that "
             f"{result['images']} images could show: {shown}. That does not hold for several at once."
         )
     better = [u for u in units if u["delta"] > _SURE * u["error"]]
     if better:
         best = max(better, key=lambda unit: unit["delta"])
-        told.append(f"It is better without {best['name']} ({_points(best['delta'])} points).")
-    return told
+        sentences.append(f"It is better without {best['name']} ({_points(best['delta'])} points).")
+    return sentences
 
 
 def _points(delta: float) -> str:
@@ -82,13 +82,13 @@ def _points(delta: float) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     units = [unit for unit in result["units"] if unit["delta"] is not None]
-    told = {"accuracy of the whole model": result["accuracy"]}
+    numbers = {"accuracy of the whole model": result["accuracy"]}
     for kind, (one, _) in WORDS.items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
-            told[f"change of accuracy without {one}"] = sum(own) / len(own)
-    told["change of accuracy without the unit it needs most"] = min(unit["delta"] for unit in units)
-    return told
+            numbers[f"change of accuracy without {one}"] = sum(own) / len(own)
+    numbers["change of accuracy without the unit it needs most"] = min(unit["delta"] for unit in units)
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

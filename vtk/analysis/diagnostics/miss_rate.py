@@ -36,17 +36,17 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    told = [
+    sentences = [
         f"Half-way between two images the model sees neither's class in {100 * result['rate']:.1f} % of "
         f"{result['pairs']} pairs (± {100 * _error(result):.1f})."
     ]
     if result["rate"] >= _HIGH:
-        told.append("A model that is often wrong misses here too: look at its accuracy first.")
-        told.append(
+        sentences.append("A model that is often wrong misses here too: look at its accuracy first.")
+        sentences.append(
             "A model that goes straight from one class to the other between images misses less: mixup trains that "
             "(`vtk finetune … --mixup 0.8`), and paper D finds the same of sharpness-aware training (`--sam 0.1`)."
         )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:

@@ -73,25 +73,25 @@ def _read(result: Result) -> list[str]:
     layers = result["layers"]
     active = by_block(result, None, "active")
     low, high = min(active, key=lambda b: active[b]), max(active, key=lambda b: active[b])
-    told = [
+    sentences = [
         f"On average {100 * _mean(layers):.0f} % of the hidden neurons are active at a position: fewest in block {low} "
         f"({100 * active[low]:.0f} %), most in block {high} ({100 * active[high]:.0f} %)."
     ]
     if all(abs(layer["active"] - 0.5) < _HALF for layer in layers):
-        told.append("About half everywhere is what random weights give: nothing sparse has been learned here.")
+        sentences.append("About half everywhere is what random weights give: nothing sparse has been learned here.")
     first = max(1, len(active) // 4)
     early = [share for block, share in active.items() if block <= first]
     later = [share for block, share in active.items() if block > first]
     if early and later and _average(early) > _DENSER * _average(later):
         where = f"the first {first} blocks" if first > 1 else "the first block"
-        told.append(
+        sentences.append(
             f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Paper D ties dense "
             "first layers to a sharp loss; sharpness-aware training made them sparser: `vtk train … --sam auto`."
         )
-    told += _dead(result)
+    sentences += _dead(result)
     if result["unseen"]:
-        told.append(f"Not counted, since no activation of theirs can be seen: {', '.join(result['unseen'])}.")
-    return told
+        sentences.append(f"Not counted, since no activation of theirs can be seen: {', '.join(result['unseen'])}.")
+    return sentences
 
 
 def _dead(result: Result) -> list[str]:
@@ -99,7 +99,7 @@ def _dead(result: Result) -> list[str]:
     never = sum(layer["never"] for layer in layers)
     always = sum(layer["always"] for layer in layers)
     total = sum(layer["neurons"] for layer in layers)
-    told = []
+    sentences = []
     if never:
         blocks = sorted(block for block, share in by_block(result, None, "never").items() if share >= _DEAD)
         where = (
@@ -108,17 +108,17 @@ def _dead(result: Result) -> list[str]:
             else ""
         )
         cut = all(layer["function"].startswith("ReLU") for layer in layers)
-        told.append(
+        sentences.append(
             f"{never:,} of {total:,} neurons ({_percent(never / total)}) are never active on these {images} images"
             + where
             + (": they pass nothing on." if cut else ": they pass on only what their activation lets through below 0.")
             + " On other images they may be."
         )
     else:
-        told.append(f"Every one of the {total:,} neurons is active somewhere on these {images} images.")
+        sentences.append(f"Every one of the {total:,} neurons is active somewhere on these {images} images.")
     if always:
-        told.append(f"{always:,} ({_percent(always / total)}) are always active.")
-    return told
+        sentences.append(f"{always:,} ({_percent(always / total)}) are always active.")
+    return sentences
 
 
 def _percent(share: float) -> str:

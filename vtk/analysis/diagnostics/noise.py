@@ -4,17 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.robustness_curves import (
-    certainty,
-    clean_lines,
-    fallen,
-    mean,
-    nothing_to_lose,
-    options,
-    points,
-    tall,
-)
 from vtk.analysis.measures.noise import noise_accuracy
 
 _STYLES = {"Gaussian noise": "o-", "shot noise": "s--"}
@@ -27,16 +18,18 @@ _GIVEN = {  # how a strength is told
 
 def _measure(context: Context) -> dict[str, Any]:
     seed = context.config.seed
-    return noise_accuracy(context.model, context.batches, seed=seed, **options(context, "noise and blur")).to_dict()
+    return noise_accuracy(
+        context.model, context.batches, seed=seed, **robustness.options(context, "noise and blur")
+    ).to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (axes,) = figures.new(height=tall(runs))
+    figure, (axes,) = figures.new(height=robustness.tall(runs))
     blurred, (below,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         name = figures.label(run.label)
         for curve in run.result["curves"]:
-            x, accuracies = points(curve)
+            x, accuracies = robustness.points(curve)
             if curve["name"] in _STYLES:
                 label = f"{name}: {curve['name']}" if len(runs) > 1 else curve["name"]
                 axes.plot(x, accuracies, _STYLES[curve["name"]], color=colour, markersize=4, label=label)
@@ -46,7 +39,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         (axes, "deviation, 255ths of the pixel range", True),
         (below, "deviation of the blur, pixels", len(runs) > 1),
     ):
-        clean_lines(one, runs)
+        robustness.clean_lines(one, runs)
         one.set_xscale("log", base=2)
         ticks = one.get_lines()[0].get_xdata()
         one.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -62,31 +55,31 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    if nothing := nothing_to_lose(result):
+    if nothing := robustness.nothing_to_lose(result):
         return [nothing]
-    told = [certainty(result)]
+    sentences = [robustness.certainty(result)]
     early = []
     for curve in result["curves"]:
         name, given = curve["name"], _GIVEN[curve["name"]]
-        at = fallen(curve, result)
+        at = robustness.fallen(curve, result)
         last = curve["strengths"][-1]
         begun = name[0].upper() + name[1:]
         if at is None:
-            told.append(f"{begun}: up to {given.format(last)} it keeps over half of its lead over guessing.")
+            sentences.append(f"{begun}: up to {given.format(last)} it keeps over half of its lead over guessing.")
         else:
-            told.append(f"{begun}: by {given.format(at)} half of its lead over guessing is gone.")
+            sentences.append(f"{begun}: by {given.format(at)} half of its lead over guessing is gone.")
             early += [name] if at < last else []
     if early:
         kinds = " and ".join(early)
-        told.append(
+        sentences.append(
             f"If your cameras give images with {kinds}: in paper B Context Broadcasting (`vtk finetune … --cb`) loses "
             "less to them, in paper D training for a flat loss (`--sam auto`). Compare with `vtk analyze --compare`."
         )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    means = {f"mean accuracy, {curve['name']}, %": 100 * mean(curve) for curve in result["curves"]}
+    means = {f"mean accuracy, {curve['name']}, %": 100 * robustness.mean(curve) for curve in result["curves"]}
     return {"clean accuracy, %": 100 * result["clean"], **means}
 
 

@@ -61,9 +61,7 @@ def _hidden(runs: Sequence[Run]) -> Picture:
             values = hidden_by_block(run.result, kind)
             label = _label(runs, run, kind)
             axes.plot(list(values), list(values.values()), f"s{line}", color=colour, markersize=4, label=label)
-    figures.finish(axes, x="block", y="‖a‖ of an image", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="block", y="‖a‖ of an image", legend=True)
     caption = (
         "Norm of all hidden neurons of an image behind their activation, by block: ‖a‖ of paper D's Table 4, root mean "
         "square over images."
@@ -94,9 +92,7 @@ def _weights(runs: Sequence[Run]) -> Picture:
             axes.plot(
                 range(1, count + 1), values, f"o{line}", color=colour, markersize=4, label=_label(runs, run, shown)
             )
-    figures.finish(axes, x="block", y="norm of the matrices", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="block", y="norm of the matrices", legend=True)
     caption = (
         "Norm (root of the sum of squares) of the weight matrices and filters by block and part; biases, norms and "
         "scales are not in it."
@@ -106,24 +102,24 @@ def _weights(runs: Sequence[Run]) -> Picture:
 
 def _read(result: Result) -> list[str]:
     whole = result["weights"]["whole"]
-    told = [
+    sentences = [
         f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices. "
         "Compare it with that of the same architecture only; paper D finds it larger after sharpness-aware training."
     ]
     if whole["matrices"] < whole["norm"] * _HALF_OF_SQUARES:
-        told.append("Most of it is in biases, norms and scales.")
+        sentences.append("Most of it is in biases, norms and scales.")
     tokens = result["tokens"]
     first, last = tokens[0], tokens[-1]
     if first["mean"] > 0:
         ratio = last["mean"] / first["mean"]
         verb = "grow" if ratio >= _GROWN else "shrink" if ratio <= 1 / _GROWN else "keep about their size"
-        told.append(
+        sentences.append(
             f"Tokens {verb} with depth: their mean norm is {first['mean']:.3g} behind the stem and {last['mean']:.3g} "
             "behind the last block."
         )
     if last["cls"] is not None:
-        told.append(f"The class token has {last['cls']:.3g} there.")
-    return told + _outliers(result)
+        sentences.append(f"The class token has {last['cls']:.3g} there.")
+    return sentences + _outliers(result)
 
 
 def _outliers(result: Result) -> list[str]:
@@ -134,14 +130,14 @@ def _outliers(result: Result) -> list[str]:
             f"Fewer than one token in a thousand has over {OUTLIER:g} times the median norm of its image, anywhere."
         ]
     worst = max(blocks, key=lambda token: token["outliers"])
-    told = (
+    sentence = (
         f"Behind block{'s' if len(where) > 1 else ''} {ranges(where)} up to {100 * worst['outliers']:.2g} % of the "
         f"tokens have over {OUTLIER:g} times the median norm of their image (largest: {worst['maximum']:.3g})"
     )
     if not result["prefix"]:
-        return [f"{told}: single positions stand far above the others."]
+        return [f"{sentence}: single positions stand far above the others."]
     return [
-        f"{told}: a known artefact of ViTs, which store what is global in patches of little content.",
+        f"{sentence}: a known artefact of ViTs, which store what is global in patches of little content.",
         "It disturbs segmentation, maps and means of patches; models with register tokens have less of it, such as "
         "`vtk finetune … --model vit_small_patch14_reg4_dinov2`.",
     ]

@@ -45,20 +45,22 @@ def _kappa(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     size, blocks = result["block_images"], len(result["conditions"])
     of = f"{blocks} block{'s' if blocks > 1 else ''} of {size} images"
-    told = []
+    sentences = []
     if result["condition"] is None:
-        told.append(
+        sentences.append(
             f"The kernel of {of} is singular as far as can be told: some images are the same, or look the same to the "
             "model, so that their outputs cannot be learnt apart."
         )
     else:
-        told.append(f"κ is {_kappa(result)}, over {of}: so much slower than the quickest is the slowest thing learnt.")
-    told.append(
+        sentences.append(
+            f"κ is {_kappa(result)}, over {of}: so much slower than the quickest is the slowest thing learnt."
+        )
+    sentences.append(
         "Paper D takes it at initialisation and with ReLU in place of GELU, for blocks of 48 images (ResNet-152 2,802, "
         "ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is of the weights that were given; for fresh ones "
         "give a timm name with --no-pretrained."
     )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:

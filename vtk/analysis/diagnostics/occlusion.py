@@ -4,33 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.robustness_curves import (
-    certainty,
-    clean_lines,
-    fallen,
-    mean,
-    nothing_to_lose,
-    options,
-    points,
-)
 from vtk.analysis.measures.occlusion import occlusion_accuracy
 
 _PAPER = 0.5  # 112 of 224 pixels
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    return occlusion_accuracy(context.model, context.batches, **options(context, "occlusion")).to_dict()
+    return occlusion_accuracy(context.model, context.batches, **robustness.options(context, "occlusion")).to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     figure, (axes,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
-        sides, accuracies = points(run.result["centre"])
+        sides, accuracies = robustness.points(run.result["centre"])
         axes.plot(
             [100 * s for s in sides], accuracies, "o-", color=colour, markersize=4, label=figures.label(run.label)
         )
-    clean_lines(axes, runs)
+    robustness.clean_lines(axes, runs)
     axes.axvline(100 * _PAPER, color="#999999", linestyle="--", linewidth=1)
     axes.set_xlim(0, 100)
     figures.finish(axes, x="side of the hidden centre, % of the image's", y="accuracy, %", legend=len(runs) > 1)
@@ -42,19 +34,19 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    if nothing := nothing_to_lose(result):
+    if nothing := robustness.nothing_to_lose(result):
         return [nothing]
-    told = [certainty(result)]
+    sentences = [robustness.certainty(result)]
     curve = result["centre"]
     sides = curve["strengths"]
     if (paper := _at_paper(result)) is not None:
-        told.append(
+        sentences.append(
             f"With the centre quarter of the area black, as in paper B, {100 * paper:.1f} % are right: "
             f"{100 * (result['clean'] - paper):.1f} points fewer."
         )
-    at = fallen(curve, result)
+    at = robustness.fallen(curve, result)
     if at is None:
-        told.append(
+        sentences.append(
             f"It keeps over half of its lead over guessing with {100 * max(result['areas']):.0f} % of the area hidden. "
             "So much cannot be read off the object alone: the background gives classes away. Check that they do not "
             "differ by camera, place or border."
@@ -63,13 +55,13 @@ def _read(result: Result) -> list[str]:
         )
     else:
         area = result["areas"][sides.index(at)]
-        told.append(f"Half of its lead over guessing is gone once {100 * area:.0f} % of the area is hidden.")
+        sentences.append(f"Half of its lead over guessing is gone once {100 * area:.0f} % of the area is hidden.")
         if at <= _PAPER:
-            told.append(
+            sentences.append(
                 "It decides by the centre. If your objects can be covered or off-centre, train with erased rectangles "
                 "and wider crops: `vtk finetune … --reprob 0.25 --crop-scale 0.3 1`."
             )
-    return told
+    return sentences
 
 
 def _at_paper(result: Result) -> float | None:
@@ -79,10 +71,10 @@ def _at_paper(result: Result) -> float | None:
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"clean accuracy, %": 100 * result["clean"], "mean accuracy, %": 100 * mean(result["centre"])}
+    numbers = {"clean accuracy, %": 100 * result["clean"], "mean accuracy, %": 100 * robustness.mean(result["centre"])}
     if (paper := _at_paper(result)) is not None:
-        found["accuracy with the centre quarter hidden, %"] = 100 * paper
-    return found
+        numbers["accuracy with the centre quarter hidden, %"] = 100 * paper
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

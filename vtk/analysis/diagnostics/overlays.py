@@ -1,6 +1,7 @@
 """``overlays``: where the class token looks in its last layer, drawn over images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
@@ -29,8 +30,8 @@ def mean_of(result: Result, key: str) -> float | None:
 
 def shares(result: Result, patches: str, half: str) -> dict[str, float]:
     """Return the two headline numbers of maps under the given names, without those that are not defined."""
-    found = {patches: mean_of(result, "patches"), half: mean_of(result, "half")}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {patches: mean_of(result, "patches"), half: mean_of(result, "half")}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
 def whose(result: Result) -> str:
@@ -60,23 +61,19 @@ def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
         return [f"In {result['layer']}, {whose(result)} attends to no patch at all."]
-    told = [
+    sentences = [
         f"In {result['layer']}, {whose(result)} gives {100 * patches:.0f} % of its attention to patches; half of that "
         f"lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if patches < _PATCHES:
-        told.append("Most of it goes to class and register tokens, so that the maps show the smaller part.")
+        sentences.append("Most of it goes to class and register tokens, so that the maps show the smaller part.")
     if half < _FEW:
-        told.append(
+        sentences.append(
             "That is a clear place: see whether it is on what the class is about or on what merely goes with it."
         )
     elif half > _UNIFORM:
-        told.append("That is near uniform (50 %): the map tells little of where the model looks.")
-    return told
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    return shares(result, "attention on patches, share", "patches that hold half of it, share")
+        sentences.append("That is near uniform (50 %): the map tells little of where the model looks.")
+    return sentences
 
 
 DIAGNOSTIC = Diagnostic(
@@ -88,6 +85,6 @@ DIAGNOSTIC = Diagnostic(
     measure=_measure,
     draw=_draw,
     read=_read,
-    numbers=_numbers,
+    numbers=partial(shares, patches="attention on patches, share", half="patches that hold half of it, share"),
     options=("overlay_images",),
 )

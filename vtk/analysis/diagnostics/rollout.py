@@ -1,6 +1,7 @@
 """``rollout``: what reaches the class token through all layers (Abnar and Zuidema, 2020), drawn over images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
@@ -33,19 +34,17 @@ def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
         return [f"Nothing of {_whose(result)} comes from any patch."]
-    told = [
+    sentences = [
         f"Through all layers {100 * patches:.0f} % of {_whose(result)} comes from patches; half of that from "
         f"{100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if half > _UNIFORM:
-        told.append("That is near uniform (50 %): the layers mix all patches, and the map tells little of one place.")
+        sentences.append(
+            "That is near uniform (50 %): the layers mix all patches, and the map tells little of one place."
+        )
     if result["broadcasts"]:
-        told.append("Context Broadcasting mixes the mean of all tokens in too, which rollout does not count.")
-    return told
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    return shares(result, "rollout on patches, share", "patches that hold half of it, share")
+        sentences.append("Context Broadcasting mixes the mean of all tokens in too, which rollout does not count.")
+    return sentences
 
 
 DIAGNOSTIC = Diagnostic(
@@ -57,6 +56,6 @@ DIAGNOSTIC = Diagnostic(
     measure=_measure,
     draw=_draw,
     read=_read,
-    numbers=_numbers,
+    numbers=partial(shares, patches="rollout on patches, share", half="patches that hold half of it, share"),
     options=("overlay_images",),
 )

@@ -63,33 +63,35 @@ def _read(result: Result) -> list[str]:
     blocks = [value for name, value in values.items() if name not in ("stem", "pos_embed")]
     stem, table = values.get("stem"), values.get("pos_embed")
     known = [(i, value) for i, value in enumerate(blocks, start=1) if value is not None]
-    told = []
+    sentences = []
     if known:
         before = f"{stem:.2f} behind the stem and " if stem is not None else ""
-        told.append(
+        sentences.append(
             f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} behind block {known[-1][0]}."
         )
     if stem is not None and table is not None and stem - table >= _FALL:
-        told.append(f"The position table sets tokens apart, as paper E saw: from {stem:.2f} to {table:.2f}.")
+        sentences.append(f"The position table sets tokens apart, as paper E saw: from {stem:.2f} to {table:.2f}.")
     alike = [i for i, value in known if value >= _ALIKE]
     if alike:
-        told.append(
+        sentences.append(
             f"Behind {_blocks(alike)} it is over {_ALIKE}: tokens differ little there, so that single positions say "
             "little of their own. One label an image does not need them to; segmentation and search by patch do."
         )
     elif known:
         highest = max(known, key=lambda pair: pair[1])
-        told.append(f"Nowhere is it over {_ALIKE}; tokens are most alike behind block {highest[0]} ({highest[1]:.2f}).")
+        sentences.append(
+            f"Nowhere is it over {_ALIKE}; tokens are most alike behind block {highest[0]} ({highest[1]:.2f})."
+        )
     early = [i for i in alike if i <= max(1, len(blocks) // 4)]
     if early and table is not None:
-        told.append(
+        sentences.append(
             "They are alike from the first blocks on: paper E's convolutional stem sets them apart, try "
             "`vtk train … --stem conv`."
         )
     lone = [i for i, value in enumerate(blocks, start=1) if value is None]
     if lone:
-        told.append(f"Behind {_blocks(lone)} an image is a single position, which has no pairs.")
-    return told
+        sentences.append(f"Behind {_blocks(lone)} an image is a single position, which has no pairs.")
+    return sentences
 
 
 def _blocks(numbers: Sequence[int]) -> str:
@@ -98,10 +100,10 @@ def _blocks(numbers: Sequence[int]) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     values = [value for value in result["values"].values() if value is not None]
-    found = {}
+    numbers = {}
     if values:
-        found = {"highest cosine of tokens": max(values), "cosine of the last block's tokens": values[-1]}
-    return found
+        numbers = {"highest cosine of tokens": max(values), "cosine of the last block's tokens": values[-1]}
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(

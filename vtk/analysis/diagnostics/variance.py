@@ -4,17 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from vtk.analysis.diagnostics import depth_plots as depth
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth_plots import (
-    SHADES,
-    draw_by_depth,
-    number,
-    share_lowered,
-    step_numbers,
-    step_sentences,
-    steps,
-    without_map,
-)
 from vtk.analysis.measures.variance import feature_variance
 
 _STAGES = 3  # from so many on, a peak at the ends of stages is a pattern
@@ -25,10 +16,10 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure = draw_by_depth(runs, lambda unit: unit["variance"], "variance over positions", log=True)
+    figure = depth.draw_by_depth(runs, lambda unit: unit["variance"], "variance over positions", log=True)
     caption = (
         "Variance of feature maps over their positions, mean over images and channels, behind every unit; the axis is "
-        f"logarithmic, so that equal steps are equal factors. {SHADES}"
+        f"logarithmic, so that equal steps are equal factors. {depth.SHADES}"
     )
     return [Picture("variance", figure, caption)]
 
@@ -38,22 +29,22 @@ def _read(result: Result) -> list[str]:
     if not known:
         return ["Its maps are of one position, which have no variance; give larger images."]
     changes = _positive(result)
-    sentences = step_sentences(
-        changes, lambda pairs: f"multiplies the variance by {number(_factor(pairs))} (geometric mean)", "reduce"
+    sentences = depth.step_sentences(
+        changes, lambda pairs: f"multiplies the variance by {depth.number(_factor(pairs))} (geometric mean)", "reduce"
     )
     msa = changes.get("msa", [])
     if msa:
         sentences.append(
             "That is what paper C expects of attention, which averages positions."
-            if share_lowered(msa) > 1 / 2
+            if depth.share_lowered(msa) > 1 / 2
             else "Paper C expects of attention that it reduces the variance, since it averages positions; most here do "
             "not."
         )
     sentences.append(
-        f"From {known[0]['name']} to {known[-1]['name']} it goes from {number(known[0]['variance'])} to "
-        f"{number(known[-1]['variance'])}."
+        f"From {known[0]['name']} to {known[-1]['name']} it goes from {depth.number(known[0]['variance'])} to "
+        f"{depth.number(known[-1]['variance'])}."
     )
-    return sentences + _stage_ends(result) + without_map(result)
+    return sentences + _stage_ends(result) + depth.without_map(result)
 
 
 def _stage_ends(result: Result) -> list[str]:
@@ -77,7 +68,7 @@ def _stage_ends(result: Result) -> list[str]:
 
 
 def _positive(result: Result) -> dict[str, list[tuple[float, float]]]:
-    changes = steps(result, "variance")
+    changes = depth.steps(result, "variance")
     positive = {kind: [pair for pair in pairs if min(pair) > 0] for kind, pairs in changes.items()}
     return {kind: pairs for kind, pairs in positive.items() if pairs}
 
@@ -88,7 +79,7 @@ def _factor(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _numbers(result: Result) -> dict[str, float]:
     names = "factor of the variance by {}", "variance over positions at the end"
-    return step_numbers(result, _positive(result), _factor, "variance", names)
+    return depth.step_numbers(result, _positive(result), _factor, "variance", names)
 
 
 DIAGNOSTIC = Diagnostic(

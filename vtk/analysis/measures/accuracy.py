@@ -3,13 +3,14 @@
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
@@ -81,7 +82,7 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(MeasureResult):
     """Accuracy by strength of one change.
 
     Attributes:
@@ -95,10 +96,6 @@ class Curve:
     unit: str
     strengths: tuple[float, ...]
     accuracies: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,8 @@ def accuracies(
                 right[number] += (model(to_input(changed, spec)).argmax(dim=1) == labels).sum()
             bar.advance(len(labels) * share.world)
     counts = share.total(torch.cat([right, torch.stack([clean, seen, classes * (share.rank == 0)])])).tolist()
-    *found, right_clean, count, outputs = counts
-    fractions = {name: number / count for name, number in zip(changes, found, strict=True)}
+    *hits, right_clean, count, outputs = counts
+    fractions = {name: number / count for name, number in zip(changes, hits, strict=True)}
     return Accuracies(right_clean / count, fractions, outputs, count)
 
 
@@ -203,8 +200,8 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """
     logits = model(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UsageError(f"{type(model).__name__} gives {found}; accuracy needs logits (B, classes)")
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UsageError(f"{type(model).__name__} gives {shape}; accuracy needs logits (B, classes)")
     if int(labels.max()) >= logits.shape[1]:
         raise UsageError(f"labels reach {int(labels.max())}; {type(model).__name__} has {logits.shape[1]} outputs")
     return logits

@@ -81,9 +81,9 @@ def attack_accuracy(
                 right[0] += _under_fgsm(model, pixels, truth, radii, spec)
                 right[1] += _under_pgd(model, pixels, truth, start, radii, steps, spec)
             bar.advance(len(labels) * share.world)
-    told = torch.tensor([clean, seen, classes * (share.rank == 0)], device=device)
-    *found, clean, seen, classes = share.total(torch.cat([right.flatten(), told])).tolist()
-    rows = (found[: len(radii)], found[len(radii) :])
+    totals = torch.tensor([clean, seen, classes * (share.rank == 0)], device=device)
+    *hits, clean, seen, classes = share.total(torch.cat([right.flatten(), totals])).tolist()
+    rows = (hits[: len(radii)], hits[len(radii) :])
     curves = tuple(
         Curve(name, "radius of the L∞ ball, 255ths of the pixel range", tuple(radii), tuple(n / seen for n in row))
         for name, row in zip(("FGSM", f"PGD-{steps}"), rows, strict=True)
@@ -164,5 +164,5 @@ def gradient(model: nn.Module, pixels: Tensor, labels: Tensor, *, spec: InputSpe
         leaf = pixels.detach().requires_grad_(True)
         logits = model(to_input(leaf, spec))
         loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
-        (found,) = torch.autograd.grad(loss, leaf)
-    return found
+        (of_pixels,) = torch.autograd.grad(loss, leaf)
+    return of_pixels

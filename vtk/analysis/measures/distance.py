@@ -1,11 +1,11 @@
 """How far attention looks: its mean distance by layer and head (Dosovitskiy et al., 2021; paper B, Figure 7b)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.attention_maps import unseen
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.token_positions import Places, watch_places
@@ -39,24 +39,16 @@ class LayerDistance:
 
 
 @dataclass(frozen=True)
-class AttentionDistance:
+class AttentionDistance(LayerResults[LayerDistance]):
     """How far every attention layer of a model looks.
 
     Attributes:
-        layers: in the order in which they attend.
-        images: over which.
         unplaced: layers that attend to tokens whose places are not known.
         unseen: modules that look like attention and whose weights could not be seen.
     """
 
-    layers: tuple[LayerDistance, ...]
-    images: int
     unplaced: tuple[str, ...]
     unseen: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()

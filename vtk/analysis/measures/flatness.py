@@ -1,20 +1,20 @@
 """Average flatness: the loss under Gaussian noise on the weights (paper D, Table 1)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, evaluating, hold
 from vtk.analysis.probes.losses import CrossEntropy, Loss, mean_loss
 from vtk.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Flatness:
+class Flatness(MeasureResult):
     """L^N = E[L(w + ε)], ε of independent N(0, σ²).
 
     Attributes:
@@ -32,10 +32,6 @@ class Flatness:
     sigma: float
     draws: int
     images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()

@@ -97,11 +97,11 @@ def frequency_noise(
         f"{centre:g}": partial(_noisy, centre=centre, window=window, rms=rms, equal_power=equal_power)
         for centre in centres
     }
-    found = accuracies(
+    accuracy = accuracies(
         model, batches, changes, spec=spec, seed=seed, clamp=False, max_images=max_images, share=share, title=title
     )
-    bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(found.changed.values()))
-    return FrequencyNoise(found.clean, bands, window, rms, equal_power, found.classes, found.images)
+    bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(accuracy.changed.values()))
+    return FrequencyNoise(accuracy.clean, bands, window, rms, equal_power, accuracy.classes, accuracy.images)
 
 
 def _noisy(pixels: Tensor, draws: Draws, *, centre: float, window: float, rms: float, equal_power: bool) -> Tensor:

@@ -3,17 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, hold
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import flat_size, hessian_product
-from vtk.analysis.probes.share import ALONE, Rows, Save, Share
+from vtk.analysis.probes.share import ALONE, StepOptions
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class HessianSpectrum:
 
 
 @dataclass(frozen=True)
-class HessianMax:
+class HessianMax(MeasureResult):
     """The eigenvalues of largest magnitude of one operator, over all images.
 
     Attributes:
@@ -69,10 +70,6 @@ class HessianMax:
         group = "whole" if "whole" in self.values else next(iter(self.values))
         return self.values[group][0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 def hessian_spectrum(
     model: nn.Module,
@@ -85,10 +82,7 @@ def hessian_spectrum(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **steps: Unpack[StepOptions],
 ) -> HessianSpectrum:
     """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (paper C, §2 and App. A).
 
@@ -107,10 +101,7 @@ def hessian_spectrum(
         tol: relative.
         max_images: of the batches, from the first.
         seed: of the start vector, which is the same for all mini-batches.
-        known: what ``save`` got in a run that was stopped; these first mini-batches are not done again.
-        save: is called with the rows so far after every mini-batch.
-        share: mini-batches are divided between processes.
-        show_progress: a bar over the images.
+        steps: how mini-batches are resumed, saved, divided between processes and shown.
 
     Raises:
         UsageError: an argument is out of range, or the model has no second derivative.
@@ -119,6 +110,7 @@ def hessian_spectrum(
     criterion = loss or CrossEntropy()
     held = hold(model, batches, max_images)
     device, width = held[0][0].device, 2 * top + 1
+    share = steps.get("share", ALONE)
     sizes = [len(batch[0]) for batch in held]
 
     def spectrum(index: int) -> list[float]:
@@ -128,9 +120,9 @@ def hessian_spectrum(
                 top_eigenvalues(product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator)
             )
 
-    with console.progress("Hessian spectrum", sum(sizes), enabled=show_progress) as bar:
+    with console.progress("Hessian spectrum", sum(sizes), enabled=steps.get("show_progress", False)) as bar:
         rows = share.rows(
-            len(held), width, device, spectrum, known=known, save=save,
+            len(held), width, device, spectrum, known=steps.get("known", ()), save=steps.get("save"),
             done=lambda first, after: bar.advance(sum(sizes[first:after])),
         )  # fmt: skip
     spectra = [_read(row, top) for row in rows]
@@ -150,10 +142,7 @@ def hessian_max(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **steps: Unpack[StepOptions],
 ) -> HessianMax:
     """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
 
@@ -172,10 +161,7 @@ def hessian_max(
         tol: relative.
         max_images: of the batches, from the first.
         seed: of the start vector.
-        known: what ``save`` got in a run that was stopped; these first groups are not done again.
-        save: is called with the rows so far after every group.
-        share: the batches of each product are divided between processes.
-        show_progress: a bar over the groups.
+        steps: how groups are resumed, saved and shown; processes divide the batches of each product.
 
     Raises:
         UsageError: an argument is out of range, or the model has no second derivative.
@@ -184,8 +170,9 @@ def hessian_max(
     held = hold(model, batches, max_images)
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
-    rows = share.agree(known, 2 * top + 1, held[0][0].device)
-    with console.progress("Hessian", len(chosen), unit="groups", enabled=show_progress) as bar:
+    share, save = steps.get("share", ALONE), steps.get("save")
+    rows = share.agree(steps.get("known", ()), 2 * top + 1, held[0][0].device)
+    with console.progress("Hessian", len(chosen), unit="groups", enabled=steps.get("show_progress", False)) as bar:
         bar.advance(len(rows))
         for name, parameters in list(chosen.items())[len(rows) :]:
             start, generator = _start(model, parameters, seed)
@@ -197,17 +184,17 @@ def hessian_max(
             bar.advance(1, name)
             if save is not None:
                 save(rows)
-    found = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
+    spectra = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
     return HessianMax(
-        {name: one.values for name, one in found.items()},
-        {name: all(one.converged) for name, one in found.items()},
-        sum(one.products for one in found.values()),
+        {name: one.values for name, one in spectra.items()},
+        {name: all(one.converged) for name, one in spectra.items()},
+        sum(one.products for one in spectra.values()),
         sum(len(batch[0]) for batch in held),
     )
 
 
-def _row(found: Eigenvalues) -> list[float]:
-    return [*found.values, *map(float, found.converged), float(found.products)]
+def _row(eigenvalues: Eigenvalues) -> list[float]:
+    return [*eigenvalues.values, *map(float, eigenvalues.converged), float(eigenvalues.products)]
 
 
 def _read(row: Sequence[float], top: int) -> Eigenvalues:

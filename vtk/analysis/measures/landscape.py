@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from vtk import console
 from vtk.analysis.probes.batches import Batches, evaluating, hold
 from vtk.analysis.probes.directions import Direction, DirectionMode, random_directions
 from vtk.analysis.probes.losses import CrossEntropy, Loss, data_loss, l2_term
-from vtk.analysis.probes.share import ALONE, Rows, Save, Share
+from vtk.analysis.probes.share import ALONE, StepOptions
 from vtk.errors import UsageError
 
 
@@ -56,10 +56,7 @@ def loss_landscape(
     loss: Loss | None = None,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **options: Unpack[StepOptions],
 ) -> Landscape:
     """Return the loss on a grid of the plane that two random directions span, the model in eval mode.
 
@@ -81,10 +78,7 @@ def loss_landscape(
         loss: by default plain cross-entropy.
         max_images: of the batches, from the first.
         seed: of the directions.
-        known: what ``save`` got in a run that was stopped; these first points are not done again.
-        save: is called with the points so far, after each.
-        share: points are divided between processes.
-        show_progress: a bar over the points.
+        options: how points are resumed, saved, divided between processes and shown.
 
     Raises:
         UsageError: an argument is out of range, or nothing in the model moves.
@@ -109,10 +103,16 @@ def loss_landscape(
     with (
         evaluating(model),
         plane,
-        console.progress("landscape", len(points), unit="points", enabled=show_progress) as bar,
+        console.progress("landscape", len(points), unit="points", enabled=options.get("show_progress", False)) as bar,
     ):
-        rows = share.rows(
-            len(points), 2, device, point, known=known, save=save, done=lambda first, after: bar.advance(after - first)
+        rows = options.get("share", ALONE).rows(
+            len(points),
+            2,
+            device,
+            point,
+            known=options.get("known", ()),
+            save=options.get("save"),
+            done=lambda first, after: bar.advance(after - first),
         )
     lines = [rows[i : i + grid] for i in range(0, len(rows), grid)]
     return Landscape(

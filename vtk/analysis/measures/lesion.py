@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.accuracy import logits_of
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.residual_units import Unit, removed, residual_units
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
@@ -41,7 +41,7 @@ class UnitLesion:
 
 
 @dataclass(frozen=True)
-class Lesions:
+class Lesions(MeasureResult):
     """Accuracy of a model without each of its units.
 
     Attributes:
@@ -55,10 +55,6 @@ class Lesions:
     units: tuple[UnitLesion, ...]
     classes: int
     images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -139,14 +135,14 @@ def _result(rows: Rows, units: Sequence[Unit], removable: Sequence[int]) -> Lesi
     columns = list(zip(*rows, strict=True))
     images, right, *sums = (math.fsum(column) for column in columns)
     counts = sums[1:]
-    found = []
+    lesions = []
     for number, unit in enumerate(units):
         if number not in removable:
-            found.append(UnitLesion(unit.name, unit.kind, None, None, None, None))
+            lesions.append(UnitLesion(unit.name, unit.kind, None, None, None, None))
             continue
         at = _COUNTS * removable.index(number)
         lost, won, changed = counts[at : at + _COUNTS]
         delta = (won - lost) / images
         error = math.sqrt(max((won + lost) / images - delta**2, 0.0) / images)
-        found.append(UnitLesion(unit.name, unit.kind, right / images + delta, delta, error, changed / images))
-    return Lesions(right / images, tuple(found), int(columns[2][0]), int(images))
+        lesions.append(UnitLesion(unit.name, unit.kind, right / images + delta, delta, error, changed / images))
+    return Lesions(right / images, tuple(lesions), int(columns[2][0]), int(images))

@@ -1,11 +1,11 @@
 """How many neurons of the hidden layers are active (paper D, section 4.4 and Figure 2, right)."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.depth_points import block_modules
@@ -38,22 +38,14 @@ class LayerNeurons:
 
 
 @dataclass(frozen=True)
-class ActiveNeurons:
+class ActiveNeurons(LayerResults[LayerNeurons]):
     """Neurons of all hidden layers.
 
     Attributes:
-        layers: in the order in which they run.
-        images: over which.
         unseen: blocks with an activation that could not be seen, and blocks without one.
     """
 
-    layers: tuple[LayerNeurons, ...]
-    images: int
     unseen: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()

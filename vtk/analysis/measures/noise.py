@@ -72,12 +72,14 @@ def noise_accuracy(
         for name, _, change, values in kinds
         for i, value in enumerate(values)
     }
-    found = accuracies(model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(
+        model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title
+    )
     curves = []
     for (name, unit, _, values), shown in zip(kinds, (deviations, deviations, blurs), strict=True):
-        fractions = tuple(found.changed[f"{name} {i}"] for i in range(len(values)))
+        fractions = tuple(accuracy.changed[f"{name} {i}"] for i in range(len(values)))
         curves.append(Curve(name, unit, tuple(shown), fractions))
-    return AccuracyCurves(found.clean, tuple(curves), found.classes, found.images)
+    return AccuracyCurves(accuracy.clean, tuple(curves), accuracy.classes, accuracy.images)
 
 
 def gaussian_noise(pixels: Tensor, draws: Draws, deviation: float) -> Tensor:

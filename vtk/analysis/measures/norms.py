@@ -1,12 +1,12 @@
 """How large weights and activations are (paper D compares them before and after SAM: Table 4, section 4.4)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
@@ -77,7 +77,7 @@ class HiddenNorm:
 
 
 @dataclass(frozen=True)
-class Norms:
+class Norms(MeasureResult):
     """Norms of a model.
 
     Attributes:
@@ -94,10 +94,6 @@ class Norms:
     images: int
     prefix: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 def weight_norms(model: nn.Module) -> dict[str, WeightNorm]:
     """Return the norms of a model's parameters by group, summed in fp64; see `Norms`."""
@@ -108,12 +104,12 @@ def weight_norms(model: nn.Module) -> dict[str, WeightNorm]:
         groups["head"] = set(head)
     for name in [name for name in groups if name.startswith("block ")]:
         groups |= {f"{name}: {part}": own for part in _PARTS if (own := groups[name] & groups.get(part, set()))}
-    found = {}
+    norms = {}
     for group, names in groups.items():
         matrices = sum(squares[name] for name in names if named[name].ndim > 1)
         count = sum(named[name].numel() for name in names)
-        found[group] = WeightNorm(sum(squares[name] for name in names) ** 0.5, matrices**0.5, count)
-    return found
+        norms[group] = WeightNorm(sum(squares[name] for name in names) ** 0.5, matrices**0.5, count)
+    return norms
 
 
 @torch.no_grad()

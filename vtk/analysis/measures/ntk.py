@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vtk import console
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, evaluating, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.errors import DataError, UsageError
@@ -22,7 +23,7 @@ PAPER_BLOCK = 48
 
 
 @dataclass(frozen=True)
-class NtkCondition:
+class NtkCondition(MeasureResult):
     """Condition numbers of the diagonal blocks of the kernel.
 
     Attributes:
@@ -42,10 +43,6 @@ class NtkCondition:
     images: int
     outputs: Outputs
     rectified: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 def ntk_condition(
@@ -152,15 +149,15 @@ def tangent_kernel(model: nn.Module, images: Tensor, *, outputs: Outputs = "sum"
     handles = [copy.register_post_accumulate_grad_hook(add) for copy in copies.values()]
 
     def logits(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, parameters, (image[None],))
-        return found[0]
+        batch: Tensor = functional_call(model, parameters, (image[None],))
+        return batch[0]
 
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            found = _mapped(logits, copies, images)
+            outputs_of = _mapped(logits, copies, images)
             if outputs == "all":
-                found = found.unflatten(0, (-1, classes)).diagonal(dim1=1, dim2=2)
-            torch.autograd.backward(found.sum(), inputs=list(copies.values()))
+                outputs_of = outputs_of.unflatten(0, (-1, classes)).diagonal(dim1=1, dim2=2)
+            torch.autograd.backward(outputs_of.sum(), inputs=list(copies.values()))
     finally:
         for handle in handles:
             handle.remove()
@@ -169,12 +166,12 @@ def tangent_kernel(model: nn.Module, images: Tensor, *, outputs: Outputs = "sum"
 
 def _mapped(function: Any, copies: dict[str, Tensor], images: Tensor) -> Tensor:
     try:
-        found: Tensor = torch.vmap(function)(copies, images)
+        result: Tensor = torch.vmap(function)(copies, images)
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
         raise UsageError(f"the model cannot be differentiated image by image: {str(error).splitlines()[0]}") from error
-    return found
+    return result
 
 
 @torch.no_grad()
@@ -195,16 +192,16 @@ def _condition(values: list[float], dtype: torch.dtype) -> float:
 @contextlib.contextmanager
 def _relu(model: nn.Module) -> Iterator[None]:
     """Let ReLU take the place of GELU inside of the context."""
-    found = [
+    activations = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if "GELU" in type(child).__name__
     ]
     try:
-        for parent, name, _ in found:
+        for parent, name, _ in activations:
             setattr(parent, name, nn.ReLU())
         yield
     finally:
-        for parent, name, child in found:
+        for parent, name, child in activations:
             setattr(parent, name, child)

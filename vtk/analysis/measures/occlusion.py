@@ -72,10 +72,10 @@ def occlusion_accuracy(
     if not sides or not all(0 <= side <= 1 for side in sides):
         raise UsageError(f"`sides` are {list(sides)}; give fractions of the image's side from 0 to 1")
     changes: dict[str, Change] = {f"{i}": partial(_hide, side=side) for i, side in enumerate(sides)}
-    found = accuracies(model, batches, changes, spec=spec, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(model, batches, changes, spec=spec, max_images=max_images, share=share, title=title)
     areas = tuple(_hidden(spec.height, side) * _hidden(spec.width, side) / (spec.height * spec.width) for side in sides)
-    curve = Curve("centre hidden", "fraction of the image's side", tuple(sides), tuple(found.changed.values()))
-    return OcclusionAccuracy(found.clean, curve, areas, found.classes, found.images)
+    curve = Curve("centre hidden", "fraction of the image's side", tuple(sides), tuple(accuracy.changed.values()))
+    return OcclusionAccuracy(accuracy.clean, curve, areas, accuracy.classes, accuracy.images)
 
 
 def hide_centre(pixels: Tensor, side: float) -> Tensor:

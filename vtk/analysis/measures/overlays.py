@@ -99,13 +99,13 @@ def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None
                 hidden = unseen(model, set())
                 why = f"its attention ({hidden[0]}) can not be seen" if hidden else "it has no attention"
                 raise UsageError(f"{type(model).__name__}: {why}; overlays show that of a ViT, Swin or the like")
-            ((layer, found),) = kept.items()
-            if found is None:
+            ((layer, attention_rows),) = kept.items()
+            if attention_rows is None:
                 raise UsageError(
                     f"{type(model).__name__}: where the tokens of its last attention ({layer}) stand is not known; "
                     "overlays are of patches, as in a ViT or Swin"
                 )
-            parts.append(found)
+            parts.append(attention_rows)
     return AttentionMaps(layer, query, tuple(of_heads(one) for part in parts for one in part))
 
 

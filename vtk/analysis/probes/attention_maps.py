@@ -101,8 +101,8 @@ class _Watch(TorchFunctionMode):
 
     @staticmethod
     def _dim(args: Any, kwargs: Any) -> int | None:
-        found: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        return found
+        dim: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        return dim
 
 
 def rebuilt(

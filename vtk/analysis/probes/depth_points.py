@@ -69,12 +69,12 @@ def depth_points(model: nn.Module) -> list[Point]:
 
 def block_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the residual blocks of a timm model by name, in order; outermost ones where blocks hold blocks."""
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in blocks)
         if _BLOCK.search(type(module).__name__) and not inside:
-            found[name] = module
-    return found
+            blocks[name] = module
+    return blocks
 
 
 @contextlib.contextmanager

@@ -45,17 +45,17 @@ def random_directions(
     if mode not in MODES:
         raise UsageError(f"directions {mode!r} are not known; give {' or '.join(MODES)}")
     generator = torch.Generator().manual_seed(seed)
-    found: list[Direction] = []
+    directions: list[Direction] = []
     for _ in range(count):
         direction: Direction = {}
         for name, p in model.named_parameters():
             drawn = torch.randn(p.shape, generator=generator)  # of all of them, so that options do not change others
             if (p.ndim >= 2 or vectors) and not any(part in name for part in _POSITIONS):
                 direction[name] = _scaled(drawn.to(p), p.detach(), mode)
-        found.append(direction)
-    if not found or not found[0]:
+        directions.append(direction)
+    if not directions or not directions[0]:
         raise UsageError("no weights to move: the model has no tensor of two axes or more; try vectors too")
-    return found
+    return directions
 
 
 def _scaled(drawn: Tensor, like: Tensor, mode: DirectionMode) -> Tensor:

@@ -124,13 +124,13 @@ def fit_tokenizer(
     first = next(iter(stream.epoch(0))).to(ranks.device)
     every = torch.ones(config.codes, dtype=torch.bool, device=ranks.device)
     move_words(tokenizer, every, tokenizer.encode(first.images), mix(seed, 0x5EED), ranks)
-    told: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
 
     def epoch_end(end: EpochEnd) -> Mapping[str, float]:
         counts = ranks.sum(objective.counts)
         used, perplexity = usage(counts)
         error = _held_out_error(tokenizer, held_out, ranks)
-        told.update(codes=config.codes, codes_used=used, perplexity=perplexity, val_mse=error)
+        numbers.update(codes=config.codes, codes_used=used, perplexity=perplexity, val_mse=error)
         moved = 0
         if end.epoch < own.epochs:
             moved = int((counts == 0).sum())
@@ -147,7 +147,7 @@ def fit_tokenizer(
         fit(tokenizer, objective, [stream], own, Fp32(), ranks=ranks, on_epoch=epoch_end)
     except DivergedError as error:
         raise DivergedError(f"the tokenizer: {str(error).replace('--lr', '--tokenizer-lr')}") from error
-    return tokenizer.eval().requires_grad_(False), told
+    return tokenizer.eval().requires_grad_(False), numbers
 
 
 @torch.no_grad()

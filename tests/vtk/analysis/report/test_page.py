@@ -19,7 +19,7 @@ from vtk.analysis.diagnostics import NAMES
 from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.report.page import page
 from vtk.analysis.report.plot_files import embed
-from vtk.analysis.report.summary import advice, cautions, difference, headline, shown, suggests
+from vtk.analysis.report.summary import advice, cautions, difference, headline, number_text, suggests
 from vtk.analysis.report.terminal import print_analyses
 
 EVIL = "a\x1b[31m\n<script>alert(1)</script> & \"q\" 'x' \ud800"
@@ -30,8 +30,8 @@ TRY = "Attention is dense: try `vtk finetune … --cb upper`."
 def fakes(monkeypatch):
     diagnostics = {name: fake(name) for name in NAMES}
     monkeypatch.setattr("vtk.analysis.report.page.embed", cache(embed))
-    for module in ("page", "summary", "tables"):
-        monkeypatch.setattr(f"vtk.analysis.{module}.diagnostic", diagnostics.__getitem__)
+    for module in ("page", "summary", "terminal"):
+        monkeypatch.setattr(f"vtk.analysis.report.{module}.diagnostic", diagnostics.__getitem__)
     return diagnostics
 
 
@@ -202,8 +202,8 @@ def test_advice_brings_the_reason_along():
     ],
 )  # fmt: skip
 def test_numbers_are_written_with_four_digits(value, text):
-    assert shown(value) == text
-    assert shown(value, sign=True) == ("+" if value and value > 0 else "") + text
+    assert number_text(value) == text
+    assert number_text(value, sign=True) == ("+" if value and value > 0 else "") + text
 
 
 def test_what_is_not_defined_is_a_dash(fakes):

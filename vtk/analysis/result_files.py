@@ -1,0 +1,151 @@
+"""The files of an analysis: ``analysis.json`` and a result per diagnostic, kept, recognised and read again."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vtk import console
+from vtk.analysis.diagnostic_names import NAMES
+from vtk.errors import DataError
+from vtk.formats import read_json, write_json
+from vtk.marks import Recognise, any_of, at, json_with, png, says, within
+from vtk.marks import page as page_mark
+
+SCHEMA = 1
+RESULTS = "results"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What was found of one model: the contents of ``analysis.json``.
+
+    Attributes:
+        label: the model's name, for plots and tables.
+        results: of each diagnostic, by name in the report's order.
+        seconds: each took, as long as it ran.
+        refused: diagnostics that could not be done, and why.
+        facts: model, images, versions, date, command, for the report's end; ``options`` of each diagnostic by its name.
+        peak_memory_bytes: highest resident memory of this process while it ran.
+    """
+
+    label: str
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def write_files(analysis: Analysis, folder: Path, places: Sequence[Path]) -> None:
+    """Write ``analysis.json`` and ``results/NAME.json`` into a folder that nobody reads yet.
+
+    Args:
+        found: by `analyse`.
+        folder: to write to; made if absent.
+        places: folders that have ``NAME.json``, the first that has one counts.
+    """
+    (folder / RESULTS).mkdir(parents=True, exist_ok=True)
+    write_json(folder / "analysis.json", analysis.to_dict())
+    for name in analysis.results:
+        file = next(place / f"{name}.json" for place in places if (place / f"{name}.json").is_file())
+        shutil.copyfile(file, folder / RESULTS / file.name)
+
+
+def kept_results(folder: Path, identity: Mapping[str, Any]) -> list[str]:
+    """Return the results in a folder that are of the same model, images and machine, whichever their options were."""
+    names = []
+    for file in sorted((folder / RESULTS).glob("*.json")):
+        try:
+            of = read_json(file).get("identity", {})
+        except (DataError, AttributeError):
+            continue
+        if isinstance(of, dict) and {k: v for k, v in of.items() if k != "options"} == dict(identity):
+            names.append(f"{RESULTS}/{file.name}")
+    return names
+
+
+def file_marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
+    """Return the files of a report in ``out`` and how they are recognised.
+
+    Args:
+        out: where an earlier report may be.
+        folders: in it, of the analyses of two models; of one there is none.
+    """
+    html, analysis = page_mark(), json_with("schema", "label", "results", "facts")
+    report = at(out / "report.html", html)
+    marks: dict[str, Recognise] = {"report.html": html}
+    there = [p.name for p in out.glob("[12]-*") if (p / "analysis.json").is_file()] if out.is_dir() else []
+    for folder in ("", *(f"{name}/" for name in sorted({*folders, *there}))):
+        marks[f"{folder}analysis.json"] = analysis
+        for name in NAMES:
+            marks[f"{folder}{RESULTS}/{name}.json"] = json_with("identity")
+    marks["figures/*.png"] = png(within=report, dpi=180)
+    marks["figures/*.svg"] = any_of(says("<dc:title>vtk</dc:title>"), within(says("Matplotlib"), report))
+    return marks
+
+
+def earlier_result(file: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an earlier run left of a diagnostic, if it was of the same model, images and options."""
+    if not file.exists():
+        return {}
+    try:
+        values = read_json(file)
+    except DataError as error:
+        console.warn(f"{error}; it is measured again")
+        return {}
+    if not isinstance(values, dict) or values.get("identity") != dict(identity):
+        return {}
+    if not _whole(values):
+        console.warn(f"{file} lacks part of what was measured; it is measured again")
+        return {}
+    return {k: v for k, v in values.items() if k != "identity"}
+
+
+def _whole(kept: Mapping[str, Any]) -> bool:
+    """Return whether a file has all of a result, or all of what an interrupted diagnostic kept."""
+    if "result" in kept:
+        return (
+            isinstance(kept["result"], dict) and _number(kept.get("seconds")) and _number(kept.get("peak_memory_bytes"))
+        )
+    partial = kept.get("partial")
+    return isinstance(partial, dict) and isinstance(partial.get("values"), dict) and _number(partial.get("seconds"))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with NaN and infinities as None: what was not defined is not a number."""
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not (value - value == 0.0):
+        return None
+    return value
+
+
+def read_analysis(folder: Path) -> Analysis:
+    """Read the folder of an earlier run.
+
+    Raises:
+        DataError: it is none, or of another version.
+    """
+    file = folder / "analysis.json"
+    values = read_json(file)
+    fields = set(Analysis.__dataclass_fields__)
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA or set(values) != {"schema", *fields}:
+        raise DataError(f"{file} is no analysis of this version; analyse the model again")
+    kinds = {"label": str, "peak_memory_bytes": int}
+    if not all(isinstance(values[name], kinds.get(name, dict)) for name in fields) or not (
+        set(values["results"]) <= set(NAMES) and all(isinstance(result, dict) for result in values["results"].values())
+    ):
+        raise DataError(f"{file} is no analysis; was it edited? Analyse the model again")
+    return Analysis(**{name: values[name] for name in fields})
