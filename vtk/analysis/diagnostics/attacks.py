@@ -25,7 +25,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (axes,) = figures.new(height=robustness.tall(runs))
+    figure, (axes,) = figures.new(height=robustness.figure_height(runs))
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         name = figures.label(run.label)
         for style, curve in zip(_STYLES, run.result["curves"], strict=True):
@@ -52,7 +52,7 @@ def _read(result: Result) -> list[str]:
         values = ", ".join(f"{100 * accuracy:.1f} % at {strength:g}/255" for strength, accuracy in pairs)
         sentences.append(f"Right under {curve['name']}: {values}.")
     pgd = result["curves"][-1]
-    at = robustness.fallen(pgd, result)
+    at = robustness.half_lead_strength(pgd, result)
     if at is None:
         sentences.append(
             f"It keeps over half of its lead over guessing up to {pgd['strengths'][-1]:g}/255: try larger `--epsilons`."

@@ -61,7 +61,7 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
 
 
 def _by_severity(runs: Sequence[Run]) -> Picture:
-    figure, (axes,) = figures.new(height=robustness.tall(runs))
+    figure, (axes,) = figures.new(height=robustness.figure_height(runs))
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         severities = run.result["kinds"][0]["strengths"]
         for group, curves in _grouped(run.result).items():

@@ -24,7 +24,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure, (axes,) = figures.new(height=robustness.tall(runs))
+    figure, (axes,) = figures.new(height=robustness.figure_height(runs))
     blurred, (below,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         name = figures.label(run.label)
@@ -61,7 +61,7 @@ def _read(result: Result) -> list[str]:
     early = []
     for curve in result["curves"]:
         name, given = curve["name"], _GIVEN[curve["name"]]
-        at = robustness.fallen(curve, result)
+        at = robustness.half_lead_strength(curve, result)
         last = curve["strengths"][-1]
         begun = name[0].upper() + name[1:]
         if at is None:

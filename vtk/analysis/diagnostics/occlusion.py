@@ -44,7 +44,7 @@ def _read(result: Result) -> list[str]:
             f"With the centre quarter of the area black, as in paper B, {100 * paper:.1f} % are right: "
             f"{100 * (result['clean'] - paper):.1f} points fewer."
         )
-    at = robustness.fallen(curve, result)
+    at = robustness.half_lead_strength(curve, result)
     if at is None:
         sentences.append(
             f"It keeps over half of its lead over guessing with {100 * max(result['areas']):.0f} % of the area hidden. "

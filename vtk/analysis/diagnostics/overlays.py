@@ -34,7 +34,7 @@ def shares(result: Result, patches: str, half: str) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-def whose(result: Result) -> str:
+def query_name(result: Result) -> str:
     """Return in words whose attention a result shows."""
     return {
         "class token": "the class token",
@@ -49,7 +49,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    names = list(dict.fromkeys(whose(run.result) for run in runs))
+    names = list(dict.fromkeys(query_name(run.result) for run in runs))
     pictures = draw_maps("overlays", runs, f"where {' and '.join(names)} looks in the last layer, mean over heads")
     for number, run in enumerate(runs, start=1):
         if len(run.result["images"][0]["heads"]) > 1:
@@ -60,9 +60,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
-        return [f"In {result['layer']}, {whose(result)} attends to no patch at all."]
+        return [f"In {result['layer']}, {query_name(result)} attends to no patch at all."]
     sentences = [
-        f"In {result['layer']}, {whose(result)} gives {100 * patches:.0f} % of its attention to patches; half of that "
+        f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of that "
         f"lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if patches < _PATCHES:

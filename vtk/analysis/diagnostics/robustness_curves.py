@@ -5,7 +5,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Result, Run
-from vtk.analysis.measures.accuracy import kept, margin
+from vtk.analysis.measures.accuracy import margin, remaining_lead
 
 HALF = 0.5
 """Of a model's lead over guessing: where a curve crosses it is told as the strength that the model stands."""
@@ -22,7 +22,7 @@ def options(context: Context, title: str, most: int | None = None) -> dict[str, 
     }
 
 
-def tall(runs: Sequence[Run]) -> float:
+def figure_height(runs: Sequence[Run]) -> float:
     """Return the height of a plot in inches whose legend, below it, has several lines for each of two runs."""
     return figures.HEIGHT + 0.9 * (len(runs) - 1)
 
@@ -59,10 +59,10 @@ def certainty(result: Result) -> str:
     )
 
 
-def fallen(curve: Result, result: Result) -> float | None:
+def half_lead_strength(curve: Result, result: Result) -> float | None:
     """Return the smallest strength of a curve at which half of the lead over guessing is gone; None where none is."""
     for strength, accuracy in zip(curve["strengths"], curve["accuracies"], strict=True):
-        left = kept(accuracy, result["clean"], result["classes"])
+        left = remaining_lead(accuracy, result["clean"], result["classes"])
         if left is not None and left < HALF:
             return float(strength)
     return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.data.loader import mix
@@ -155,8 +155,8 @@ def accuracies(
     device = next(model.parameters()).device
     right = torch.zeros(len(changes), dtype=torch.int64, device=device)
     clean, seen, classes = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
-        for first, images, labels in placed(model, batches, max_images, share):
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+        for first, images, labels in placed_batches(model, batches, max_images, share):
             pixels = to_pixels(images, spec)
             draws = Draws(seed, first, pixels)
             logits = logits_of(model, images, labels)
@@ -174,7 +174,7 @@ def accuracies(
     return Accuracies(right_clean / count, fractions, outputs, count)
 
 
-def placed(
+def placed_batches(
     model: nn.Module, batches: Batches, max_images: int | None, share: Share
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield this process's batches on the model's device, each with the place of its first image among all.
@@ -231,7 +231,7 @@ def margin(images: int) -> float:
     return 1.96 * math.sqrt(0.25 / images)
 
 
-def kept(accuracy: float, clean: float, classes: int) -> float | None:
+def remaining_lead(accuracy: float, clean: float, classes: int) -> float | None:
     """Return how much of its lead over guessing a model keeps: 1 is all of it, 0 none; None where it never had one."""
     guess = 1 / max(classes, 1)
     return (accuracy - guess) / (clean - guess) if clean > guess else None

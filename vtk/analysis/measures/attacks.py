@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.measures.accuracy import AccuracyCurves, Curve, Draws, logits_of, placed, to_input, to_pixels
-from vtk.analysis.probes.batches import Batches, evaluating
+from vtk.analysis.measures.accuracy import AccuracyCurves, Curve, Draws, logits_of, placed_batches, to_input, to_pixels
+from vtk.analysis.probes.batches import Batches, eval_mode
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.errors import UsageError
@@ -68,8 +68,8 @@ def attack_accuracy(
     device = next(model.parameters()).device
     right = torch.zeros(2, len(radii), dtype=torch.int64, device=device)
     clean, seen, classes = 0, 0, 0
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
-        for first, images, labels in placed(model, batches, max_images, share):
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+        for first, images, labels in placed_batches(model, batches, max_images, share):
             pixels = to_pixels(images, spec)
             start = 2 * Draws(seed, first, pixels).uniform("PGD's start") - 1
             with torch.no_grad():

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from torch import nn
 
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.errors import DataError, UsageError
 
 _DRAWS = 200
@@ -90,7 +90,7 @@ def model_calibration(
     if bins < 1:
         raise UsageError(f"`bins` is {bins}; give 1 or more")
     parts, truth = [], []
-    with evaluating(model):
+    with eval_mode(model):
         for images, labels in stream(model, batches, max_images):
             logits = model(images)
             if labels.ndim != 1:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.residual_units import residual_units, watch_units
 from vtk.errors import UsageError
 
@@ -63,7 +63,7 @@ def feature_similarity(model: nn.Module, batches: Batches, *, max_images: int | 
     def see(number: int, features: Tensor) -> None:
         grams[number] = centred_gram(features)
 
-    with evaluating(model), watch_units(units, see):
+    with eval_mode(model), watch_units(units, see):
         for batch, _ in stream(model, batches, max_images):
             if len(batch) < LEAST:
                 left_out += len(batch)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
 
@@ -77,7 +77,7 @@ def attention_entropy(model: nn.Module, batches: Batches, *, max_images: int | N
             first.setdefault(name, []).append(entropy[..., 0])
 
     images = 0
-    with evaluating(model), watch_places(model, see):
+    with eval_mode(model), watch_places(model, see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

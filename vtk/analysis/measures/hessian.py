@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, hold
+from vtk.analysis.probes.batches import Batches, load_batches
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import flat_size, hessian_product
@@ -108,7 +108,7 @@ def hessian_spectrum(
         DataError: there are no images.
     """
     criterion = loss or CrossEntropy()
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     device, width = held[0][0].device, 2 * top + 1
     share = steps.get("share", ALONE)
     sizes = [len(batch[0]) for batch in held]
@@ -167,7 +167,7 @@ def hessian_max(
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
     share, save = steps.get("share", ALONE), steps.get("save")

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.analysis.probes.directions import Direction, DirectionMode, random_directions
 from vtk.analysis.probes.losses import CrossEntropy, Loss, data_loss, l2_term
 from vtk.analysis.probes.share import ALONE, StepOptions
@@ -88,7 +88,7 @@ def loss_landscape(
         raise UsageError(f"`grid` is {grid}; give an odd number, 3 or more: the model is in the middle")
     if not (math.isfinite(span) and span > 0):
         raise UsageError(f"`span` is {span}; give a number above 0")
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     device = held[0][0].device
     half = grid // 2
@@ -101,7 +101,7 @@ def loss_landscape(
         return [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
 
     with (
-        evaluating(model),
+        eval_mode(model),
         plane,
         console.progress("landscape", len(points), unit="points", enabled=options.get("show_progress", False)) as bar,
     ):

@@ -11,8 +11,8 @@ from vtk import console
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.accuracy import logits_of
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
-from vtk.analysis.probes.residual_units import Unit, removed, residual_units
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
+from vtk.analysis.probes.residual_units import Unit, residual_units, without_unit
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
 from vtk.errors import UsageError
 
@@ -71,7 +71,7 @@ def lesion_study(
     """Return a model's accuracy without each of its residual units, the model in eval mode.
 
     Removed is what a unit adds: its branch gives 0 and the skip passes on what came
-    (`vtk.analysis.probes.residual_units.removed`). All units see the same images. One forward pass for each unit and batch, and
+    (`vtk.analysis.probes.residual_units.without_unit`). All units see the same images. One forward pass for each unit and batch, and
     one more; nothing of the model is changed.
 
     Memory: one batch.
@@ -99,7 +99,7 @@ def lesion_study(
     rows = share.agree(kept, width, device)
     done, own = len(rows), None
     number = -1
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
         for number, (images, labels) in enumerate(stream(model, batches, max_images)):
             if number >= done and number % share.world == share.rank:
                 own = _row(model, images, labels, [units[i] for i in removable])
@@ -123,7 +123,7 @@ def _row(model: nn.Module, images: Tensor, labels: Tensor, units: Sequence[Unit]
     right = classes == labels
     counts = []
     for unit in units:
-        with removed(unit):
+        with without_unit(unit):
             without = model(images).argmax(dim=1)
         hit = without == labels
         counts += [(right & ~hit).sum(), (hit & ~right).sum(), (without != classes).sum()]

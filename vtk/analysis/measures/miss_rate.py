@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.errors import DataError, UsageError
 
 
@@ -33,7 +33,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
         UsageError: labels are weights of several classes.
         DataError: there are fewer than two images.
     """
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     if any(labels.ndim != 1 for _, labels in held):
         raise UsageError("the miss rate needs one label for each image; give images that are not mixed")
     images = torch.cat([images for images, _ in held])
@@ -44,7 +44,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
     other = order.roll(1)
     misses = 0
     size = len(held[0][0])
-    with evaluating(model):
+    with eval_mode(model):
         for i in range(0, len(images), size):
             first, second = order[i : i + size], other[i : i + size]
             predicted = model(0.5 * (images[first] + images[second])).argmax(dim=1)

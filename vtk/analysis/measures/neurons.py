@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
 
@@ -74,7 +74,7 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         places[hidden] = places.get(hidden, 0) + output[..., 0].numel()
 
     images = 0
-    with evaluating(model), watch_activations(model, see) as functional:
+    with eval_mode(model), watch_activations(model, see) as functional:
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 from vtk.analysis.probes.token_positions import has_class_token, prefix_tokens
@@ -153,7 +153,7 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
         squares[hidden] = squares.get(hidden, 0.0) + float(output.double().square().sum())
 
     images = 0
-    with evaluating(model), watch_points(points, see), watch_activations(model, see_hidden):
+    with eval_mode(model), watch_points(points, see), watch_activations(model, see_hidden):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vtk import console
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.errors import DataError, UsageError
 
@@ -100,7 +100,7 @@ def ntk_condition(
         return values
 
     with (
-        evaluating(model),
+        eval_mode(model),
         _relu(model) if rectified else contextlib.nullcontext(),
         console.progress("tangent kernel", len(blocks) * block, enabled=show_progress) as bar,
     ):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.analysis.measures.results import MeasureResult
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
 
 
@@ -41,7 +41,7 @@ def token_similarity(model: nn.Module, batches: Batches, *, max_images: int | No
         sums[name] = sums.get(name, torch.zeros_like(value)) + value
 
     images = 0
-    with evaluating(model), watch_points(depth_points(model), see):
+    with eval_mode(model), watch_points(depth_points(model), see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

@@ -78,7 +78,7 @@ class _Watch(TorchFunctionMode):
         """Look at fused attention and at softmax inside of attention; every function does what it always does."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._seen(rebuilt(*args, **kwargs))
+            self._seen(rebuild_attention(*args, **kwargs))
         result = func(*args, **kwargs)
         if func in _SOFTMAX and result.ndim in (3, 4) and self._inside():
             if self._dim(args, kwargs) in (-1, result.ndim - 1):
@@ -105,7 +105,7 @@ class _Watch(TorchFunctionMode):
         return dim
 
 
-def rebuilt(
+def rebuild_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.residual_units import Unit, residual_units, watch_units
 from vtk.analysis.probes.token_positions import prefix_tokens
 from vtk.errors import UsageError
@@ -104,7 +104,7 @@ def means_over_maps(
         counts[number] = counts.get(number, 0) + grid.shape[0] * grid.shape[1]
 
     images = 0
-    with evaluating(model), watch_units(units, see):
+    with eval_mode(model), watch_units(units, see):
         for batch, _ in stream(model, batches, max_images):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             model(batch)

@@ -179,7 +179,7 @@ def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> It
 
 
 @contextlib.contextmanager
-def removed(unit: Unit) -> Iterator[None]:
+def without_unit(unit: Unit) -> Iterator[None]:
     """Inside of the context, the unit adds nothing: its branch gives 0, the skip passes on what came.
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Paper C

@@ -19,7 +19,7 @@ from vtk.training.engine.result import EpochEnd
 from vtk.training.engine.streams import ImageStream
 from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.method import Setting
-from vtk.training.pretrain.seeds import numbered
+from vtk.training.pretrain.seeds import number_images
 from vtk.training.pretrain.tokenizer import Tokenizer, TokenizerSpec
 
 
@@ -113,11 +113,11 @@ def fit_tokenizer(
     sizes = TokenizerSpec(*patch, spec.in_chans, config.codes, config.code_dim, spec.mean, spec.std)
     tokenizer = Tokenizer(sizes).to(ranks.device)
     stream = ImageStream(
-        numbered(setting.audit.train), augment, batch_size=config.batch_size, seed=mix(seed, 0x70C) & 0xFFFFFFFF,
+        number_images(setting.audit.train), augment, batch_size=config.batch_size, seed=mix(seed, 0x70C) & 0xFFFFFFFF,
         workers=setting.workers, ranks=ranks, max_pixels=config.max_pixels,
     )  # fmt: skip
     held_out = make_loader(
-        numbered(setting.audit.val), plain, batch_size=config.eval_batch_size, shuffle=False, seed=seed,
+        number_images(setting.audit.val), plain, batch_size=config.eval_batch_size, shuffle=False, seed=seed,
         workers=setting.workers, max_pixels=config.max_pixels,
     )  # fmt: skip
     objective = Reconstruction(config.codes, ranks.device)

@@ -29,7 +29,7 @@ from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Method, Setting, make_method
-from vtk.training.pretrain.seeds import SeededStream, numbered
+from vtk.training.pretrain.seeds import SeededStream, number_images
 from vtk.training.runs.limit import limited
 from vtk.training.runs.scoring import default_workers
 from vtk.training.runs.view_lines import settle_mirroring, warn_of_enlarging
@@ -148,7 +148,7 @@ def read_inputs(plan: Plan, resumed_flags: Mapping[str, Any], decoding: Decoding
     )  # fmt: skip
     workers = default_workers(config.workers, ranks.world)
     stream: Stream = ImageStream(
-        audit.train if method.labelled else numbered(audit.train), views[0], batch_size=config.batch_size,
+        audit.train if method.labelled else number_images(audit.train), views[0], batch_size=config.batch_size,
         seed=config.seed, workers=workers, ranks=ranks, max_pixels=config.max_pixels,
     )  # fmt: skip
     if not method.labelled:

@@ -25,7 +25,7 @@ from vtk.training.pretrain.held_out_loss import HeldOut
 from vtk.training.pretrain.prepare import Inputs, Plan, make_plan, make_trainee, read_inputs
 from vtk.training.pretrain.records import Records
 from vtk.training.pretrain.result import PretrainResult
-from vtk.training.pretrain.seeds import numbered
+from vtk.training.pretrain.seeds import number_images
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state
 from vtk.training.runs.image_list import tell_change
@@ -108,7 +108,7 @@ def _train(records: Records, saved: resume_state.Saved | None, callbacks: Callba
 def _held_out(plan: Plan, inputs: Inputs, objective: Objective) -> HeldOut:
     config, labelled, val = plan.config, plan.method.labelled, inputs.audit.val
     loader = make_loader(
-        val if labelled else numbered(val), inputs.views[1],
+        val if labelled else number_images(val), inputs.views[1],
         # contrasts are between the images of a batch, which in order would be of one class
         batch_size=config.eval_batch_size, shuffle=labelled, seed=config.seed, workers=inputs.workers,
         max_pixels=config.max_pixels,
