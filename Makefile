@@ -83,29 +83,29 @@ clean-peers:  ## remove the environment of test-peers, for one with other packag
 	rm -rf $(PEERS) $(OLD) $(TRITON)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
-papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
+papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/results/papers.md
 	$(BIN)/python benchmarks/papers $(PAPERS)
-	$(BIN)/python docs/papers.py
+	$(BIN)/python docs/_generate/papers.py
 
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python docs/commands.py --check
-	$(BIN)/python docs/performance.py --check
-	$(BIN)/python docs/families.py --check
-	$(BIN)/python docs/papers.py --check
+	$(BIN)/python docs/_generate/commands.py --check
+	$(BIN)/python docs/_generate/performance.py --check
+	$(BIN)/python docs/_generate/families.py --check
+	$(BIN)/python docs/_generate/papers.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/commands.md and docs/performance.md again, from the help texts and the results
-	$(BIN)/python docs/commands.py
-	$(BIN)/python docs/performance.py
-	$(BIN)/python docs/families.py
-	$(BIN)/python docs/papers.py
+docs: $(STAMP)  ## write docs/reference/commands.md and docs/results/performance.md again, from the help texts and the results
+	$(BIN)/python docs/_generate/commands.py
+	$(BIN)/python docs/_generate/performance.py
+	$(BIN)/python docs/_generate/families.py
+	$(BIN)/python docs/_generate/papers.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist

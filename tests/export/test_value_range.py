@@ -38,7 +38,7 @@ TWELVE: dict[str, Any] = {"decoding": "srgb", "value_range": ((0.0, 4095.0),), "
 
 
 def levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """The formula of docs/data.md, in NumPy."""
+    """The formula of docs/guides/data.md, in NumPy."""
     values = np.where(np.isnan(values.astype(np.float64)), low, values.astype(np.float64))
     return np.clip(np.rint((values - low) * (255 / (high - low))), 0, 255).astype(np.uint8)
 

@@ -11,7 +11,7 @@ from vtk.__main__ import main
 from vtk.commands import _cli
 
 REPO = Path(__file__).resolve().parents[2]
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
 
 
 def command_lines() -> list[tuple[str, str]]:
@@ -55,7 +55,7 @@ def test_there_are_command_lines_to_check() -> None:
     assert len(command_lines()) >= 10
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPO)))
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
         if not target.startswith(("http", "mailto")):

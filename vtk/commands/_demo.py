@@ -24,7 +24,7 @@ from vtk_export.onnx.export import export_onnx
 MODEL = "vit_tiny_patch16_224"
 MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
 FLOORS = {"base": 0.85, "digits": 0.85, "parity": 0.90}
-"""Lowest held-out accuracy that counts as working; docs/tutorial.md has what was measured."""
+"""Lowest held-out accuracy that counts as working; docs/start/tutorial.md has what was measured."""
 
 _MARK = "demo.json"
 _IS_DEMO = json_with("finished")

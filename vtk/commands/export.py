@@ -21,7 +21,7 @@ it is kept only if the largest error is at most 1e-4 of the largest logit and th
 Size, preprocessing and class names travel inside the file and beside it in model.json.
 
 fp16, bf16 (--dtype) and int8 files (--int8) are judged by the cosine with torch, and with --data by the share of images
-with torch's class and by the accuracy on folders named after the classes. docs/export.md tells the bounds.
+with torch's class and by the accuracy on folders named after the classes. docs/guides/export.md tells the bounds.
 
 Vision Transformers of timm are folded and merged first, where all their parts are known: fewer nodes, standard
 operators only, the same numbers up to rounding. --fuse refuses what it does not know by name, --no-fuse leaves all as
@@ -30,7 +30,7 @@ it is."""
 _TASKS = """Export packs of one base as one folder, in one or both of two forms.
 
 files: DIR/NAME.onnx for each task, each of its own image size; all refer to one data file with the weights that tasks
-have in common, which ONNX Runtime maps into memory once (see docs/bank.md for its session options). gathered: one
+have in common, which ONNX Runtime maps into memory once (session options: docs/guides/bank.md). gathered: one
 DIR/gathered.onnx with the inputs `pixel_values` and `task` (int32 per image), for tasks of one image size; its
 `logits` are padded to the most classes, `num_classes` says how many are an image's own.
 

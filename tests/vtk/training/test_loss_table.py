@@ -1,4 +1,4 @@
-"""Every option of loss and sampling beside every other: a run does what docs/training.md says, or is refused."""
+"""Every option of loss and sampling beside every other: a run does what docs/guides/training.md says, or is refused."""
 
 import copy
 import itertools

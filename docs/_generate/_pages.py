@@ -10,6 +10,6 @@ def write_or_check(path: Path, text: str, source: str) -> int:
         path.write_text(text, encoding="utf-8")
         return 0
     if not path.exists() or path.read_text(encoding="utf-8") != text:
-        print(f"docs/{path.name} is not what {source} say; run `make docs` and commit it", file=sys.stderr)
+        print(f"{'/'.join(path.parts[-3:])} is not what {source} say; run `make docs` and commit it", file=sys.stderr)
         return 1
     return 0

@@ -1,6 +1,6 @@
-"""Writes docs/commands.md from the command line's own help; ``--check`` says whether it is up to date.
+"""Writes docs/reference/commands.md from the command line's own help; ``--check`` says whether it is up to date.
 
-Usage: python docs/commands.py [--check]
+Usage: python docs/_generate/commands.py [--check]
 """
 
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from _pages import write_or_check
 
-PAGE = Path(__file__).with_name("commands.md")
+PAGE = Path(__file__).parents[1] / "reference" / "commands.md"
 COMMANDS = (
     "", "finetune", "train", "pretrain", "eval", "predict", "data audit", "tasks list", "tasks diff", "tasks merge",
     "tasks bench", "tasks convert", "tasks bundle", "tasks to-peft", "tasks from-peft", "tasks push", "tasks pull",

@@ -1,6 +1,6 @@
-"""Writes docs/performance.md from benchmarks/results/*.csv; ``--check`` says whether it is up to date.
+"""Writes docs/results/performance.md from benchmarks/results/*.csv; ``--check`` says whether it is up to date.
 
-Usage: python docs/performance.py [--check]
+Usage: python docs/_generate/performance.py [--check]
 
 Every number on the page comes from a result file; what nobody measured is called "not yet measured".
 """
@@ -12,12 +12,12 @@ from pathlib import Path
 from _pages import write_or_check
 from _tables import Row, latest, load, table, where
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import _bounds
 import _groups
 import _sources
 
-PAGE = Path(__file__).with_name("performance.md")
+PAGE = Path(__file__).resolve().parents[1] / "results" / "performance.md"
 RESULTS = Path(_bounds.__file__).with_name("results")
 NOT_YET = "not yet measured"
 

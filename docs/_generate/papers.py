@@ -1,6 +1,6 @@
-"""Writes docs/papers.md from benchmarks/results/papers.csv; ``--check`` says whether it is up to date.
+"""Writes docs/results/papers.md from benchmarks/results/papers.csv; ``--check`` says whether it is up to date.
 
-Usage: python docs/papers.py [--check]
+Usage: python docs/_generate/papers.py [--check]
 
 Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/claims.py.
 """
@@ -16,11 +16,11 @@ from _pages import write_or_check
 from _tables import Row, load, table, where
 
 # before this folder, whose papers.py this is
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from papers.claims import CLAIMS, Claim, Outcome, judge
 
-PAGE = Path(__file__).with_name("papers.md")
-RESULTS = PAGE.parents[1] / "benchmarks" / "results"
+PAGE = Path(__file__).resolve().parents[1] / "results" / "papers.md"
+RESULTS = PAGE.parents[2] / "benchmarks" / "results"
 
 HEAD = """# What the papers say, tried at a small scale
 

@@ -1,6 +1,6 @@
-"""Writes docs/families.md from the table of tests/vtk/families; ``--check`` says whether it is up to date.
+"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` says whether it is up to date.
 
-Usage: python docs/families.py [--check]
+Usage: python docs/_generate/families.py [--check]
 
 What a family can do is asked of the code itself, on a model without values, so the page cannot promise what is refused.
 """
@@ -14,7 +14,7 @@ import torch
 from _pages import write_or_check
 from torch import nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 from tests.vtk.families._table import FAMILIES, REFUSED, Family
 from vtk.errors import UsageError
 from vtk.fused.build import check_model
@@ -23,7 +23,7 @@ from vtk.models.structure import unusual_part
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import policy
 
-PAGE = Path(__file__).with_name("families.md")
+PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 
 HEAD = """# Families of timm
 
