@@ -1,4 +1,4 @@
-"""``evaluate`` and ``predict``: the metric of a model on a folder of images, and labels for images, in any back-end."""
+"""``evaluate`` and ``predict``: metrics of a model on a folder of images, and labels for images, in any back-end."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence

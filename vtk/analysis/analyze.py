@@ -1,4 +1,4 @@
-"""``analyze``: why a model behaves as it does, as numbers, plots and one report; or two models side by side."""
+"""``analyze``: measures a model, or two side by side, and writes numbers, plots and one report."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Options of ``vtk analyze``; free of torch."""
+"""Options of ``vtk analyze``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

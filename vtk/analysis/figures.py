@@ -1,4 +1,4 @@
-"""Style of the diagnostics' plots: one size, one set of colours, depth along the x axis with its blocks shaded."""
+"""Style of the plots: one size, one set of colours, depth along the x axis with its blocks shaded."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""The files of an analysis: ``analysis.json`` and a result per diagnostic, kept, recognised and read again."""
+"""Files of an analysis: ``analysis.json`` and one result per diagnostic; written, recognised and read."""
 
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Do diagnostics one after the other, keep each result as soon as it is there, and take up those of a stopped run."""
+"""Runs diagnostics one after another, saves each result at once, and takes up the results of an interrupted run."""
 
 import sys
 import time
@@ -40,7 +40,8 @@ def run_diagnostics(
         identity: what results depend on beside the options, as JSON values: model, images, device.
         facts: for the report.
         main: whether this process writes; others measure with it.
-        work: folder that gets ``NAME.json`` in place of ``out``, where `write_files` makes files of a report of them later.
+        work: folder that gets ``NAME.json`` in place of ``out``, where `write_files` makes files of a report of them
+            later.
 
     Returns:
         What was found; what a model has not is in ``refused``, with the reason.

@@ -1,4 +1,4 @@
-"""What `vtk.analyze` looks at: a model on its device, and the same images for every model it is compared with."""
+"""Models and images of an analysis: a model on its device, and the same images for every compared model."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -188,7 +188,7 @@ def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: R
 
 
 def _augment(in_chans: int) -> str | None:
-    # paper C trains with DeiT's augmentation
+    # Park and Kim (2022) train with DeiT's augmentation
     return "rand-m9-mstd0.5-inc1" if in_chans in (1, 3) else None
 
 

@@ -1,4 +1,4 @@
-"""Compares the sequential and the parallel model on held-out images: their logits, and top-1 with labels."""
+"""Compares the sequential and the parallel model on held-out images: logits, and top-1 where there are labels."""
 
 import dataclasses
 from collections.abc import Callable

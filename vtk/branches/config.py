@@ -1,4 +1,4 @@
-"""Options of ``vtk parallelize``; free of torch."""
+"""Options of ``vtk parallelize``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``parallelize``: join, check, measure, write, and train where asked."""
+"""``parallelize``: joins blocks, verifies and measures the result, writes it, and fine-tunes it on request."""
 
 import copy
 import dataclasses

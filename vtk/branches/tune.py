@@ -1,4 +1,4 @@
-"""The training after ``vtk parallelize``: with labels, with the sequential model as teacher, or with that alone."""
+"""Trains the parallel model: on labels, with the sequential model as teacher, or on the teacher alone."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""By which number a run chooses its best epoch; free of torch."""
+"""Metrics by which a run can choose its best epoch; imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any

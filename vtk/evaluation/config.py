@@ -1,4 +1,4 @@
-"""Options of ``vtk eval`` and ``vtk predict``; free of torch."""
+"""Options of ``vtk eval`` and ``vtk predict``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From logits to labels."""
+"""Turns logits into labels with probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How good a classifier is on a set of images: one function, whatever computes the logits."""
+"""Metrics of a classifier with one label per image."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

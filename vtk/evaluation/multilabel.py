@@ -1,4 +1,4 @@
-"""How good a classifier with any number of labels an image is; a label is given where its sigmoid is above one half."""
+"""Metrics of a classifier with several labels per image; a label is predicted where its sigmoid exceeds one half."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Pictures of a run: the confusion matrix and the learning curves, as PNG files."""
+"""Plots of a run: the confusion matrix and the learning curves, as PNG files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of classes as a file."""
+"""Writes the table of classes as CSV."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""``attacks``: accuracy under FGSM and PGD-10 (paper B, Table 8; paper D, Table 7)."""
+"""``attacks``: accuracy under FGSM and PGD-10 (Hyeon-Woo et al. 2023, Table 8; Chen et al. 2022, Table 7)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -61,8 +61,8 @@ def _read(result: Result) -> list[str]:
         sentences.append(
             f"A change of {at:g}/255 takes half of its lead over guessing; so it is with models that were not trained "
             "against it. If somebody may mislead yours, train on attacked images (`vtk finetune … --adversarial "
-            f"{max(at, 1):g}`), which costs accuracy on clean ones; paper D adds `--sam auto`, by which its ViTs gain "
-            "5 to 8 points under PGD-10."
+            f"{max(at, 1):g}`), which costs accuracy on clean ones; Chen et al. (2022) add `--sam auto`, by which its "
+            "ViTs gain 5 to 8 points under PGD-10."
         )
     return sentences
 
@@ -78,7 +78,10 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="attacks",
     title="Attacks",
-    source="FGSM: paper B (Context Broadcasting), Table 8; PGD-10: paper D (SAM), appendix B and Table 7",
+    source=(
+        "FGSM: Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Table 8; PGD-10: "
+        "Chen et al. 2022 (When Vision Transformers Outperform ResNets), appendix B and Table 7"
+    ),
     explains="Every pixel is changed by at most ε so that the loss grows: the accuracy that is left is what a model "
     f"stands in the worst case. Measured on the first {_MOST} images, as it takes many passes.",
     measure=_measure,

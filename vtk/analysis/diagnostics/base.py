@@ -1,4 +1,4 @@
-"""Base of all diagnostics: each measures a model, draws what it found and reads it in plain words."""
+"""Base of the diagnostics: each measures a model, draws the result and explains it in sentences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""``calibration``: whether the model's probabilities are true (paper C, Figure F.1a)."""
+"""``calibration``: calibration of the model's probabilities (Park and Kim 2022, Figure F.1a)."""
 
 import math
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="calibration",
     title="Calibration",
-    source="paper C (How do ViTs work), Figure F.1a; Guo et al., 2017",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figure F.1a; Guo et al., 2017",
     explains="A calibrated model that says 80 % is right in 80 % of such cases. The ECE is how far off it is on "
     "average, in points of a hundred. Strong augmentation tends to make models under-confident, long training without "
     "it over-confident.",

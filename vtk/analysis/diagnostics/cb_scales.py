@@ -1,4 +1,4 @@
-"""``cb-scales``: Λ of scaled Context Broadcasting by layer (paper B, Figure 8)."""
+"""``cb-scales``: scales Λ of Context Broadcasting by layer (Hyeon-Woo et al. 2023, Figure 8)."""
 
 import math
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="cb-scales",
     title="Scales of Context Broadcasting",
-    source="paper B (Context Broadcasting), Figure 8",
+    source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figure 8",
     explains="Scaled Context Broadcasting adds λ times the mean of all tokens to each, with one λ for each channel and "
     "layer. The paper reads high means and alike magnitudes as a wish for dense interactions.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``cka``: how alike the features of all units are (mini-batch CKA; paper C, Figures 10a and D.3)."""
+"""``cka``: similarity of the features of all units, by mini-batch CKA (Park and Kim 2022, Figures 10a and D.3)."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _ticks(result: Result) -> tuple[list[float], list[str]]:
-    """Return the stem and subsampling layers as paper C marks them; without those, every few units by number."""
+    """Return the stem and subsampling layers as Park and Kim (2022) mark them; without those, every few units by number."""
     kinds = result["kinds"]
     down = [i for i, kind in enumerate(kinds) if kind == "subsampling"]
     if down:
@@ -72,7 +72,8 @@ def _read(result: Result) -> list[str]:
     if inside is not None and between is not None:
         shown = f"{inside:.2f} inside of a stage and {between:.2f} between stages"
         sentences.append(
-            f"Its stages are blocks of their own (mean CKA {shown}), as paper C finds of all multi-stage models."
+            f"Its stages are blocks of their own (mean CKA {shown}), as Park and Kim (2022) find of all multi-stage "
+            "models."
             if inside - between >= _BLOCKS
             else f"Its stages are hardly blocks of their own: mean CKA {shown}."
         )
@@ -116,7 +117,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="cka",
     title="Similarity of features (CKA)",
-    source="paper C (How do ViTs work), Figures 10a and D.3; Nguyen et al. 2021",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 10a and D.3; Nguyen et al. 2021",
     explains="Whether two units see the same likenesses among images: 1 if their features are alike up to rotation and "
     "scale, near 0 if they have nothing in common. Plain ViTs are much alike from end to end; models of stages have a "
     "block for each.",

@@ -1,4 +1,4 @@
-"""``corruptions``: accuracy under common corruptions by kind and severity (papers C and D look at ImageNet-C)."""
+"""``corruptions``: accuracy under common corruptions, by kind and severity."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -115,9 +115,9 @@ def _read(result: Result) -> list[str]:
         )
     if groups[low] < 100 * (result["clean"] - margin(result["images"])):
         sentences.append(
-            "In paper D training for a flat loss (`vtk finetune … --sam auto`) raises accuracy on ImageNet-C. To "
-            "train on images like those that hurt is worth a try: `--color-jitter 0.4` for light and contrast, more "
-            "with `--auto-augment rand-m9-mstd0.5-inc1`."
+            "In Chen et al. (2022) training for a flat loss (`vtk finetune … --sam auto`) raises accuracy on "
+            "ImageNet-C. To train on images like those that hurt is worth a try: `--color-jitter 0.4` for light and "
+            "contrast, more with `--auto-augment rand-m9-mstd0.5-inc1`."
         )
     sentences.append(
         "The corruptions are made by formulas in the manner of Hendrycks and Dietterich and are not the images of "
@@ -138,7 +138,10 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="corruptions",
     title="Common corruptions",
-    source="Hendrycks and Dietterich (2019), in papers C (Figure E.1) and D (Table 1) as ImageNet-C",
+    source=(
+        "Hendrycks and Dietterich (2019), in Park and Kim 2022 (Figure E.1) and Chen et al. 2022 (Table 1) as "
+        "ImageNet-C"
+    ),
     explains="Images are corrupted as cameras, weather and files do, ever more severely. They are made here and not "
     "those of ImageNet-C, so the numbers compare models with each other and not with published ones. Measured on the "
     f"first {_MOST} images, as each is seen once for every kind and severity.",

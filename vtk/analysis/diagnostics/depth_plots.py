@@ -1,4 +1,4 @@
-"""What the diagnostics of features share: values by depth, kinds of units shaded, and the steps of each kind."""
+"""Plots of a value by depth with the kinds of units shaded, and sentences about its change at each kind."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

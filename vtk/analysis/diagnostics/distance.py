@@ -1,4 +1,4 @@
-"""``distance``: how far attention looks, by layer and head (paper B, Figure 7b)."""
+"""``distance``: mean attention distance, by layer and head (Hyeon-Woo et al. 2023, Figure 7b)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,8 +46,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         "mean; dotted, uniform attention. Class and register tokens are left out, the rest sums to 1."
     )
     paper = (
-        "Paper B's relative distance: sums of horizontal and vertical distances, weighted by the attention as it is; "
-        "what goes to class and register tokens counts as 0."
+        "Hyeon-Woo et al.'s relative distance: sums of horizontal and vertical distances, weighted by the attention "
+        "as it is; what goes to class and register tokens counts as 0."
     )
     return [Picture("distance", figure, caption), Picture("distance-relative", other, paper)]
 
@@ -114,7 +114,10 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="distance",
     title="Attention distance",
-    source="paper B (Context Broadcasting), Figure 7b; Dosovitskiy et al., 2021, Figure 7",
+    source=(
+        "Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figure 7b; Dosovitskiy "
+        "et al., 2021, Figure 7"
+    ),
     explains="How far away from a patch lies what it attends to. Low heads look at their surroundings as a convolution "
     "does, high ones over the whole image; the dotted line is where attention to all patches alike would be.",
     measure=_measure,

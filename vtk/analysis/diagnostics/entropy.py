@@ -1,4 +1,4 @@
-"""``entropy``: how dense attention is, by layer (paper B, Figures 4 and 7a)."""
+"""``entropy``: entropy of attention, by layer (Hyeon-Woo et al. 2023, Figures 4 and 7a)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -97,7 +97,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="entropy",
     title="Attention entropy",
-    source="paper B (Context Broadcasting), Figures 4 and 7a",
+    source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figures 4 and 7a",
     explains="Entropy says over how many tokens a query spreads its attention: 0 is a single one, the grey line is all "
     "of them alike. Dense attention is what ViTs learn slowly and with effort, and what broadcasting supplies.",
     measure=_measure,

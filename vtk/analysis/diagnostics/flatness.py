@@ -1,4 +1,4 @@
-"""``flatness``: the loss under Gaussian noise on the weights (paper D, Table 1)."""
+"""``flatness``: the loss under Gaussian noise on the weights (Chen et al. 2022, Table 1)."""
 
 import math
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def _read(result: Result) -> list[str]:
     elif rise >= _SHARP:
         sentences.append(
             "The valley is sharp for noise of this size. Sharpness-aware training (`vtk finetune … --sam 0.1`) and "
-            "strong augmentation both flatten the loss on average, as paper D finds."
+            "strong augmentation both flatten the loss on average, as Chen et al. (2022) find."
         )
     elif rise < 0:
         sentences.append("The loss falls under noise: the model is not at a minimum of it.")
@@ -73,7 +73,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="flatness",
     title="Average flatness",
-    source="paper D (When ViTs outperform ResNets), Table 1",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 1",
     explains="The loss when random noise is added to all weights. In a flat valley it hardly rises; curvature in many "
     "directions makes it rise, where the Hessian's largest eigenvalue speaks of the worst direction only.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``fourier``: low and high frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+"""``fourier``: low and high frequencies of feature maps, by depth (Park and Kim 2022, Figures 2a, 8 and D.2)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.measures.fourier import feature_spectra
 
 _FEW = 0.25  # of the units of a kind: "hardly any"
-_EARLY = 1 / 3  # of the depth, where paper C saw attention raise high frequencies
+_EARLY = 1 / 3  # of the depth, where Park and Kim (2022) saw attention raise high frequencies
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     caption = (
         "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
         "ln(|FFT| + 10⁻⁶) there, minus that at frequency 0. It is bin h/2 − 1 of a map of even height h, just below "
-        f"π, which paper C's code plots as 1.0 π. {depth.SHADES}"
+        f"π, which Park and Kim's code plots as 1.0 π. {depth.SHADES}"
     )
     return [Picture("fourier", high, caption), _curves(runs)]
 
@@ -61,7 +61,8 @@ def _read(result: Result) -> list[str]:
     if known:
         last = known[-1]
         sentences.append(
-            f"Behind {last['name']} the highest frequency has {depth.number(last['high'])} nats beside the mean of the map."
+            f"Behind {last['name']} the highest frequency has {depth.number(last['high'])} nats beside the mean of the "
+            "map."
         )
     else:
         sentences.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
@@ -74,9 +75,12 @@ def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
         return []
     low, high = depth.share_lowered(msa) > 1 / 2, depth.share_lowered(mlp) < 1 / 2
     if low and high:
-        return ["So most MSAs lower high frequencies and most MLPs raise them, as paper C finds of ViTs."]
+        return ["So most MSAs lower high frequencies and most MLPs raise them, as Park and Kim (2022) find of ViTs."]
     which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
-    return [f"Paper C finds of ViTs that most MSAs lower high frequencies and most MLPs raise them; its {which} not."]
+    return [
+        f"Park and Kim (2022) find of ViTs that most MSAs lower high frequencies and most MLPs raise them; its {which} "
+        "not."
+    ]
 
 
 def _early(result: Result) -> list[str]:
@@ -86,8 +90,8 @@ def _early(result: Result) -> list[str]:
     if len(pairs) < 2 or depth.share_lowered(pairs) > _FEW:
         return []
     return [
-        "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
-        "convolutions there. If you train it from the start, try `vtk train … --stem conv`."
+        "In its first third attention raises high frequencies, as convolutions do; Park and Kim (2022) take that as a "
+        "case for convolutions there. If you train it from the start, try `vtk train … --stem conv`."
     ]
 
 
@@ -103,7 +107,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="fourier",
     title="Frequencies of feature maps",
-    source="paper C (How do ViTs work), Figures 2a, 8 and D.2",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 2a, 8 and D.2",
     explains="How strong fine detail is in the feature maps, beside their mean: higher (nearer to 0) is more detail. A "
     "line that falls over a unit shows a low-pass filter, which smooths, as attention does; one that rises a unit that "
     "sharpens, as convolutions and MLPs do.",

@@ -1,4 +1,4 @@
-"""``frequency-noise``: accuracy under noise of one band of frequencies (paper C, Figure 2b)."""
+"""``frequency-noise``: accuracy under noise of one frequency band (Park and Kim 2022, Figure 2b)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.frequency_noise import WINDOW, frequency_noise
 
-_LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of paper C's figure
+_LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of Park and Kim's figure
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    # a small image's frequencies lie further apart than paper C's window
+    # a small image's frequencies lie further apart than Park and Kim's window
     window = max(WINDOW, 2 / min(context.spec.size))
     seed = context.config.seed
     result = frequency_noise(
@@ -58,12 +58,13 @@ def _read(result: Result) -> list[str]:
         )
     elif high > low:
         sentences.append(
-            "High frequencies hurt more, as paper C finds for ConvNets, and reads as leaning on texture. Its remedy "
-            "is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
+            "High frequencies hurt more, as Park and Kim (2022) find for ConvNets, and reads as leaning on texture. "
+            "Its remedy is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
         )
     else:
         sentences.append(
-            "Low frequencies hurt more, as paper C finds for ViTs, and reads as leaning on shapes, not on texture."
+            "Low frequencies hurt more, as Park and Kim (2022) find for ViTs, and reads as leaning on shapes, not on "
+            "texture."
         )
     return sentences
 
@@ -88,7 +89,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="frequency-noise",
     title="Noise by frequency",
-    source="paper C (How do ViTs work), section 2 and Figure 2b",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), section 2 and Figure 2b",
     explains="Noise of one band of frequencies is laid over the images, equally strong in every band. Low frequencies "
     "carry shapes, high ones texture: where noise hurts most is what the model looks at.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``hessian``: the largest eigenvalues of each mini-batch's Hessian (paper C, Figures 1b and 4)."""
+"""``hessian``: largest eigenvalues of each mini-batch's Hessian (Park and Kim 2022, Figures 1b and 4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,9 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.hessian import hessian_spectrum
 
-_MANY_NEGATIVE = 0.1  # paper C calls a model's loss convex whose spectrum has "a few" negative values
+_MANY_NEGATIVE = 0.1  # Park and Kim (2022) call a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400
-SHARP = 100.0  # paper D, Table 1: models trained with SAM have a λ_max of 21 to 42, those without one of 180 to 1,644
+SHARP = 100.0  # Chen et al. 2022, Table 1: models trained with SAM have a λ_max of 21 to 42, those without one of 180 to 1,644
 _ABOVE = f"Positive values over {SHARP:g} are those of a sharp valley;"
 
 
@@ -93,8 +93,8 @@ def _read(result: Result) -> list[str]:
     if negative >= _MANY_NEGATIVE:
         sentences.append(
             "So the loss curves downwards in some of its steepest directions: it is not convex here, and the model is "
-            "not at a minimum of this loss. Paper C finds that in ViTs early in training and on few images; more "
-            "epochs, more images, or the mean of the tokens in place of the class token help against it."
+            "not at a minimum of this loss. Park and Kim (2022) find that in ViTs early in training and on few "
+            "images; more epochs, more images, or the mean of the tokens in place of the class token help against it."
         )
     else:
         sentences.append("So the loss is close to convex in its steepest directions.")
@@ -115,7 +115,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="hessian",
     title="Hessian spectrum",
-    source="paper C (How do ViTs work), Figures 1b and 4, §2 and Appendix A.2",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 1b and 4, §2 and Appendix A.2",
     explains="The Hessian's eigenvalues say how the loss curves around the weights: large positive ones mean a sharp "
     "valley, in which a small change of the weights costs much; negative ones mean that the loss is not convex.",
     measure=_measure,

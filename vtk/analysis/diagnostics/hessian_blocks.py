@@ -1,4 +1,4 @@
-"""``hessian-blocks``: the largest curvature of the whole model, of its parts and of every block (paper D, Table 4)."""
+"""``hessian-blocks``: largest curvature of the model, its parts and its blocks (Chen et al. 2022, Table 4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -67,8 +67,8 @@ def _read(result: Result) -> list[str]:
     sentences = [f"The largest curvature of the whole loss is {values['whole']:.3g}."]
     if values["whole"] >= SHARP:
         sentences.append(
-            f"Over {SHARP:g} the valley is sharp: paper D's models trained with SAM have 21 to 42, those without 180 "
-            "to 1,644. Try `vtk finetune … --sam 0.1`."
+            f"Over {SHARP:g} the valley is sharp: Chen et al.'s models trained with SAM have 21 to 42, those without "
+            "180 to 1,644. Try `vtk finetune … --sam 0.1`."
         )
     if parts:
         sharpest = max(parts, key=lambda name: abs(parts[name]))
@@ -79,12 +79,14 @@ def _read(result: Result) -> list[str]:
         first, last = sum(blocks[:quarter]) / quarter, sum(blocks[-quarter:]) / quarter
         if first > _DEEPER * last:
             sentences.append(
-                "Shallow blocks are sharper than deep ones, as paper D finds: curvature adds up on the way back to "
-                "the input."
+                "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature adds up on the way "
+                "back to the input."
                 + (" Give them a lower rate: `vtk finetune … --layer-decay 0.75`." if values["whole"] >= SHARP else "")
             )
         elif last > _DEEPER * first:
-            sentences.append("Deep blocks are sharper than shallow ones, the other way round than in paper D.")
+            sentences.append(
+                "Deep blocks are sharper than shallow ones, the other way round than in Chen et al. (2022)."
+            )
         else:
             sentences.append("Shallow and deep blocks are about as sharp.")
     negative = [name for name, value in values.items() if value < 0]
@@ -107,7 +109,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="hessian-blocks",
     title="Curvature by part",
-    source="paper D (When ViTs outperform ResNets), Table 4 and Appendix F",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 4 and Appendix F",
     explains="The largest curvature of the loss over all images at once, of the whole model and of each part while the "
     "others are held fixed. The part with the largest value is the one whose weights are the most delicate.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``landscape``: the loss on a plane through the weights (paper C, Figure 1a; paper D, Figures 1 and 5)."""
+"""``landscape``: loss on a plane through the weights (Park and Kim 2022, Figure 1a; Chen et al. 2022, Figure 1)."""
 
 import math
 import time
@@ -78,7 +78,7 @@ def _contours(runs: Sequence[Run]) -> Picture:
         bar = figure.colorbar(filled, ax=axes, label="loss, logarithmic" if logarithmic else "loss", format="%.3g")
         bar.set_ticks(levels[::3])
         bar.minorticks_off()
-    how = "each output filter" if runs[0].result["directions"] == "filter" else "each input, as in paper C's code"
+    how = "each output filter" if runs[0].result["directions"] == "filter" else "each input, as in Park and Kim's code"
     caption = (
         "The loss on a plane through the model's weights (the cross), along two random directions in norms of "
         f"{how}. Narrow rings are a sharp valley"
@@ -154,7 +154,10 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="landscape",
     title="Loss landscape",
-    source="paper C (How do ViTs work), Figures 1a and C.4; paper D, Figures 1 and 5; Li et al. (2018)",
+    source=(
+        "Park and Kim 2022 (How Do Vision Transformers Work?), Figures 1a and C.4; Chen et al. 2022, Figures 1 and 5; "
+        "Li et al. (2018)"
+    ),
     explains="How the loss changes when the weights move, each filter by a share of its own norm, so that models of "
     "different weights can be compared. Wide rings mean a flat valley, which goes with better generalisation.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``lesion``: accuracy without each unit (paper C, Figures 10b and D.4)."""
+"""``lesion``: accuracy without each unit (Park and Kim 2022, Figures 10b and D.4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -94,10 +94,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="lesion",
     title="Lesion study",
-    source="paper C (How do ViTs work), Figures 10b and D.4; Bhojanapalli et al. 2021",
-    explains="What the model loses when one unit is taken out: far below 0, it cannot do without; near 0, other units "
-    "do the same work. In models of stages paper C finds that convolutions at the beginning of a stage and attention "
-    "at its end matter most.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 10b and D.4; Bhojanapalli et al. 2021",
+    explains=(
+        "What the model loses when one unit is taken out: far below 0, it cannot do without; near 0, other units do "
+        "the same work. In models of stages Park and Kim (2022) find that convolutions at the beginning of a stage "
+        "and attention at its end matter most."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

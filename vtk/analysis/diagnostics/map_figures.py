@@ -1,4 +1,4 @@
-"""Maps drawn over images; the images are kept in results as small JPEGs, so that a result alone can be drawn."""
+"""Draws maps over images; results keep the images as small JPEGs, so that they can be drawn without the files."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""``miss-rate``: predictions half-way between images that are neither's class (paper D, Table 6)."""
+"""``miss-rate``: predictions at the mean of two images that are neither class (Chen et al. 2022, Table 6)."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.miss_rate import miss_rate
 
-_HIGH = 0.25  # paper D, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
+_HIGH = 0.25  # Chen et al. 2022, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -44,7 +44,8 @@ def _read(result: Result) -> list[str]:
         sentences.append("A model that is often wrong misses here too: look at its accuracy first.")
         sentences.append(
             "A model that goes straight from one class to the other between images misses less: mixup trains that "
-            "(`vtk finetune … --mixup 0.8`), and paper D finds the same of sharpness-aware training (`--sam 0.1`)."
+            "(`vtk finetune … --mixup 0.8`), and Chen et al. (2022) find the same of sharpness-aware training (`--sam "
+            "0.1`)."
         )
     return sentences
 
@@ -56,7 +57,9 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="miss-rate",
     title="Between images",
-    source="paper D (When ViTs outperform ResNets), §4.5 and Table 6, after Zhang et al. (mixup)",
+    source=(
+        "Chen et al. 2022 (When Vision Transformers Outperform ResNets), §4.5 and Table 6, after Zhang et al. (mixup)"
+    ),
     explains="The mean of two images should be taken for one of the two. A model that sees a third class there bends "
     "between its images; the lower the share of such misses, the more it behaves like a straight line.",
     measure=_measure,

@@ -1,4 +1,4 @@
-"""``neurons``: how many hidden neurons are active, and how many never (paper D, section 4.4 and Figure 2, right)."""
+"""``neurons``: shares of active and of never active hidden neurons (Chen et al. 2022, Figure 2, right)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -85,8 +85,9 @@ def _read(result: Result) -> list[str]:
     if early and later and _average(early) > _DENSER * _average(later):
         where = f"the first {first} blocks" if first > 1 else "the first block"
         sentences.append(
-            f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Paper D ties dense "
-            "first layers to a sharp loss; sharpness-aware training made them sparser: `vtk train … --sam auto`."
+            f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Chen et al. (2022) "
+            "tie dense first layers to a sharp loss; sharpness-aware training made them sparser: `vtk train … --sam "
+            "auto`."
         )
     sentences += _dead(result)
     if result["unseen"]:
@@ -146,9 +147,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="neurons",
     title="Active neurons",
-    source="paper D (SAM), section 4.4 and Figure 2, right",
-    explains="Share of the hidden neurons of MLPs and convolutions that are over 0 behind their activation. Trained "
-    "ViTs are sparse: in paper D less than 10 % are active in most layers. Neurons that never are could be left out.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), section 4.4 and Figure 2, right",
+    explains=(
+        "Share of the hidden neurons of MLPs and convolutions that are over 0 behind their activation. Trained ViTs "
+        "are sparse: in Chen et al. (2022) less than 10 % are active in most layers. Neurons that never are could be "
+        "left out."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

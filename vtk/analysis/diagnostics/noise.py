@@ -1,4 +1,4 @@
-"""``noise``: accuracy under Gaussian noise, shot noise and blur of growing strength (paper B, Table 9)."""
+"""``noise``: accuracy under noise and blur of increasing strength (Hyeon-Woo et al. 2023, Table 9)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,8 +72,9 @@ def _read(result: Result) -> list[str]:
     if early:
         kinds = " and ".join(early)
         sentences.append(
-            f"If your cameras give images with {kinds}: in paper B Context Broadcasting (`vtk finetune … --cb`) loses "
-            "less to them, in paper D training for a flat loss (`--sam auto`). Compare with `vtk analyze --compare`."
+            f"If your cameras give images with {kinds}: in Hyeon-Woo et al. (2023) Context Broadcasting (`vtk finetune "
+            "… --cb`) loses less to them, in Chen et al. (2022) training for a flat loss (`--sam auto`). Compare with "
+            "`vtk analyze --compare`."
         )
     return sentences
 
@@ -86,7 +87,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="noise",
     title="Noise and blur",
-    source="paper B (Context Broadcasting), Table 9",
+    source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Table 9",
     explains="Pixels get Gaussian noise, or the shot noise of a camera with few photons, or are blurred, ever more "
     "strongly. A robust model's curve stays high for long.",
     measure=_measure,

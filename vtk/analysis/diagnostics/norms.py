@@ -1,4 +1,4 @@
-"""``norms``: how large weights and activations are (paper D, Table 4 and section 4.4)."""
+"""``norms``: norms of weights and activations (Chen et al. 2022, Table 4 and section 4.4)."""
 
 import math
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ def _hidden(runs: Sequence[Run]) -> Picture:
             axes.plot(list(values), list(values.values()), f"s{line}", color=colour, markersize=4, label=label)
     figures.finish_by_layer(axes, x="block", y="‖a‖ of an image", legend=True)
     caption = (
-        "Norm of all hidden neurons of an image behind their activation, by block: ‖a‖ of paper D's Table 4, root mean "
-        "square over images."
+        "Norm of all hidden neurons of an image behind their activation, by block: ‖a‖ of Chen et al.'s Table 4, root "
+        "mean square over images."
     )
     return Picture("norms-hidden", figure, caption)
 
@@ -104,7 +104,8 @@ def _read(result: Result) -> list[str]:
     whole = result["weights"]["whole"]
     sentences = [
         f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices. "
-        "Compare it with that of the same architecture only; paper D finds it larger after sharpness-aware training."
+        "Compare it with that of the same architecture only; Chen et al. (2022) find it larger after sharpness-aware "
+        "training."
     ]
     if whole["matrices"] < whole["norm"] * _HALF_OF_SQUARES:
         sentences.append("Most of it is in biases, norms and scales.")
@@ -156,10 +157,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="norms",
     title="Norms of weights and activations",
-    source="paper D (SAM), Table 4 and section 4.4",
-    explains="How large weights and activations are, block by block. Between two runs of one architecture they show "
-    "what training changed: paper D finds larger norms at its flatter minima. Single tokens far above the rest "
-    "outweigh them in every mean.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 4 and section 4.4",
+    explains=(
+        "How large weights and activations are, block by block. Between two runs of one architecture they show what "
+        "training changed: Chen et al. (2022) find larger norms at its flatter minima. Single tokens far above the "
+        "rest outweigh them in every mean."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``ntk``: the condition number of the neural tangent kernel (paper D, Table 1 and Appendix G)."""
+"""``ntk``: condition number of the neural tangent kernel (Chen et al. 2022, Table 1 and Appendix G)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,9 +56,9 @@ def _read(result: Result) -> list[str]:
             f"κ is {_kappa(result)}, over {of}: so much slower than the quickest is the slowest thing learnt."
         )
     sentences.append(
-        "Paper D takes it at initialisation and with ReLU in place of GELU, for blocks of 48 images (ResNet-152 2,802, "
-        "ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is of the weights that were given; for fresh ones "
-        "give a timm name with --no-pretrained."
+        "Chen et al. (2022) take it at initialisation and with ReLU in place of GELU, for blocks of 48 images "
+        "(ResNet-152 2,802, ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is of the weights that were "
+        "given; for fresh ones give a timm name with --no-pretrained."
     )
     return sentences
 
@@ -70,7 +70,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="ntk",
     title="Trainability",
-    source="paper D (When ViTs outperform ResNets), Table 1, §3 and Appendix G",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 1, §3 and Appendix G",
     explains="The neural tangent kernel says how a step on one image changes the output of another. Its condition "
     "number κ compares the quickest with the slowest direction of learning: the lower, the more evenly a model learns.",
     measure=_measure,

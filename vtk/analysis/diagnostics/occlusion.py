@@ -1,4 +1,4 @@
-"""``occlusion``: accuracy with the centre of every image hidden (paper B, Table 8)."""
+"""``occlusion``: accuracy with the centre of every image hidden (Hyeon-Woo et al. 2023, Table 8)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     figures.finish(axes, x="side of the hidden centre, % of the image's", y="accuracy, %", legend=len(runs) > 1)
     caption = (
         "Accuracy with a black rectangle in the centre of every image. Dotted, the accuracy without it; grey, that of "
-        "guessing; dashed, the size in paper B, which hides a quarter of the area."
+        "guessing; dashed, the size in Hyeon-Woo et al. (2023), which hides a quarter of the area."
     )
     return [Picture("occlusion", figure, caption)]
 
@@ -41,7 +41,7 @@ def _read(result: Result) -> list[str]:
     sides = curve["strengths"]
     if (paper := _at_paper(result)) is not None:
         sentences.append(
-            f"With the centre quarter of the area black, as in paper B, {100 * paper:.1f} % are right: "
+            f"With the centre quarter of the area black, as in Hyeon-Woo et al. (2023), {100 * paper:.1f} % are right: "
             f"{100 * (result['clean'] - paper):.1f} points fewer."
         )
     at = robustness.half_lead_strength(curve, result)
@@ -80,7 +80,9 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="occlusion",
     title="Occlusion",
-    source="paper B (Context Broadcasting), section 4.6 and Table 8",
+    source=(
+        "Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), section 4.6 and Table 8"
+    ),
     explains="The centre of every image, where objects mostly are, is made black. A model that uses the whole image "
     "loses slowly; one that looks at the centre alone falls at once.",
     measure=_measure,

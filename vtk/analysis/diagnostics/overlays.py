@@ -1,4 +1,4 @@
-"""``overlays``: where the class token looks in its last layer, drawn over images."""
+"""``overlays``: attention of the class token in the last layer, drawn over images."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -62,8 +62,8 @@ def _read(result: Result) -> list[str]:
     if half is None or patches is None:
         return [f"In {result['layer']}, {query_name(result)} attends to no patch at all."]
     sentences = [
-        f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of that "
-        f"lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
+        f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of "
+        f"that lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if patches < _PATCHES:
         sentences.append("Most of it goes to class and register tokens, so that the maps show the smaller part.")

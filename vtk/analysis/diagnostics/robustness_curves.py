@@ -1,4 +1,4 @@
-"""What the diagnostics of robustness share: curves of accuracy, and sentences about them."""
+"""Accuracy curves of the robustness diagnostics, and sentences about them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""``rollout``: what reaches the class token through all layers (Abnar and Zuidema, 2020), drawn over images."""
+"""``rollout``: attention rollout to the class token (Abnar and Zuidema 2020), drawn over images."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""``similarity``: how alike the tokens of an image are, by depth (paper E, eq. 5 and Figure 1)."""
+"""``similarity``: cosine similarity of an image's tokens, by depth (Wang et al. 2022, Figure 1)."""
 
 import math
 from collections.abc import Sequence
@@ -70,7 +70,9 @@ def _read(result: Result) -> list[str]:
             f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} behind block {known[-1][0]}."
         )
     if stem is not None and table is not None and stem - table >= _FALL:
-        sentences.append(f"The position table sets tokens apart, as paper E saw: from {stem:.2f} to {table:.2f}.")
+        sentences.append(
+            f"The position table sets tokens apart, as Wang et al. (2022) saw: from {stem:.2f} to {table:.2f}."
+        )
     alike = [i for i, value in known if value >= _ALIKE]
     if alike:
         sentences.append(
@@ -85,7 +87,7 @@ def _read(result: Result) -> list[str]:
     early = [i for i in alike if i <= max(1, len(blocks) // 4)]
     if early and table is not None:
         sentences.append(
-            "They are alike from the first blocks on: paper E's convolutional stem sets them apart, try "
+            "They are alike from the first blocks on: Wang et al.'s convolutional stem sets them apart, try "
             "`vtk train … --stem conv`."
         )
     lone = [i for i, value in enumerate(blocks, start=1) if value is None]
@@ -109,10 +111,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="similarity",
     title="Token similarity",
-    source="paper E (Scaled ReLU), equation 5 and Figure 1",
-    explains="How alike the tokens of one image are at each depth. At 1 all of them point the same way and positions "
-    "are lost; low values mean that each says something of its own. Paper E finds that convolutional stems and "
-    "position tables set tokens apart.",
+    source="Wang et al. 2022 (Scaled ReLU Matters for Training Vision Transformers), equation 5 and Figure 1",
+    explains=(
+        "How alike the tokens of one image are at each depth. At 1 all of them point the same way and positions are "
+        "lost; low values mean that each says something of its own. Wang et al. (2022) find that convolutional stems "
+        "and position tables set tokens apart."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``variance``: how much feature maps vary over positions, by depth (paper C, Figures 9 and D.1)."""
+"""``variance``: variance of feature maps over positions, by depth (Park and Kim 2022, Figures 9 and D.1)."""
 
 import math
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ def _read(result: Result) -> list[str]:
     msa = changes.get("msa", [])
     if msa:
         sentences.append(
-            "That is what paper C expects of attention, which averages positions."
+            "That is what Park and Kim (2022) expect of attention, which averages positions."
             if depth.share_lowered(msa) > 1 / 2
-            else "Paper C expects of attention that it reduces the variance, since it averages positions; most here do "
-            "not."
+            else "Park and Kim (2022) expect of attention that it reduces the variance, since it averages positions; "
+            "most here do not."
         )
     sentences.append(
         f"From {known[0]['name']} to {known[-1]['name']} it goes from {depth.number(known[0]['variance'])} to "
@@ -48,7 +48,7 @@ def _read(result: Result) -> list[str]:
 
 
 def _stage_ends(result: Result) -> list[str]:
-    """Say where a convolution network's variance peaks at the ends of its stages: where paper C puts attention."""
+    """Say where a convolution network's variance peaks at the ends of its stages: where Park and Kim (2022) put attention."""
     units = [unit for unit in result["units"] if unit["name"] != "stem"]
     stages: list[list[Any]] = []
     for unit in units:
@@ -62,8 +62,8 @@ def _stage_ends(result: Result) -> list[str]:
     if not convolutions or len(values) < _STAGES or peaks < len(values) - 1:
         return []
     return [
-        f"It peaks at the end of {peaks} of {len(values)} stages, which is where paper C puts attention: try "
-        "`vtk train … --model alternet_50`."
+        f"It peaks at the end of {peaks} of {len(values)} stages, which is where Park and Kim (2022) put attention: "
+        "try `vtk train … --model alternet_50`."
     ]
 
 
@@ -85,7 +85,7 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="variance",
     title="Variance of feature maps",
-    source="paper C (How do ViTs work), Figures 9 and D.1",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 9 and D.1",
     explains="How much the features of an image's positions differ. A unit that lowers it averages positions, as "
     "attention does, and so makes its maps surer; one that raises it sets them apart, as convolutions and MLPs do.",
     measure=_measure,

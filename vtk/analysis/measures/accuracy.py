@@ -1,4 +1,4 @@
-"""Accuracy over images that were changed: every change sees the same images and the same random numbers."""
+"""Accuracy on modified images: every modification sees the same images and the same random numbers."""
 
 import math
 import zlib

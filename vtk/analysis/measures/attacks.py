@@ -1,4 +1,4 @@
-"""Accuracy under attack: FGSM (paper B, Table 8) and PGD with ten steps (paper D, appendix B)."""
+"""Accuracy under FGSM (Hyeon-Woo et al. 2023, Table 8) and PGD with ten steps (Chen et al. 2022, Appendix B)."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vtk.errors import UsageError
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 STEPS = 10
 STEP = 1 / 8
-"""PGD's step in units of the ball's radius: paper D's 0.25/255 in a ball of 2/255."""
+"""PGD's step in units of the ball's radius: Chen et al.'s 0.25/255 in a ball of 2/255."""
 
 
 def attack_accuracy(
@@ -47,7 +47,7 @@ def attack_accuracy(
         batches: normalised images and labels (B,).
         spec: mean and std of the input.
         epsilons: radii in 255ths of the pixel range.
-        steps: of PGD, each an eighth of the radius, as paper D's.
+        steps: of PGD, each an eighth of the radius, as Chen et al.'s.
         seed: of PGD's starts, uniform in the ball.
         max_images: from the first.
         share: this process's part, where several measure together.

@@ -1,4 +1,4 @@
-"""Whether a classifier's probabilities are true: calibration (paper C, Figure F.1a; Guo et al., 2017)."""
+"""Calibration of a classifier's probabilities (Park and Kim 2022, Figure F.1a; Guo et al. 2017)."""
 
 import math
 from dataclasses import dataclass

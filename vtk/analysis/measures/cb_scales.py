@@ -1,4 +1,4 @@
-"""How much of the mean each layer takes: Λ of scaled Context Broadcasting (paper B, Figure 8)."""
+"""Statistics of Λ, the scales of Context Broadcasting, by layer (Hyeon-Woo et al. 2023, Figure 8)."""
 
 from dataclasses import dataclass
 

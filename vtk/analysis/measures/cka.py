@@ -1,4 +1,4 @@
-"""How alike the features of a model's units are: mini-batch CKA (Nguyen et al. 2021; paper C, Figures 10a and D.3)."""
+"""Mini-batch CKA between a model's units (Nguyen et al. 2021; Park and Kim 2022, Figures 10a and D.3)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Accuracy under common corruptions of five severities, in the manner of Hendrycks and Dietterich (2019)."""
+"""Accuracy under common corruptions at five severities, after Hendrycks and Dietterich (2019)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far attention looks: its mean distance by layer and head (Dosovitskiy et al., 2021; paper B, Figure 7b)."""
+"""Mean attention distance by layer and head (Dosovitskiy et al. 2021; Hyeon-Woo et al. 2023, Figure 7b)."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class LayerDistance:
         heads: mean over images and queries of each head; those that do not attend (`vtk.models.uniform_heads`) are not
             among them.
         uniform: that of uniform attention over the same places.
-        relative: paper B's relative distance.
+        relative: Hyeon-Woo et al.'s relative distance.
         prefix: share of the patches' attention that goes to class and register tokens.
         grid: height and width, in tokens, of what a query sees: the map, or its window.
         map: height and width of the map.
@@ -61,8 +61,9 @@ def attention_distance(model: nn.Module, batches: Batches, *, max_images: int | 
     the rest is made to sum to 1. In windows (Swin, AlterNet) a query sees its window only, whose distances are measured
     in the same unit; a map that is padded to whole windows has places in its padding too.
 
-    ``relative`` is paper B's: Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The paper writes a mean
-    over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image gets more of them.
+    ``relative`` is Hyeon-Woo et al.'s: Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The paper
+    writes a mean over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image gets
+    more of them.
 
     Memory: the attention of one layer and batch at a time, about three times over.
 

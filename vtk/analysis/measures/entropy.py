@@ -1,4 +1,4 @@
-"""How dense attention is: its entropy, layer by layer (paper B, Figures 4 and 7a)."""
+"""Entropy of attention, layer by layer (Hyeon-Woo et al. 2023, Figures 4 and 7a)."""
 
 import math
 from dataclasses import dataclass

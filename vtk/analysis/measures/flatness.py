@@ -1,4 +1,4 @@
-"""Average flatness: the loss under Gaussian noise on the weights (paper D, Table 1)."""
+"""Average flatness: the loss under Gaussian noise on the weights (Chen et al. 2022, Table 1)."""
 
 import math
 from dataclasses import dataclass

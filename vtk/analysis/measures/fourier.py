@@ -1,4 +1,4 @@
-"""High and low frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+"""Fourier amplitudes of feature maps, by depth (Park and Kim 2022, Figures 2a, 8 and D.2)."""
 
 from dataclasses import dataclass
 
@@ -45,8 +45,8 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows. Other than the paper's notebook, BatchNorm uses its
-            running statistics, and LayerScale is there.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows. Other than the paper's notebook, BatchNorm
+            uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
         max_images: from the first.

@@ -1,4 +1,4 @@
-"""The largest curvatures of the loss: spectra over mini-batches (paper C) and λ_max of one operator (paper D)."""
+"""Largest Hessian eigenvalues: of mini-batches (Park and Kim 2022), or over all images (Chen et al. 2022)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,13 +33,13 @@ class HessianSpectrum:
 
     @property
     def negative_share(self) -> float:
-        """NEP: share of negative values (paper C)."""
+        """NEP: share of negative values (Park and Kim 2022)."""
         everything = [v for batch in self.values for v in batch]
         return sum(v < 0 for v in everything) / len(everything)
 
     @property
     def positive_mean(self) -> float:
-        """APE: mean of the positive values (paper C); NaN without any."""
+        """APE: mean of the positive values (Park and Kim 2022); NaN without any."""
         positive = [v for batch in self.values for v in batch if v > 0]
         return sum(positive) / len(positive) if positive else math.nan
 
@@ -84,12 +84,13 @@ def hessian_spectrum(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianSpectrum:
-    """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (paper C, §2 and App. A).
+    """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (Park and Kim 2022, §2 and App. A).
 
-    Paper C takes a tenth of the training images in batches of 16, augmented as in training, the top 5 of each, and the
-    loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
+    Park and Kim (2022) take a tenth of the training images in batches of 16, augmented as in training, the top 5 of
+    each, and the loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
 
-    Memory: all images, a gradient's graph of one batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
+    Memory: all images, a gradient's graph of one batch, and the iteration's vectors
+        (`vtk.analysis.probes.eigenvalues`).
 
     Args:
         model: is put into eval mode meanwhile.
@@ -144,7 +145,7 @@ def hessian_max(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianMax:
-    """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
+    """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (Chen et al. 2022, App. F).
 
     Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
     batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
@@ -155,7 +156,7 @@ def hessian_max(
         loss: by default plain cross-entropy.
         top: eigenvalues of each group.
         groups: names to parameters; each group's diagonal block is taken alone, such as those of
-            `vtk.analysis.parameter_blocks` (paper D, Table 4). Default the whole.
+            `vtk.analysis.parameter_blocks` (Chen et al. 2022, Table 4). Default the whole.
         method: ``lanczos``, or ``power`` as in the paper.
         max_iter: products at most.
         tol: relative.

@@ -1,4 +1,4 @@
-"""The loss on a plane through the model's weights (paper C, Figure 1a; paper D, Figure 1; after Li et al., 2018)."""
+"""Loss on a plane through a model's weights (Park and Kim 2022, Figure 1a; Chen et al. 2022, Figure 1)."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -60,9 +60,10 @@ def loss_landscape(
 ) -> Landscape:
     """Return the loss on a grid of the plane that two random directions span, the model in eval mode.
 
-    Paper C looks at 21 × 21 points, at the training images augmented and mixed, with an l2 term; paper D at 2,500
-    points, a tenth of the training images and plain cross-entropy. With ``directions="reference"`` the l2 term is what
-    paper C's code adds, weight_decay·Σ‖p‖ over the parameters, not squared; otherwise ½·weight_decay·‖w‖².
+    Park and Kim (2022) look at 21 × 21 points, at the training images augmented and mixed, with an l2 term; Chen et al.
+    (2022) at 2,500 points, a tenth of the training images and plain cross-entropy. With ``directions="reference"`` the
+    l2 term is what Park and Kim's code adds, weight_decay·Σ‖p‖ over the parameters, not squared; otherwise
+    ½·weight_decay·‖w‖².
 
     The weights are changed in place and put back from a copy, bit for bit, also when the measurement is broken off.
     Buffers do not move: BatchNorm normalises with the statistics that it has. Memory: all images, and three more copies

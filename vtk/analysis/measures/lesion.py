@@ -1,4 +1,4 @@
-"""What a model loses without one of its units (paper C, Figures 10b and D.4; Bhojanapalli et al. 2021)."""
+"""Accuracy of a model without one of its units (Park and Kim 2022, Figure 10b; Bhojanapalli et al. 2021)."""
 
 import math
 from collections.abc import Sequence
@@ -71,8 +71,8 @@ def lesion_study(
     """Return a model's accuracy without each of its residual units, the model in eval mode.
 
     Removed is what a unit adds: its branch gives 0 and the skip passes on what came
-    (`vtk.analysis.probes.residual_units.without_unit`). All units see the same images. One forward pass for each unit and batch, and
-    one more; nothing of the model is changed.
+    (`vtk.analysis.probes.residual_units.without_unit`). All units see the same images. One forward pass for each unit
+    and batch, and one more; nothing of the model is changed.
 
     Memory: one batch.
 

@@ -1,4 +1,4 @@
-"""Miss rate half-way between training images (paper D, §4.5, after mixup's authors)."""
+"""Miss rate at the mean of two images (Chen et al. 2022, §4.5, after Zhang et al. 2018)."""
 
 from dataclasses import dataclass
 

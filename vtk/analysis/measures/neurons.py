@@ -1,4 +1,4 @@
-"""How many neurons of the hidden layers are active (paper D, section 4.4 and Figure 2, right)."""
+"""Share of active neurons in the hidden layers (Chen et al. 2022, section 4.4 and Figure 2, right)."""
 
 from dataclasses import asdict, dataclass
 
@@ -52,8 +52,8 @@ class ActiveNeurons(LayerResults[LayerNeurons]):
 def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> ActiveNeurons:
     """Return how many neurons of every hidden layer are above 0 behind their activation, the model in eval mode.
 
-    Paper D counts so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a little
-    pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
+    Chen et al. (2022) count so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a
+    little pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
 
     Args:
         model: a timm ViT (parallel branches too), MLP-Mixer, Swin, PiT, ResNet and others whose blocks hold modules of

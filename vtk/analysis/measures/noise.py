@@ -1,4 +1,4 @@
-"""Accuracy under Gaussian noise, shot noise and Gaussian blur of growing strength (paper B, Table 9)."""
+"""Accuracy under Gaussian noise, shot noise and blur of increasing strength (Hyeon-Woo et al. 2023, Table 9)."""
 
 import math
 from collections.abc import Sequence
@@ -30,8 +30,9 @@ def noise_accuracy(
 ) -> AccuracyCurves:
     """Return a model's accuracy under Gaussian noise, shot noise and Gaussian blur.
 
-    Paper B's Table 9 has Gaussian noise of 5 and 10, blur of 1 and 2 and one strength of shot noise, which it does not
-    name, on segmentation; here their accuracy in classification is followed further. Pixels are cut off at 0 and 1.
+    Hyeon-Woo et al.'s Table 9 has Gaussian noise of 5 and 10, blur of 1 and 2 and one strength of shot noise, which it
+    does not name, on segmentation; here their accuracy in classification is followed further. Pixels are cut off at 0
+    and 1.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`.
 

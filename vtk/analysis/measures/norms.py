@@ -1,4 +1,4 @@
-"""How large weights and activations are (paper D compares them before and after SAM: Table 4, section 4.4)."""
+"""Norms of weights, tokens and hidden activations (Chen et al. 2022, Table 4 and section 4.4)."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class WeightNorm:
     """Norm of a group of parameters.
 
     Attributes:
-        norm: root of the sum of the squares of all of them, ‖w‖₂ of paper D.
+        norm: root of the sum of the squares of all of them, ‖w‖₂ of Chen et al. (2022).
         matrices: the same of those with two dimensions or more, the Frobenius norm. Biases, norms and scales are not
             in it: attention's key bias, which softmax cancels, can outweigh all else.
         parameters: how many numbers these are.
@@ -59,7 +59,7 @@ class TokenNorm:
 
 @dataclass(frozen=True)
 class HiddenNorm:
-    """Norm of a hidden layer, behind its activation: paper D's ‖a‖₂, root mean square over images.
+    """Norm of a hidden layer, behind its activation: Chen et al.'s ‖a‖₂, root mean square over images.
 
     The paper does not say over what its norm goes; here it is over all positions and neurons of an image.
 

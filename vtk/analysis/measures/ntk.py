@@ -1,4 +1,4 @@
-"""The condition number of the neural tangent kernel, which says how evenly a network learns (paper D, §3, App. G)."""
+"""Condition number of the neural tangent kernel (Chen et al. 2022, §3 and Appendix G)."""
 
 import contextlib
 import math
@@ -58,8 +58,8 @@ def ntk_condition(
 ) -> NtkCondition:
     """Return κ = λ₁ / λₘ of the neural tangent kernel Θ = J·Jᵀ, averaged over its diagonal blocks, in eval mode.
 
-    J has the derivatives of the outputs by all parameters. Paper D cannot compute all of Θ either and averages over
-    blocks of 48 × 48, at initialisation, with ReLU in place of GELU: give a model with fresh weights, and
+    J has the derivatives of the outputs by all parameters. Chen et al. (2022) cannot compute all of Θ either and
+    averages over blocks of 48 × 48, at initialisation, with ReLU in place of GELU: give a model with fresh weights, and
     ``rectified``. It does not say what is the one number of an image that such a block is made of; here it is the sum
     of the logits, as in the code of the work on trainability that it cites (Chen et al., TE-NAS, ICLR 2021). ``all``
     takes every logit, as Θ is defined, in blocks of images × classes rows.

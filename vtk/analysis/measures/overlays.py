@@ -1,4 +1,4 @@
-"""Where a model looks in an image: the attention of its last layer, as a map over the patches."""
+"""Attention of the last layer as a map over the patches of an image."""
 
 from dataclasses import dataclass
 from typing import Any

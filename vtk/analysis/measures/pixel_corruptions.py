@@ -1,4 +1,4 @@
-"""Common corruptions of pixels in five severities, in the manner of Hendrycks and Dietterich (2019)."""
+"""Common corruptions of pixels at five severities, after Hendrycks and Dietterich (2019)."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bases of the measures' results: plain JSON values, layers in order, feature maps by depth."""
+"""Base classes of the results of measures: plain JSON values, layers in order, feature maps by depth."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar

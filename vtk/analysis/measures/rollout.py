@@ -1,4 +1,4 @@
-"""What reaches the class token through all layers: attention rollout (Abnar and Zuidema, 2020)."""
+"""Attention rollout: attention to the class token through all layers (Abnar and Zuidema 2020)."""
 
 import re
 

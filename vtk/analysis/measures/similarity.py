@@ -1,4 +1,4 @@
-"""How alike the tokens of an image are, by depth (paper E, eq. 5 and Figure 1)."""
+"""Cosine similarity of an image's tokens, by depth (Wang et al. 2022, eq. 5 and Figure 1)."""
 
 from dataclasses import dataclass
 

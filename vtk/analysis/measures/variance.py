@@ -1,4 +1,4 @@
-"""How much feature maps vary from position to position, by depth (paper C, Figures 9 and D.1)."""
+"""Variance of feature maps over positions, by depth (Park and Kim 2022, Figures 9 and D.1)."""
 
 from dataclasses import dataclass
 

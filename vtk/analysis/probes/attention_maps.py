@@ -1,4 +1,4 @@
-"""The attention of any model, layer by layer, also where it is fused and never exists in memory.
+"""Attention weights of any model, layer by layer, including fused attention, which never stores them.
 
 Fused attention is one call of torch's ``scaled_dot_product_attention``; inside of `watch_attention` that call is seen
 with the q, k, scale and mask that the model gives it, whatever it did to them before (norms, rotary positions, tables

@@ -1,4 +1,4 @@
-"""What every diagnostic starts from: a model in eval mode, and batches of images on its device."""
+"""Batches of images on the model's device, and a model in eval mode: the common start of all measures."""
 
 import contextlib
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The eigenvalues of largest magnitude of a symmetric operator that is only known by its products with vectors."""
+"""Eigenvalues of largest magnitude of a symmetric operator that is known only by its products with vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def top_eigenvalues(
     below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or 2·top + 6 vectors, whichever is more.
     ``power`` finds one after the other, keeping iterates orthogonal to those found (deflation), and stops when the
     value changes by less than ``tol`` of itself: it keeps ``top`` + 2 vectors and needs many products, as PyHessian and
-    papers C and D do it.
+    Park and Kim (2022) and Chen et al. (2022) do.
 
     Args:
         product: symmetric; maps (n,) to (n,).

@@ -1,4 +1,4 @@
-"""Features as maps: tokens laid out on their grid again, without class and register tokens."""
+"""Feature maps: tokens arranged on their grid, without class and register tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How several processes divide a measurement: each does its part, sums join them, and all go on with the same."""
+"""Division of a measurement between processes: each computes its part, and sums join the parts."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Where the tokens of an attention layer stand in the image: prefix tokens, the grid of a map or of its windows."""
+"""Positions of the tokens of an attention layer: prefix tokens, and the grid of a map or of its windows."""
 
 import contextlib
 import re

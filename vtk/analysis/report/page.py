@@ -1,4 +1,4 @@
-"""The report: one page with its plots inside, what to change on top, a section for each diagnostic."""
+"""HTML report: suggested changes first, then key numbers and a section with plots for each diagnostic."""
 
 import math
 import re

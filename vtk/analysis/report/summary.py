@@ -1,4 +1,4 @@
-"""What the report and the terminal say of one analysis or two: headline numbers, what to change, cautions."""
+"""Summary of one analysis or two: key numbers, suggested changes, cautions."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The terminal's view of an analysis: headline numbers, readings, and last what to change."""
+"""Prints an analysis: key numbers, readings, and last the suggested changes."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""BEiT (Bao et al. 2021): predict the visual words of hidden patches; the words are learnt here, from the same images.
+"""BEiT (Bao et al. 2021): predicts the visual words of hidden patches.
 
-As in paper A (sec. 5) the tokenizer is trained on the images at hand; nothing is fetched.
+The tokenizer that gives the words is trained on the same images (Touvron et al. 2022, sec. 5); nothing is downloaded.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Training of a tokenizer, through the one engine: words that nobody uses are moved to where patches are."""
+"""Trains a tokenizer through the common engine; words that no patch uses are moved to where patches are."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The loss on held-out images, with the masks they have in every epoch and with any number of processes."""
+"""Loss on held-out images, with the same masks in every epoch and for any number of processes."""
 
 from typing import Any
 

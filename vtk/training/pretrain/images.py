@@ -1,4 +1,4 @@
-"""The images of a run: all below a folder, whatever their folders are called; or, of labelled runs, class folders."""
+"""Reads the images of a pre-training run: all below a folder, or class folders for labelled methods."""
 
 import time
 from collections.abc import Sequence

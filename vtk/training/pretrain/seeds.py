@@ -1,4 +1,4 @@
-"""A seed for each image and epoch, as the labels of batches whose images have none."""
+"""Seeds for each image and epoch, in place of labels for images that have none."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

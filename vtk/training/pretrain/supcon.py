@@ -1,4 +1,4 @@
-"""Supervised contrastive pre-training (Khosla et al., 2020): images of a class together, all others apart.
+"""Supervised contrastive pre-training (Khosla et al. 2020): pulls images of a class together, all others apart.
 
 Two augmented views of each image go through the backbone and a projection (two linear layers with a ReLU between them,
 thrown away afterwards), and are compared by their cosines. The loss is the paper's equation 2, whose sum over positives

@@ -1,4 +1,4 @@
-"""The tokenizer of BEiT: a patch of an image becomes one of a few hundred visual words, and an image again from these.
+"""Tokenizer of BEiT: turns each patch of an image into one of a few hundred visual words, and words into an image.
 
 A vector-quantised autoencoder (van den Oord et al. 2017) of patches. The encoder sees one patch at a time, so that a
 word tells of its own patch only; the decoder sees the neighbouring words, too. Words and encodings are compared as
