@@ -45,12 +45,12 @@ _WAITING = f"{HIDDEN}waiting"
 
 @dataclass(frozen=True)
 class AnalyzeResult:
-    """What was found, and the report.
+    """Result of an analysis, and its report.
 
     Attributes:
         analyses: of one model, or of two.
         report: the page.
-        missing: diagnostics that were asked for one by one and could not be done.
+        missing: diagnostics that were requested by name and could not be measured.
     """
 
     analyses: tuple[Analysis, ...]
@@ -70,22 +70,22 @@ def analyze(
     command: str = "",
     **opening: Unpack[Opening],
 ) -> AnalyzeResult:
-    """Measure, draw and explain; every diagnostic on the same images.
+    """Measure a model with diagnostics on the same images, and write plots and a report.
 
-    With several processes (torchrun) all call it; the main one writes and has the report.
+    With several processes (torchrun) all call it; the main process writes.
 
     Args:
         source: a path, a timm name, a `Task`, a module in memory, or an open source; with ``against`` also the folder
             of an earlier analysis.
-        config: what to look at, on which images, and where the report goes.
-        against: a second model, or the folder of its analysis, to be shown beside the first.
-        command: kept in the report.
-        opening: how to open the source, see `vtk.open_source`; of two, each takes what is for it.
+        config: diagnostics, images and output.
+        against: a second model, or the folder of its analysis, shown beside the first.
+        command: shown in the report.
+        opening: how to open the source, see `vtk.open_source`; of two, each takes the options that apply to it.
 
     Raises:
-        UsageError: a source is no torch model, or an option is for another kind of model.
+        UsageError: a source is not a torch model, or an option is for another kind of model.
         DataError: the images, a file or the output folder cannot be used.
-        UnavailableError: the device, or what draws the plots, is not here.
+        UnavailableError: the device or matplotlib is not available.
     """
     require("matplotlib")
     config = config or AnalyzeConfig()
@@ -122,16 +122,16 @@ def analyze(
 
 
 class Parts:
-    """Where what is measured lies until there is a report of it.
+    """Keeps results in place until the report is written.
 
-    Beside an earlier report, results of another one would contradict it: they wait in a hidden folder.
+    Beside an earlier report new results would contradict it, so they are kept in a hidden folder until then.
 
     Args:
-        out: of the report.
+        out: folder of the report.
 
     Attributes:
         measured: of each folder in ``out``, the number of the analysis that goes there.
-        identity: of each, what its results depend on beside their options.
+        identity: of each, the model, images and machine that its results depend on.
     """
 
     def __init__(self, out: Path) -> None:
@@ -140,12 +140,12 @@ class Parts:
         self.identity: dict[str, dict[str, Any]] = {}
 
     def work(self, name: str, number: int) -> Path:
-        """Return where the analysis of this number, which goes to the folder ``name``, keeps its results."""
+        """Return the folder for the results of analysis ``number``, which is published to the folder ``name``."""
         self.measured[name] = number
         return self.out / name / RESULTS if self.fresh else self.out / _WAITING / name
 
     def publish(self, analyses: Sequence[Analysis]) -> None:
-        """Write the report, all of its files or none.
+        """Write the report: all of its files or none.
 
         Raises:
             DataError: the folder cannot be written.
@@ -158,18 +158,18 @@ class Parts:
         with replace_set(self.out, files, "vtk analyze", kept) as staged:
             for name, number in self.measured.items():
                 write_files(analyses[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
-            with _of_others(len(analyses) > len(self.measured)):
+            with _checked_results(len(analyses) > len(self.measured)):
                 text = page(analyses, draw(analyses, staged))
             write_text(staged / "report.html", text)
         shutil.rmtree(self.out / _WAITING, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _of_others(read: bool) -> Iterator[None]:
-    """Be the boundary of results that were ``read``: others may have edited them; what was measured now is our own."""
+def _checked_results(read: bool) -> Iterator[None]:
+    """Turn errors of results that were ``read`` into one line: others may have edited them."""
     with contextlib.ExitStack() as stack:
         if read:
-            stack.enter_context(reading("an earlier analysis", "has results that cannot be shown", "analyse anew"))
+            stack.enter_context(reading("an earlier analysis", "has results that cannot be shown", "analyse again"))
         yield
 
 
@@ -203,7 +203,7 @@ def _pair(
 
 
 def _distinct_labels(analyses: list[Analysis], names: Sequence[str]) -> list[Analysis]:
-    """Give two analyses of one name, such as two packs called task, those of their folders."""
+    """Label two analyses of one name, such as two packs called task, by their folders."""
     first, second = analyses
     if first.label != second.label:
         return analyses
@@ -226,7 +226,7 @@ def _analyse(
         "images": images.digest(),
         "device": ranks.device.type,
         "world": ranks.world,
-        "vtk": __version__,  # the next one may measure more, or otherwise
+        "vtk": __version__,  # the next version may measure differently
     }
     facts: dict[str, Any] = {
         "model": source.card.model.name,

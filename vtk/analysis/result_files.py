@@ -19,15 +19,15 @@ RESULTS = "results"
 
 @dataclass(frozen=True)
 class Analysis:
-    """What was found of one model: the contents of ``analysis.json``.
+    """Analysis of one model: the contents of ``analysis.json``.
 
     Attributes:
         label: the model's name, for plots and tables.
-        results: of each diagnostic, by name in the report's order.
-        seconds: each took, as long as it ran.
-        refused: diagnostics that could not be done, and why.
-        facts: model, images, versions, date, command, for the report's end; ``options`` of each diagnostic by its name.
-        peak_memory_bytes: highest resident memory of this process while it ran.
+        results: of each diagnostic, by name, in the order of the report.
+        seconds: time of each diagnostic.
+        refused: diagnostics that could not be measured, and the reasons.
+        facts: model, images, versions, date, command, for the run details; ``options`` of each diagnostic by name.
+        peak_memory_bytes: peak resident memory of this process.
     """
 
     label: str
@@ -43,12 +43,12 @@ class Analysis:
 
 
 def write_files(analysis: Analysis, folder: Path, places: Sequence[Path]) -> None:
-    """Write ``analysis.json`` and ``results/NAME.json`` into a folder that nobody reads yet.
+    """Write ``analysis.json`` and ``results/NAME.json`` into a folder that is not published yet.
 
     Args:
         found: by `analyse`.
         folder: to write to; made if absent.
-        places: folders that have ``NAME.json``, the first that has one counts.
+        places: folders to copy ``NAME.json`` from; the first that has it is used.
     """
     (folder / RESULTS).mkdir(parents=True, exist_ok=True)
     write_json(folder / "analysis.json", analysis.to_dict())
@@ -58,7 +58,7 @@ def write_files(analysis: Analysis, folder: Path, places: Sequence[Path]) -> Non
 
 
 def kept_results(folder: Path, identity: Mapping[str, Any]) -> list[str]:
-    """Return the results in a folder that are of the same model, images and machine, whichever their options were."""
+    """Return the results in a folder of the same model, images and machine, whatever their options."""
     names = []
     for file in sorted((folder / RESULTS).glob("*.json")):
         try:
@@ -75,7 +75,7 @@ def file_marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
 
     Args:
         out: where an earlier report may be.
-        folders: in it, of the analyses of two models; of one there is none.
+        folders: in it, of the analyses of two models; empty for one.
     """
     html, analysis = page_mark(), json_with("schema", "label", "results", "facts")
     report = at(out / "report.html", html)
@@ -91,24 +91,24 @@ def file_marks(out: Path, folders: Sequence[str]) -> dict[str, Recognise]:
 
 
 def earlier_result(file: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an earlier run left of a diagnostic, if it was of the same model, images and options."""
+    """Return the result or partial result in a file if model, images and options are the same; else empty."""
     if not file.exists():
         return {}
     try:
         values = read_json(file)
     except DataError as error:
-        console.warn(f"{error}; it is measured again")
+        console.warn(f"{error}; the diagnostic is measured again")
         return {}
     if not isinstance(values, dict) or values.get("identity") != dict(identity):
         return {}
     if not _whole(values):
-        console.warn(f"{file} lacks part of what was measured; it is measured again")
+        console.warn(f"{file} is incomplete; the diagnostic is measured again")
         return {}
     return {k: v for k, v in values.items() if k != "identity"}
 
 
 def _whole(kept: Mapping[str, Any]) -> bool:
-    """Return whether a file has all of a result, or all of what an interrupted diagnostic kept."""
+    """Return whether a file holds a complete result, or a complete partial result."""
     if "result" in kept:
         return (
             isinstance(kept["result"], dict) and _number(kept.get("seconds")) and _number(kept.get("peak_memory_bytes"))
@@ -122,7 +122,7 @@ def _number(value: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """Return JSON values with NaN and infinities as None: what was not defined is not a number."""
+    """Return JSON values with None in place of NaN and infinities."""
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -136,16 +136,16 @@ def read_analysis(folder: Path) -> Analysis:
     """Read the folder of an earlier run.
 
     Raises:
-        DataError: it is none, or of another version.
+        DataError: it is not an analysis, or one of another version.
     """
     file = folder / "analysis.json"
     values = read_json(file)
     fields = set(Analysis.__dataclass_fields__)
     if not isinstance(values, dict) or values.get("schema") != SCHEMA or set(values) != {"schema", *fields}:
-        raise DataError(f"{file} is no analysis of this version; analyse the model again")
+        raise DataError(f"{file} is not an analysis of this version; analyse the model again")
     kinds = {"label": str, "peak_memory_bytes": int}
     if not all(isinstance(values[name], kinds.get(name, dict)) for name in fields) or not (
         set(values["results"]) <= set(NAMES) and all(isinstance(result, dict) for result in values["results"].values())
     ):
-        raise DataError(f"{file} is no analysis; was it edited? Analyse the model again")
+        raise DataError(f"{file} is not a valid analysis, perhaps edited; analyse the model again")
     return Analysis(**{name: values[name] for name in fields})

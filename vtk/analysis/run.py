@@ -30,21 +30,21 @@ def run_diagnostics(
     main: bool = True,
     work: Path | None = None,
 ) -> Analysis:
-    """Run diagnostics and write ``out/results/NAME.json`` after each, ``out/analysis.json`` at the end.
+    """Run diagnostics; write ``out/results/NAME.json`` after each and ``out/analysis.json`` at the end.
 
     Args:
         context: model and images.
         names: of diagnostics, in order.
-        out: of the report. Results of an earlier run in it are taken where their ``identity`` is this one's.
+        out: folder of the report; results in it with the same ``identity`` are reused.
         label: the model's name.
-        identity: what results depend on beside the options, as JSON values: model, images, device.
+        identity: what the results depend on beside the options, as JSON values: model, images, device.
         facts: for the report.
         main: whether this process writes; others measure with it.
         work: folder that gets ``NAME.json`` in place of ``out``, where `write_files` makes files of a report of them
             later.
 
     Returns:
-        What was found; what a model has not is in ``refused``, with the reason.
+        The analysis; diagnostics that do not apply are in ``refused``, with the reason.
     """
     options: dict[str, Any] = {}
     analysis = Analysis(label, facts={**facts, "options": options})
@@ -105,14 +105,14 @@ def _measured(
 
 def _unmet(one: Diagnostic, context: Context) -> str | None:
     if one.needs and context.classes is None:
-        return "it needs labels of the model's classes, and the folder's classes are others; fine-tune first"
+        return "it needs labels of the model's classes, and the folder has other classes; fine-tune first"
     if "one-label" in one.needs and context.multi_label:
-        return "it needs one label for each image, and this model gives several"
+        return "it needs one label per image, and this model predicts several"
     return None
 
 
 def plain(value: Any) -> Any:
-    """Return an option as the JSON value that it is read back as."""
+    """Return an option as its JSON value."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -126,7 +126,7 @@ def _peak_memory() -> int:
 
 
 def draw(analyses: Sequence[Analysis], out: Path) -> dict[str, list[tuple[str, str, bytes]]]:
-    """Draw every diagnostic with the analyses that have it, as ``out/figures/NAME.png`` and ``.svg``.
+    """Draw every diagnostic that has results, as ``out/figures/NAME.png`` and ``.svg``.
 
     Returns:
         By diagnostic: name, caption and PNG of each picture.

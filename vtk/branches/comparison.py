@@ -30,12 +30,12 @@ from vtk.runtime.source import Source
 
 @dataclasses.dataclass(frozen=True)
 class Likeness:
-    """How alike two models' logits are on some images.
+    """Likeness of two models' logits on the same images.
 
     Attributes:
         count: images.
         cosine: mean over images.
-        agreement: share of images with the same most likely class.
+        agreement: share of images with the same top-1 class.
     """
 
     count: int
@@ -43,7 +43,7 @@ class Likeness:
     agreement: float
 
     def __str__(self) -> str:
-        return f"logit cosine {self.cosine:.3f}, most likely class equal for {console.percent(self.agreement)}"
+        return f"logit cosine {self.cosine:.3f}, top-1 agreement {console.percent(self.agreement)}"
 
 
 @torch.inference_mode()
@@ -66,14 +66,14 @@ def held_out(samples: tuple[Sample, ...], card: Card) -> DataLoader[Any]:
 
 
 def split_options(card: Card, config: ParallelizeConfig) -> dict[str, Any]:
-    """Return how a folder without a held-out part is divided: as the training run did, where the card tells it."""
+    """Return how to divide a folder without a held-out part: as the training run did, if the card records it."""
     if card.data.get("layout") == "flat" and {"val_split", "seed"} <= card.data.keys():
         return {"val_split": card.data["val_split"], "seed": card.data["seed"]}
     return {"seed": config.seed}
 
 
 def read_labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None:
-    """Read the folder, if its classes are the model's and some of its images are held out."""
+    """Read the folder if its classes are the model's and some of its images are held out; else None."""
     if (
         config.data is None
         or not source.described
@@ -87,11 +87,13 @@ def read_labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None
         try:
             audit, part = find_images(source, config.data, "val")
         except DataError:
-            return None  # loose images, which the drift was measured on all the same
+            return None  # images without labels, on which the drift was measured
         return dataclasses.replace(audit, val=part.samples)
     channels, limit = source.card.input.in_chans, pixel_limit(source.card)
-    audit = scan(config.data, **split_options(source.card, config), in_chans=channels, max_pixels=limit, show_progress=False,
-                 decoding=Decoding.of(source.card.input))  # fmt: skip
+    audit = scan(
+        config.data, **split_options(source.card, config), in_chans=channels, max_pixels=limit, show_progress=False,
+        decoding=Decoding.of(source.card.input),
+    )  # fmt: skip
     if audit.classes != source.card.classes or not audit.val:
         return None
     val = _unseen(source.card, audit, config.data)
@@ -99,7 +101,7 @@ def read_labelled(source: Source, config: ParallelizeConfig) -> DataAudit | None
 
 
 def _unseen(card: Card, audit: DataAudit, data: Path) -> tuple[Sample, ...]:
-    """Return held-out images that the source was not trained on, nor will be by ``--finetune``."""
+    """Return the held-out images that neither the source nor ``--finetune`` trains on."""
     record = read_record(card.data)
     if record is None or not sort_images(record, audit, audit.samples).known:
         return audit.val
@@ -115,7 +117,7 @@ def _unseen(card: Card, audit: DataAudit, data: Path) -> tuple[Sample, ...]:
 def compare_accuracy(
     models: tuple[nn.Module, nn.Module], card: Card, audit: DataAudit | None, device: torch.device
 ) -> dict[str, Any]:
-    """Return top-1 of the two models on the held-out images, and how alike they are there; None without labels."""
+    """Return top-1 and likeness of the two models on the held-out images; None without labels."""
     if audit is None:
         return {"top1_sequential": None, "top1_parallel": None, "before": None}
     loader = held_out(audit.val, card)

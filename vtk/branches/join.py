@@ -53,14 +53,14 @@ _ROUNDING = 1e-5  # of the largest logit: one model, built in two ways
 
 @dataclass(frozen=True)
 class ParallelizeResult:
-    """A parallel model that was written.
+    """Result of `parallelize`.
 
     Attributes:
         out: its folder, with ``model.safetensors``, ``load.py`` and ``drift.json``.
-        model: the checkpoint, which every function and command takes.
-        card: of it.
-        drift: how far it is from the sequential model.
-        numbers: what ``drift.json`` holds: that, accuracies where there were labels, and what training changed.
+        model: the checkpoint, for every function and command.
+        card: of the parallel model.
+        drift: from the sequential model.
+        numbers: contents of ``drift.json``: the drift, accuracies if there were labels, results of fine-tuning.
     """
 
     out: Path
@@ -77,18 +77,18 @@ class ParallelizeResult:
 def parallelize(
     source: "Openable", config: ParallelizeConfig, **opening: Unpack[Opening]
 ) -> ParallelizeResult:  # fmt: skip
-    """Join blocks of a sequential Vision Transformer, write the parallel model and measure how it differs.
+    """Convert a sequential Vision Transformer to parallel blocks, write it and measure the drift.
 
     Args:
         source: a pack, a merged checkpoint, a timm model name, a `Task`, a model of `vtk.create_model`, or an open
             source.
-        config: what to join, what to compare on, and whether to train it.
+        config: branches, images for the comparison, fine-tuning.
         opening: how to open the source, see `vtk.open_source`.
 
     Raises:
         UsageError: the source is no sequential ViT, its depth no multiple of the branches, or options contradict it.
         DataError: the source, the images or the output folder cannot be used.
-        VerificationError: plain timm computes something else with the written weights.
+        VerificationError: plain timm computes different logits from the written weights.
     """
     expect(config, ParallelizeConfig, "parallelize")
     opening.setdefault("seed", config.seed)
@@ -99,9 +99,9 @@ def parallelize(
 
 def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeResult:
     if source.kind == "onnx":
-        raise UsageError(f"{source.path} is an ONNX file; give the pack it was exported from")
+        raise UsageError(f"{source.path} is an ONNX file; give the pack that it was exported from")
     if config.finetune and source.card.input.in_chans != 3:
-        raise UsageError(f"`--finetune` trains on images of 3 channels; this model takes {source.card.input.in_chans}")
+        raise UsageError(f"`--finetune` needs images with 3 channels; this model takes {source.card.input.in_chans}")
     spec, join = source.card.model, Transform("parallelize", {"branches": config.branches})
     check_transforms(spec.name, (*source.card.transforms, join), spec.kwargs)
     command = f"vtk parallelize {name} --branches {config.branches}"
@@ -139,7 +139,7 @@ def _join(source: Source, config: ParallelizeConfig, name: str) -> ParallelizeRe
 
 
 def _card(card: Card, depth: int, join: Transform, command: str) -> Card:
-    """Return the card of the parallel model: a name of its own where there is one, else a transform of the original."""
+    """Return the card of the parallel model: timm's own name if there is one, else a transform of the original."""
     spec, transforms = parallel_spec(card.model, depth, join.args["branches"]), card.transforms
     if spec is None:
         spec, transforms = card.model, (*transforms, join)
@@ -150,21 +150,21 @@ def _card(card: Card, depth: int, join: Transform, command: str) -> Card:
 
 @torch.inference_mode()
 def _verify(card: Card, model: nn.Module, images: Tensor, name: str) -> None:
-    """Build the model as load.py will, and compare."""
+    """Build the model as load.py does, and compare logits."""
     plain = plain_call(card).build()
     try:
         plain.load_state_dict(model.state_dict(), strict=True)
-    except RuntimeError as error:  # of a module whose arguments nobody knows
+    except RuntimeError as error:  # a module whose arguments are not known
         raise UsageError(
-            f"{name} has other weights than timm's `{card.model.name}`, so nobody could load the result; give a pack, "
-            "or a model of vtk.create_model"
+            f"{name} has different weights from timm's `{card.model.name}`, so the result could not be loaded; give a "
+            "pack, or a model of vtk.create_model"
         ) from error
     want, got = model(images), plain.eval()(images)
     if not bool(torch.isfinite(want).all()):
-        raise DataError("the parallel model's logits are infinite or not a number; the weights are damaged")
+        raise DataError("the parallel model's logits are infinite or NaN; the weights are damaged")
     if float((want - got).abs().max()) > _ROUNDING * float(want.abs().max()):
         raise VerificationError(
-            f"timm builds `{card.model.name}` with parallel blocks to compute something else; nothing was written"
+            f"timm's `{card.model.name}` with parallel blocks computes different logits; nothing was written"
         )
 
 
@@ -180,7 +180,7 @@ def _train(
     config: ParallelizeConfig, source: Source, card: Card, models: tuple[nn.Module, nn.Module],
     audit: DataAudit | None, before: dict[str, Any], device: torch.device, name: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """Do what ``--finetune`` asks for; return what to add to the result."""
+    """Fine-tune as ``--finetune`` says; return entries for the result."""
     sequential, joined = models
     teacher = Trained(sequential, source.card, name, source.described)
     if not config.labels:
@@ -202,15 +202,15 @@ def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> No
     title = f"{depth} blocks as {depth // config.branches} of {config.branches} branches, on {what}"
     console.table(title, ("blocks", "off, of the output", "off, of the update"), rows)
     console.say(
-        f"logits: cosine {drift.cosine_mean:.4f} on average, {drift.cosine_min:.4f} at least; most likely class equal "
-        f"for {console.percent(drift.agreement)} of {drift.count} images"
+        f"logits: mean cosine {drift.cosine_mean:.4f}, minimum {drift.cosine_min:.4f}; top-1 agreement "
+        f"{console.percent(drift.agreement)} on {drift.count} images"
     )
     if config.data is None:
-        console.say("random images are no photographs: --data FOLDER gives the drift on your own")
+        console.say("measured on random images; --data FOLDER measures the drift on your own")
 
 
 def _plain(drift: Drift) -> dict[str, Any]:
-    """Return JSON values; a ratio to nothing is null."""
+    """Return JSON values; undefined ratios are null."""
     return {
         "count": drift.count, "logit_cosine_mean": drift.cosine_mean, "logit_cosine_min": drift.cosine_min,
         "top1_agreement": drift.agreement,

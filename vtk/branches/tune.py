@@ -41,11 +41,11 @@ WRITER = "vtk parallelize"
 _MODEL = {MODEL: safetensors_with("vtk"), LOAD: begins(f'"""Loads {MODEL} with plain timm."""')}
 _DISTILLED = {f"{DISTILLED}/{name}": mark for name, mark in _MODEL.items()}
 MARKS = {**_MODEL, DRIFT: json_with("branches", "depth", "model", "transforms"), **_DISTILLED}
-"""Files of the command beside the run, and how they are recognised."""
+"""Files of the command beside the run, and their marks."""
 
 
 def write_model(folder: Path, card: Card, model: nn.Module) -> None:
-    """Write ``model.safetensors``, which every command takes, and the ``load.py`` that needs timm alone."""
+    """Write ``model.safetensors``, for every command, and ``load.py``, which needs only timm."""
     state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     with replace_file(folder / MODEL) as tmp:
         save_file(state, tmp, metadata=card_metadata(card))
@@ -56,18 +56,18 @@ def tune(
     config: ParallelizeConfig, card: Card, teacher: Trained, split: dict[str, Any], samples: tuple[Sample, ...],
     device: torch.device,
 ) -> dict[str, Any]:  # fmt: skip
-    """Fine-tune the written model on labelled images, with ``--distill`` also on what ``teacher`` says of them.
+    """Fine-tune the written model on labelled images, with ``--distill`` also on the outputs of ``teacher``.
 
     Args:
         config: of the command.
         card: of the parallel model.
         teacher: the sequential model.
-        split: how the folder is divided into images to train on and held-out ones.
-        samples: held-out images whose classes are the models'; none where they have others.
-        device: to compare on.
+        split: how the folder is divided into training and held-out images.
+        samples: held-out images, if their classes are the models'; else none.
+        device: of the comparison.
 
     Returns:
-        What to add to the command's result.
+        Entries for the command's result.
     """
     spec = card.input
     options: dict[str, Any] = {
@@ -97,7 +97,7 @@ def tune(
 
 
 def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
-    """Return the images of ``--no-labels``, which need no classes: a tenth of them is held out, or ``val/``.
+    """Read the images of ``--no-labels``, which need no classes: a tenth of them, or ``val/``, is held out.
 
     Raises:
         DataError: the folder cannot be used, or there are too few.
@@ -113,12 +113,12 @@ def read_loose(config: ParallelizeConfig, card: Card) -> DataAudit | None:
 def distill_images(
     config: ParallelizeConfig, card: Card, teacher: Trained, joined: nn.Module, audit: DataAudit, device: torch.device
 ) -> dict[str, Any]:
-    """Train a copy of ``joined`` on the teacher's word alone, and write it to ``DIR/distilled``.
+    """Train a copy of ``joined`` on the teacher's outputs only, and write it to ``DIR/distilled``.
 
     The models are compared on the held-out images.
 
     Returns:
-        What to add to the command's result.
+        Entries for the command's result.
     """
     spec, limit = card.input, pixel_limit(card)
     for note in audit.notes:
@@ -134,7 +134,7 @@ def distill_images(
     sequential, joined = teacher.model.to(device), joined.to(device)
     before = likeness(sequential, joined, loader, device)
     console.say(f"before, on {before.count} held-out images: {before}")
-    # copies: training rounds the student's frozen weights and the teacher to its precision, which is not to be kept
+    # copies, because training rounds the student's frozen weights and the teacher to its precision
     student, taught = copy.deepcopy(joined), dataclasses.replace(teacher, model=copy.deepcopy(sequential))
     trained = policy.select(student, config.train)
     policy.apply(student, trained)

@@ -21,7 +21,7 @@ _MIXED_UP = 5
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: images of it, precision (NaN if never predicted), recall (NaN without images), F1."""
+    """One class: number of images, precision (NaN if never predicted), recall (NaN without images), F1."""
 
     name: str
     count: int
@@ -52,20 +52,20 @@ class Metrics:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the classes that have images; of a class that is never predicted it is 0."""
+        """Mean F1 over the classes that have images; 0 for a class that is never predicted."""
         return float(np.mean([0.0 if row.f1 != row.f1 else row.f1 for row in self.per_class() if row.count]))
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that have images: each class counts the same, however many it has."""
+        """Mean recall over the classes that have images: each class counts the same."""
         return float(np.mean([row.recall for row in self.per_class() if row.count]))
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that describe the whole, by the names of `vtk.evaluation.choice`."""
+        """Return the overall metrics, by the names of `vtk.evaluation.choice`."""
         return {name: float(getattr(self, name)) for name in ONE_LABEL}
 
     def headline(self, metric: str) -> str:
-        """Return the accuracy, the loss, and first ``metric`` where it is neither, in one line."""
+        """Return accuracy and loss in one line, preceded by ``metric`` if it is neither."""
         k = min(5, len(self.classes))
         own = "" if metric in ("top1", "top5", "loss") else f"{ONE_LABEL[metric]} "
         own += f"{console.percent(self.numbers()[metric])}, " if own else ""
@@ -101,7 +101,7 @@ class Metrics:
         }
 
     def print(self) -> None:
-        """Print accuracies, the per-class table (the worst classes if there are many) and the commonest mistakes."""
+        """Print accuracies, the per-class table (the worst classes if there are many) and the most frequent confusions."""
         rows = self.per_class()
         title = "Per class"
         if len(rows) > _ROWS:
@@ -111,18 +111,18 @@ class Metrics:
         cells = [(row.name, row.count, row.precision, row.recall, row.f1) for row in rows]
         console.table(title, ("class", "images", "precision", "recall", "F1"), cells)
         for true, predicted, count in self.mixed_up():
-            console.say(f"{count} × {true} taken for {predicted}")
+            console.say(f"{count} × {true} classified as {predicted}")
         k = min(5, len(self.classes))
         top5 = f", top-{k} {console.percent(self.top5)}" if k < len(self.classes) else ""
         console.say(f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {self.count} images")
-        if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes is the one over images
+        if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes equals that over images
             console.say(
-                f"each class alike: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "
+                f"equal weight per class: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "
                 f"{console.percent(self.macro_f1)}"
             )
 
     def mixed_up(self, limit: int = _MIXED_UP) -> list[tuple[str, str, int]]:
-        """Return the commonest mistakes as (true class, predicted class, images), most frequent first."""
+        """Return the most frequent confusions as (true class, predicted class, images)."""
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
@@ -161,16 +161,16 @@ def evaluate(
     device: torch.device | str = "cpu",
     show_progress: bool = True,
 ) -> Metrics:
-    """Run ``predict`` over ``loader`` and score it.
+    """Run ``predict`` over ``loader`` and compute the metrics.
 
     Logits are compared in fp32 and the loss is summed in fp64 over images, so the result does not depend on the batch
-    size, except as far as ``predict`` itself does. Whoever calls puts a model into eval mode.
+    size, except as far as ``predict`` itself does. The caller puts a model into eval mode.
 
     Args:
         predict: images (B, C, H, W) on ``device`` to logits (B, n).
         loader: pairs of images and labels (B,) int64.
         classes: n names in index order.
-        device: where ``predict`` wants its images.
+        device: of the images passed to ``predict``.
         show_progress: draw a progress bar.
 
     Raises:

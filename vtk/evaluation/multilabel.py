@@ -20,8 +20,8 @@ _ROWS = 24
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One label: images that have it, precision (NaN if never given), recall (NaN without images), F1, and the area
-    under precision and recall (NaN without images)."""
+    """One label: number of images, precision (NaN if never predicted), recall (NaN without images), F1, and average
+    precision (NaN without images)."""
 
     name: str
     count: int
@@ -50,7 +50,7 @@ class MultiLabelMetrics:
 
     @property
     def mAP(self) -> float:
-        """Mean average precision of the labels that have images."""
+        """Mean average precision over the labels that have images."""
         return float(np.nanmean(self.table[:, 4]))
 
     @property
@@ -60,12 +60,12 @@ class MultiLabelMetrics:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the labels that have images; of a label that is never given it is 0."""
+        """Mean F1 over the labels that have images; 0 for a label that is never predicted."""
         rows = [row for row in self.table if row[0] + row[2] > 0]
         return float(np.mean([_f1(*row[:3]) for row in rows]))
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that describe the whole, by the names of `vtk.evaluation.choice`."""
+        """Return the overall metrics, by the names of `vtk.evaluation.choice`."""
         return {name: float(getattr(self, name)) for name in MANY_LABELS}
 
     def headline(self, metric: str) -> str:
@@ -115,13 +115,13 @@ def evaluate_labels(
     device: torch.device | str = "cpu",
     show_progress: bool = True,
 ) -> MultiLabelMetrics:
-    """Run ``predict`` over ``loader`` and score it; the result does not depend on the batch size.
+    """Run ``predict`` over ``loader`` and compute the metrics, which do not depend on the batch size.
 
     Args:
         predict: images (B, C, H, W) on ``device`` to logits (B, n).
         loader: pairs of images and labels (B, n) of zeros and ones.
         classes: n names in index order.
-        device: where ``predict`` wants its images.
+        device: of the images passed to ``predict``.
         show_progress: draw a progress bar.
 
     Raises:
@@ -145,10 +145,10 @@ def evaluate_labels(
         truth.append(labels)
     score, true = torch.cat(scores).cpu().numpy(), torch.cat(truth).numpy() > 0.5
     if not true.any():
-        raise DataError("no held-out image has a label; hold out others (--seed, --val-split)")
+        raise DataError("no held-out image has a label; hold out different images (--seed, --val-split)")
     given = score > 0
     counts = [(a & b).sum(axis=0) for a, b in ((true, given), (~true, given), (true, ~given), (~true, ~given))]
-    # numbers that are no numbers rank nothing: the loss is then not finite either
+    # NaN cannot be ranked; the loss is not finite then either
     score = np.nan_to_num(score, nan=0.0)
     areas = [average_precision_score(true[:, i], score[:, i]) if true[:, i].any() else np.nan for i in range(n)]
     table = np.stack([*counts, np.asarray(areas)], axis=1).astype(np.float64)

@@ -251,9 +251,9 @@ def test_a_folder_of_something_else_is_refused(damage, known, tmp_path):
     ids=["folders", "same folder", "no name", "labels differ"],
 )  # fmt: skip
 def test_two_analyses_never_have_one_name(labels, names, expected):
-    from vtk.analysis.analyze import _told_apart
+    from vtk.analysis.analyze import _distinct_labels
 
-    assert [one.label for one in _told_apart([analysis(label) for label in labels], names)] == expected
+    assert [one.label for one in _distinct_labels([analysis(label) for label in labels], names)] == expected
 
 
 @pytest.mark.parametrize("results", [{"calibration": {}}, {"entropy": {"layers": [None]}}])

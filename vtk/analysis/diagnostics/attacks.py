@@ -8,7 +8,7 @@ from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.attacks import attack_accuracy
 
-_MOST = 192  # images: PGD takes the time of some 20 forward passes of each at every radius
+_MOST = 192  # images: PGD costs about 20 forward passes per image and radius
 _STYLES = ("o-", "s--")
 
 
@@ -36,9 +36,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     axes.set_xlim(left=0)
     figures.finish(axes, x="largest change of a pixel, 255ths of its range", y="accuracy, %", legend=True)
     caption = (
-        "Accuracy where every pixel may be changed by at most so much to mislead the model: in one step (FGSM) or in "
-        "ten (PGD), by an attacker who knows the weights. Dotted, the accuracy without attack; grey, that of guessing, "
-        "below which an attack can go."
+        "Accuracy by the largest change of a pixel, ε, that an attacker who knows the weights may make, in one step "
+        "(FGSM) or in ten (PGD). Dotted: without attack. Grey: chance, below which an attack can go."
     )
     return [Picture("attacks", figure, caption)]
 
@@ -50,19 +49,19 @@ def _read(result: Result) -> list[str]:
     for curve in result["curves"]:
         pairs = zip(curve["strengths"], curve["accuracies"], strict=True)
         values = ", ".join(f"{100 * accuracy:.1f} % at {strength:g}/255" for strength, accuracy in pairs)
-        sentences.append(f"Right under {curve['name']}: {values}.")
+        sentences.append(f"Accuracy under {curve['name']}: {values}.")
     pgd = result["curves"][-1]
     at = robustness.half_lead_strength(pgd, result)
     if at is None:
         sentences.append(
-            f"It keeps over half of its lead over guessing up to {pgd['strengths'][-1]:g}/255: try larger `--epsilons`."
+            f"Over half of the lead over chance is left at {pgd['strengths'][-1]:g}/255: try larger `--epsilons`."
         )
     else:
         sentences.append(
-            f"A change of {at:g}/255 takes half of its lead over guessing; so it is with models that were not trained "
-            "against it. If somebody may mislead yours, train on attacked images (`vtk finetune … --adversarial "
-            f"{max(at, 1):g}`), which costs accuracy on clean ones; Chen et al. (2022) add `--sam auto`, by which its "
-            "ViTs gain 5 to 8 points under PGD-10."
+            f"At ε = {at:g}/255 half of the lead over chance is lost, which is common without adversarial training. If "
+            "your model may be attacked, train on attacked images (`vtk finetune … --adversarial "
+            f"{max(at, 1):g}`), which costs clean accuracy; Chen et al. (2022) add `--sam auto`, with which their ViTs "
+            "gain 5 to 8 points under PGD-10."
         )
     return sentences
 
@@ -77,13 +76,13 @@ def _numbers(result: Result) -> dict[str, float]:
 
 DIAGNOSTIC = Diagnostic(
     name="attacks",
-    title="Attacks",
+    title="Adversarial attacks",
     source=(
         "FGSM: Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Table 8; PGD-10: "
         "Chen et al. 2022 (When Vision Transformers Outperform ResNets), appendix B and Table 7"
     ),
-    explains="Every pixel is changed by at most ε so that the loss grows: the accuracy that is left is what a model "
-    f"stands in the worst case. Measured on the first {_MOST} images, as it takes many passes.",
+    explains="Every pixel is changed by at most ε so that the loss grows: the accuracy that is left is the worst case. "
+    f"Measured on the first {_MOST} images, because it takes many passes.",
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -9,7 +9,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.corruptions import corruption_accuracy
 
-_MOST = 256  # images: each is seen once for every kind and severity, 39 times by default
+_MOST = 256  # images: each is used once per kind and severity, 39 times by default
 _STYLES = {"noise": "s--", "blur": "^-.", "weather": "D:", "digital": "v--"}
 _WORST = 3
 
@@ -54,8 +54,8 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
         figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=9)
     strengths = ", ".join(f"{severity:g}" for severity in runs[0].result["kinds"][0]["strengths"])
     caption = (
-        f"Accuracy by kind of corruption at severities {strengths}: the larger the point, the more severe. Dotted, "
-        "the accuracy without corruption; grey, that of guessing."
+        f"Accuracy by kind of corruption at severities {strengths}; larger points are more severe. Dotted: clean "
+        "accuracy. Grey: chance."
     )
     return Picture("corruptions", figure, caption)
 
@@ -73,7 +73,7 @@ def _by_severity(runs: Sequence[Run]) -> Picture:
     robustness.clean_lines(axes, runs)
     axes.set_xticks(runs[0].result["kinds"][0]["strengths"])
     figures.finish(axes, x="severity", y="accuracy, %", legend=True)
-    caption = "Mean accuracy over the kinds of each group, and over all, by severity. Dotted, without corruption."
+    caption = "Mean accuracy over the kinds of each group, and over all, by severity. Dotted: clean accuracy."
     return Picture("corruptions-severity", figure, caption)
 
 
@@ -104,24 +104,24 @@ def _read(result: Result) -> list[str]:
     worst = ", ".join(f"{_shown(curve['name'])} ({100 * robustness.mean(curve):.1f} %)" for curve in order[:_WORST])
     sentences = [
         robustness.certainty(result),
-        f"Over all kinds and severities {100 * result['mean']:.1f} % are right, {100 * result['relative']:.0f} % of "
-        f"the accuracy without corruption. Worst, over severities, are {worst}.",
+        f"The mean accuracy over kinds and severities is {100 * result['mean']:.1f} %, {100 * result['relative']:.0f} "
+        f"% of the clean accuracy. The worst kinds are {worst}.",
     ]
     groups = {group: sum(_means(curves)) / len(_means(curves)) for group, curves in _grouped(result).items()}
     low, high = min(groups, key=groups.__getitem__), max(groups, key=groups.__getitem__)
     if groups[high] - groups[low] > 100 * margin(result["images"]):
         sentences.append(
-            f"Of the groups, {low} hurts most ({groups[low]:.1f} % right) and {high} least ({groups[high]:.1f} %)."
+            f"Of the groups, {low} hurts most (accuracy {groups[low]:.1f} %) and {high} least ({groups[high]:.1f} %)."
         )
     if groups[low] < 100 * (result["clean"] - margin(result["images"])):
         sentences.append(
-            "In Chen et al. (2022) training for a flat loss (`vtk finetune … --sam auto`) raises accuracy on "
-            "ImageNet-C. To train on images like those that hurt is worth a try: `--color-jitter 0.4` for light and "
-            "contrast, more with `--auto-augment rand-m9-mstd0.5-inc1`."
+            "In Chen et al. (2022) sharpness-aware training (`vtk finetune … --sam auto`) raises the accuracy on "
+            "ImageNet-C. Also try to train on similar images: `--color-jitter 0.4` for light and contrast, "
+            "`--auto-augment rand-m9-mstd0.5-inc1` for more."
         )
     sentences.append(
-        "The corruptions are made by formulas in the manner of Hendrycks and Dietterich and are not the images of "
-        "ImageNet-C: compare these numbers with those of other models here, not with published ones."
+        "The corruptions follow the formulas of Hendrycks and Dietterich but are not the images of ImageNet-C: compare "
+        "these numbers with other models measured here, not with published ones."
     )
     return sentences
 
@@ -142,9 +142,8 @@ DIAGNOSTIC = Diagnostic(
         "Hendrycks and Dietterich (2019), in Park and Kim 2022 (Figure E.1) and Chen et al. 2022 (Table 1) as "
         "ImageNet-C"
     ),
-    explains="Images are corrupted as cameras, weather and files do, ever more severely. They are made here and not "
-    "those of ImageNet-C, so the numbers compare models with each other and not with published ones. Measured on the "
-    f"first {_MOST} images, as each is seen once for every kind and severity.",
+    explains="Images are corrupted as by cameras, weather and file formats, at increasing severity. "
+    f"Measured on the first {_MOST} images, because each is used once per kind and severity.",
     measure=_measure,
     draw=_draw,
     read=_read,

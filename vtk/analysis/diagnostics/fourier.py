@@ -20,8 +20,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     high = depth.draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
     caption = (
         "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
-        "ln(|FFT| + 10⁻⁶) there, minus that at frequency 0. It is bin h/2 − 1 of a map of even height h, just below "
-        f"π, which Park and Kim's code plots as 1.0 π. {depth.SHADES}"
+        "ln(|FFT| + 10⁻⁶), minus the same at frequency 0. For a map of even height h this is bin h/2 − 1, just below "
+        f"π, which Park and Kim plot as 1.0 π. {depth.SHADES}"
     )
     return [Picture("fourier", high, caption), _curves(runs)]
 
@@ -43,8 +43,8 @@ def _curves(runs: Sequence[Run]) -> Picture:
         axes.set_xlim(0, 1)
     figure.colorbar(ScalarMappable(cmap=colours), ax=places, label="normalised depth")
     caption = (
-        "Δ log amplitude over frequency, a line for the features behind every unit, dark for the first and light for "
-        "the last. The frequency is that of both axes, the half diagonal of the transform."
+        "Δ log amplitude over frequency, one line for the output of each unit, from dark (first) to light (last). The "
+        "frequency is the same along both axes (half diagonal of the transform)."
     )
     return Picture("fourier-curves", figure, caption)
 
@@ -61,11 +61,11 @@ def _read(result: Result) -> list[str]:
     if known:
         last = known[-1]
         sentences.append(
-            f"Behind {last['name']} the highest frequency has {depth.number(last['high'])} nats beside the mean of the "
-            "map."
+            f"At the output of {last['name']} the highest frequency is at {depth.number(last['high'])} nats relative "
+            "to the mean of the map."
         )
     else:
-        sentences.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
+        sentences.append("Its maps have so few positions that 0 is their only frequency; give larger images.")
     return sentences + depth.without_map(result)
 
 
@@ -75,11 +75,11 @@ def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
         return []
     low, high = depth.share_lowered(msa) > 1 / 2, depth.share_lowered(mlp) < 1 / 2
     if low and high:
-        return ["So most MSAs lower high frequencies and most MLPs raise them, as Park and Kim (2022) find of ViTs."]
+        return ["So most MSAs lower high frequencies and most MLPs raise them, as Park and Kim (2022) find for ViTs."]
     which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
     return [
-        f"Park and Kim (2022) find of ViTs that most MSAs lower high frequencies and most MLPs raise them; its {which} "
-        "not."
+        "Park and Kim (2022) find for ViTs that most MSAs lower high frequencies and most MLPs raise them; here "
+        f"{which} not."
     ]
 
 
@@ -90,8 +90,8 @@ def _early(result: Result) -> list[str]:
     if len(pairs) < 2 or depth.share_lowered(pairs) > _FEW:
         return []
     return [
-        "In its first third attention raises high frequencies, as convolutions do; Park and Kim (2022) take that as a "
-        "case for convolutions there. If you train it from the start, try `vtk train … --stem conv`."
+        "In the first third of the model attention raises high frequencies, as convolutions do; Park and Kim (2022) "
+        "therefore use convolutions there. If you train from scratch, try `vtk train … --stem conv`."
     ]
 
 
@@ -108,9 +108,11 @@ DIAGNOSTIC = Diagnostic(
     name="fourier",
     title="Frequencies of feature maps",
     source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 2a, 8 and D.2",
-    explains="How strong fine detail is in the feature maps, beside their mean: higher (nearer to 0) is more detail. A "
-    "line that falls over a unit shows a low-pass filter, which smooths, as attention does; one that rises a unit that "
-    "sharpens, as convolutions and MLPs do.",
+    explains=(
+        "Strength of fine detail in the feature maps relative to their mean: higher (nearer to 0) is more detail. "
+        "Where the line falls, the unit is a low-pass filter and smooths, as attention does; where it rises, the unit "
+        "sharpens, as convolutions and MLPs do."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -13,7 +13,7 @@ _LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of Pa
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    # a small image's frequencies lie further apart than Park and Kim's window
+    # the frequencies of a small image are further apart than the window of Park and Kim
     window = max(WINDOW, 2 / min(context.spec.size))
     seed = context.config.seed
     result = frequency_noise(
@@ -34,9 +34,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     )
     first = runs[0].result
     caption = (
-        "Accuracy lost to noise of one band of frequencies, by the band's centre; on the left coarse patches, on the "
-        f"right a pattern from pixel to pixel. Bands are {first['window']:.2g}π wide, and the noise of each has the "
-        f"same root mean square, {100 * first['rms']:g} % of the pixel range."
+        "Accuracy lost to noise of one frequency band, by the centre of the band, from coarse blotches (left) to "
+        f"noise from pixel to pixel (right). Bands are {first['window']:.2g}π wide; all have the same root mean "
+        f"square, {100 * first['rms']:g} % of the pixel range."
     )
     return [Picture("frequency-noise", figure, caption)]
 
@@ -49,22 +49,23 @@ def _read(result: Result) -> list[str]:
     worst = min(range(len(x)), key=lambda i: accuracies[i])
     sentences = [
         robustness.certainty(result),
-        f"Noise of low frequency (to {_LOW:g}π) costs {low:.1f} points on average, noise of high frequency (from "
-        f"{_HIGH:g}π) {high:.1f}; worst is the band around {x[worst]:g}π, with {accuracies[worst]:.1f} % right.",
+        f"Low-frequency noise (up to {_LOW:g}π) costs {low:.1f} points on average, high-frequency noise (from "
+        f"{_HIGH:g}π) {high:.1f}; the worst band is at {x[worst]:g}π, with an accuracy of {accuracies[worst]:.1f} %.",
     ]
     if abs(high - low) <= 100 * margin(result["images"]):
         sentences.append(
-            "These are alike, as far as so few images tell: neither coarse shapes nor fine texture count for more."
+            "The difference is within the uncertainty of so few images: the model relies no more on coarse shapes "
+            "than on fine texture."
         )
     elif high > low:
         sentences.append(
-            "High frequencies hurt more, as Park and Kim (2022) find for ConvNets, and reads as leaning on texture. "
-            "Its remedy is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
+            "High frequencies hurt more: the model relies on texture, as Park and Kim (2022) find for ConvNets. Their "
+            "remedy is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
         )
     else:
         sentences.append(
-            "Low frequencies hurt more, as Park and Kim (2022) find for ViTs, and reads as leaning on shapes, not on "
-            "texture."
+            "Low frequencies hurt more: the model relies on shapes rather than texture, as Park and Kim (2022) find "
+            "for ViTs."
         )
     return sentences
 
@@ -90,8 +91,10 @@ DIAGNOSTIC = Diagnostic(
     name="frequency-noise",
     title="Noise by frequency",
     source="Park and Kim 2022 (How Do Vision Transformers Work?), section 2 and Figure 2b",
-    explains="Noise of one band of frequencies is laid over the images, equally strong in every band. Low frequencies "
-    "carry shapes, high ones texture: where noise hurts most is what the model looks at.",
+    explains=(
+        "Noise of one frequency band is added to the images, equally strong in every band. Low frequencies carry "
+        "shapes, high ones texture: the band that hurts most shows what the model relies on."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

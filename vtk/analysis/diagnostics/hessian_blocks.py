@@ -10,8 +10,8 @@ from vtk.analysis.measures.hessian import hessian_max
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 
 _NAMES = {"msa": "MSA", "mlp": "MLP", "token mlp": "token MLP"}
-_WIDE = 30.0  # values that differ by more are drawn on a logarithmic axis: the short bars would not be seen
-_DEEPER = 2.0  # times larger; below that, shallow and deep blocks are called alike
+_WIDE = 30.0  # ratio of values from which the axis is logarithmic, so that short bars are visible
+_DEEPER = 2.0  # times larger; below that, shallow and deep blocks are called equally sharp
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 TOLERANCE = 1e-2
-"""Relative: bars are compared by eye, and half as many products are enough for it."""
+"""Relative; bars are compared by eye, for which half as many products are enough."""
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -55,8 +55,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     figures.finish(axes, x="", y="|λ| of largest magnitude")
     axes.legend(handles=handles, frameon=False, fontsize=9)
     caption = (
-        "Eigenvalue of largest magnitude of the Hessian, and of its diagonal blocks of each group of parameters, the "
-        f"others held fixed. The loss is the mean over {runs[0].result['images']} images."
+        "Hessian eigenvalue of largest magnitude, of all parameters and of each group with the others fixed (a "
+        f"diagonal block). The loss is the mean over {runs[0].result['images']} images."
     )
     return [Picture("hessian-blocks", figure, caption)]
 
@@ -64,39 +64,41 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     values = {name: eigenvalues[0] for name, eigenvalues in result["values"].items()}
     parts = {name: value for name, value in values.items() if name != "whole"}
-    sentences = [f"The largest curvature of the whole loss is {values['whole']:.3g}."]
+    sentences = [f"The largest curvature of the loss (λ_max) is {values['whole']:.3g}."]
     if values["whole"] >= SHARP:
         sentences.append(
-            f"Over {SHARP:g} the valley is sharp: Chen et al.'s models trained with SAM have 21 to 42, those without "
+            f"Over {SHARP:g} the minimum is sharp: in Chen et al. (2022) models trained with SAM have 21 to 42, others "
             "180 to 1,644. Try `vtk finetune … --sam 0.1`."
         )
     if parts:
         sharpest = max(parts, key=lambda name: abs(parts[name]))
-        sentences.append(f"Of the parts, {_NAMES.get(sharpest, sharpest)} curves most ({parts[sharpest]:.3g}).")
+        sentences.append(
+            f"The part with the largest curvature is {_NAMES.get(sharpest, sharpest)} ({parts[sharpest]:.3g})."
+        )
     blocks = [abs(value) for name, value in values.items() if name.startswith("block ")]
     if len(blocks) >= 4:
         quarter = max(len(blocks) // 4, 1)
         first, last = sum(blocks[:quarter]) / quarter, sum(blocks[-quarter:]) / quarter
         if first > _DEEPER * last:
             sentences.append(
-                "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature adds up on the way "
-                "back to the input."
-                + (" Give them a lower rate: `vtk finetune … --layer-decay 0.75`." if values["whole"] >= SHARP else "")
+                "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature accumulates towards "
+                "the input."
+                + (
+                    " Give them a lower learning rate: `vtk finetune … --layer-decay 0.75`."
+                    if values["whole"] >= SHARP
+                    else ""
+                )
             )
         elif last > _DEEPER * first:
-            sentences.append(
-                "Deep blocks are sharper than shallow ones, the other way round than in Chen et al. (2022)."
-            )
+            sentences.append("Deep blocks are sharper than shallow ones, unlike in Chen et al. (2022).")
         else:
             sentences.append("Shallow and deep blocks are about as sharp.")
     negative = [name for name, value in values.items() if value < 0]
     if negative:
-        sentences.append(
-            f"Negative, so that the loss is not convex there: {', '.join(_NAMES.get(n, n) for n in negative)}."
-        )
+        sentences.append(f"Negative, so the loss is not convex there: {', '.join(_NAMES.get(n, n) for n in negative)}.")
     loose = [name for name, settled in result["converged"].items() if not settled]
     if loose:
-        sentences.append(f"Did not settle, an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
+        sentences.append(f"Not converged, so only an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
     return sentences
 
 
@@ -110,8 +112,10 @@ DIAGNOSTIC = Diagnostic(
     name="hessian-blocks",
     title="Curvature by part",
     source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 4 and Appendix F",
-    explains="The largest curvature of the loss over all images at once, of the whole model and of each part while the "
-    "others are held fixed. The part with the largest value is the one whose weights are the most delicate.",
+    explains=(
+        "The largest curvature of the loss over all images at once, for the whole model and for each part with the "
+        "others fixed. The weights of the part with the largest value are the most sensitive."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

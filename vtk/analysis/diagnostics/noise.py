@@ -9,7 +9,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.measures.noise import noise_accuracy
 
 _STYLES = {"Gaussian noise": "o-", "shot noise": "s--"}
-_GIVEN = {  # how a strength is told
+_GIVEN = {  # how a strength is written
     "Gaussian noise": "a deviation of {:g}/255",
     "shot noise": "a deviation of {:g}/255 of white",
     "Gaussian blur": "a deviation of {:g} pixels",
@@ -45,10 +45,12 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         one.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         one.minorticks_off()
         figures.finish(one, x=x_label, y="accuracy, %", legend=legend)
-    end = "Dotted, the accuracy without it; grey, that of guessing."
+    end = "Dotted: clean accuracy. Grey: chance."
     return [
         Picture(
-            "noise", figure, f"Accuracy under Gaussian noise and shot noise; this one's deviation is of white. {end}"
+            "noise",
+            figure,
+            (f"Accuracy under Gaussian noise and shot noise (standard deviation at a white pixel). {end}"),
         ),
         Picture("noise-blur", blurred, f"Accuracy under Gaussian blur, in pixels of the model's input. {end}"),
     ]
@@ -65,16 +67,16 @@ def _read(result: Result) -> list[str]:
         last = curve["strengths"][-1]
         begun = name[0].upper() + name[1:]
         if at is None:
-            sentences.append(f"{begun}: up to {given.format(last)} it keeps over half of its lead over guessing.")
+            sentences.append(f"{begun}: over half of the lead over chance is left at {given.format(last)}.")
         else:
-            sentences.append(f"{begun}: by {given.format(at)} half of its lead over guessing is gone.")
+            sentences.append(f"{begun}: half of the lead over chance is lost at {given.format(at)}.")
             early += [name] if at < last else []
     if early:
         kinds = " and ".join(early)
         sentences.append(
-            f"If your cameras give images with {kinds}: in Hyeon-Woo et al. (2023) Context Broadcasting (`vtk finetune "
-            "… --cb`) loses less to them, in Chen et al. (2022) training for a flat loss (`--sam auto`). Compare with "
-            "`vtk analyze --compare`."
+            f"If your images have {kinds}: Context Broadcasting (`vtk finetune … --cb`; Hyeon-Woo et al. 2023) and "
+            "sharpness-aware training (`--sam auto`; Chen et al. 2022) lose less accuracy. Compare with `vtk analyze "
+            "--compare`."
         )
     return sentences
 
@@ -88,8 +90,10 @@ DIAGNOSTIC = Diagnostic(
     name="noise",
     title="Noise and blur",
     source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Table 9",
-    explains="Pixels get Gaussian noise, or the shot noise of a camera with few photons, or are blurred, ever more "
-    "strongly. A robust model's curve stays high for long.",
+    explains=(
+        "Images get Gaussian noise, shot noise as of a camera with little light, or blur, at increasing strength. The "
+        "curve of a robust model stays high for longer."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -25,10 +25,10 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     robustness.clean_lines(axes, runs)
     axes.axvline(100 * _PAPER, color="#999999", linestyle="--", linewidth=1)
     axes.set_xlim(0, 100)
-    figures.finish(axes, x="side of the hidden centre, % of the image's", y="accuracy, %", legend=len(runs) > 1)
+    figures.finish(axes, x="side of the hidden centre, % of the image", y="accuracy, %", legend=len(runs) > 1)
     caption = (
-        "Accuracy with a black rectangle in the centre of every image. Dotted, the accuracy without it; grey, that of "
-        "guessing; dashed, the size in Hyeon-Woo et al. (2023), which hides a quarter of the area."
+        "Accuracy with a black rectangle in the centre of every image. Dotted: clean accuracy. Grey: chance. Dashed: "
+        "the size in Hyeon-Woo et al. (2023), a quarter of the area."
     )
     return [Picture("occlusion", figure, caption)]
 
@@ -41,25 +41,25 @@ def _read(result: Result) -> list[str]:
     sides = curve["strengths"]
     if (paper := _at_paper(result)) is not None:
         sentences.append(
-            f"With the centre quarter of the area black, as in Hyeon-Woo et al. (2023), {100 * paper:.1f} % are right: "
-            f"{100 * (result['clean'] - paper):.1f} points fewer."
+            "With a centre quarter of the area black, as in Hyeon-Woo et al. (2023), the accuracy is "
+            f"{100 * paper:.1f} %: {100 * (result['clean'] - paper):.1f} points lower."
         )
     at = robustness.half_lead_strength(curve, result)
     if at is None:
         sentences.append(
-            f"It keeps over half of its lead over guessing with {100 * max(result['areas']):.0f} % of the area hidden. "
-            "So much cannot be read off the object alone: the background gives classes away. Check that they do not "
-            "differ by camera, place or border."
+            f"Over half of the lead over chance is left with {100 * max(result['areas']):.0f} % of the area hidden. "
+            "The objects alone cannot explain that: the background reveals the classes. Check that they do not differ "
+            "by camera, place or border."
             if sides[-1] >= 0.8
-            else "It keeps over half of its lead over guessing at every size."
+            else "Over half of the lead over chance is left at every size."
         )
     else:
         area = result["areas"][sides.index(at)]
-        sentences.append(f"Half of its lead over guessing is gone once {100 * area:.0f} % of the area is hidden.")
+        sentences.append(f"Half of the lead over chance is lost with {100 * area:.0f} % of the area hidden.")
         if at <= _PAPER:
             sentences.append(
-                "It decides by the centre. If your objects can be covered or off-centre, train with erased rectangles "
-                "and wider crops: `vtk finetune … --reprob 0.25 --crop-scale 0.3 1`."
+                "The model relies on the centre. If your objects can be covered or off-centre, train with random "
+                "erasing and smaller crops: `vtk finetune … --reprob 0.25 --crop-scale 0.3 1`."
             )
     return sentences
 
@@ -83,8 +83,10 @@ DIAGNOSTIC = Diagnostic(
     source=(
         "Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), section 4.6 and Table 8"
     ),
-    explains="The centre of every image, where objects mostly are, is made black. A model that uses the whole image "
-    "loses slowly; one that looks at the centre alone falls at once.",
+    explains=(
+        "The centre of every image, where most objects are, is made black. A model that uses the whole image loses "
+        "accuracy slowly, one that uses only the centre loses it at once."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -8,9 +8,9 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.map_figures import chosen_images, draw_heads, draw_maps, encode_picture
 from vtk.analysis.measures.overlays import AttentionMaps, attention_maps
 
-_FEW = 0.15  # half of the attention on so few of the patches: the map has a clear place
-_UNIFORM = 0.4  # 0.5 is uniform: a map above this shows no place
-_PATCHES = 0.5  # below, most of the attention is on tokens that stand nowhere
+_FEW = 0.15  # share of the patches: half of the attention on fewer is called concentrated
+_UNIFORM = 0.4  # 0.5 is uniform; above this a map shows little
+_PATCHES = 0.5  # below it, most of the attention is on prefix tokens, which have no position
 
 
 def result_of(maps: AttentionMaps, context: Context, held: Sequence[Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def result_of(maps: AttentionMaps, context: Context, held: Sequence[Any]) -> dic
 
 
 def mean_of(result: Result, key: str) -> float | None:
-    """Return the mean over the images that have a number of that name; None where none has."""
+    """Return the mean of a value over the images that have it; None if none has it."""
     values = [image[key] for image in result["images"] if image[key] is not None]
     return sum(values) / len(values) if values else None
 
@@ -35,7 +35,7 @@ def shares(result: Result, patches: str, half: str) -> dict[str, float]:
 
 
 def query_name(result: Result) -> str:
-    """Return in words whose attention a result shows."""
+    """Return a phrase for the query whose attention a result shows."""
     return {
         "class token": "the class token",
         "mean of all queries": "the mean of all queries (the model has no class token)",
@@ -50,7 +50,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     names = list(dict.fromkeys(query_name(run.result) for run in runs))
-    pictures = draw_maps("overlays", runs, f"where {' and '.join(names)} looks in the last layer, mean over heads")
+    pictures = draw_maps("overlays", runs, f"the attention of {' and '.join(names)} in the last layer, mean over heads")
     for number, run in enumerate(runs, start=1):
         if len(run.result["images"][0]["heads"]) > 1:
             pictures.append(draw_heads("overlays", run, number if len(runs) > 1 else None))
@@ -60,28 +60,30 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
-        return [f"In {result['layer']}, {query_name(result)} attends to no patch at all."]
+        return [f"In {result['layer']}, {query_name(result)} attends to no patch."]
     sentences = [
         f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of "
-        f"that lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
+        f"that goes to {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if patches < _PATCHES:
-        sentences.append("Most of it goes to class and register tokens, so that the maps show the smaller part.")
+        sentences.append("Most of it goes to class and register tokens, so the maps show the smaller part.")
     if half < _FEW:
         sentences.append(
-            "That is a clear place: see whether it is on what the class is about or on what merely goes with it."
+            "The attention is concentrated: check whether it is on the object of the class or on its context."
         )
     elif half > _UNIFORM:
-        sentences.append("That is near uniform (50 %): the map tells little of where the model looks.")
+        sentences.append("That is near uniform (50 %): the maps show little about what the model attends to.")
     return sentences
 
 
 DIAGNOSTIC = Diagnostic(
     name="overlays",
-    title="Where the class token looks",
+    title="Attention of the class token",
     source="Dosovitskiy et al., 2021; Caron et al., 2021 (attention of the last layer)",
-    explains="The attention of the last layer over the patches of real images. It shows what is mixed into the token "
-    "that classifies, not why a class was chosen: what a patch holds by then comes from other patches too.",
+    explains=(
+        "Attention of the last layer over the patches of real images. It shows what is mixed into the token that is "
+        "classified, not why a class was chosen: by the last layer a patch also holds information from other patches."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -26,7 +26,10 @@ def _whose(result: Result) -> str:
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     names = list(dict.fromkeys(_whose(run.result) for run in runs))
-    what = f"what reaches {' and '.join(names)} through all layers: rollout, mean over heads, skip connections as half"
+    what = (
+        f"the attention rollout to {' and '.join(names)} through all layers (mean over heads, skip connections "
+        "weighted one half)"
+    )
     return draw_maps("rollout", runs, what)
 
 
@@ -39,11 +42,9 @@ def _read(result: Result) -> list[str]:
         f"{100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if half > _UNIFORM:
-        sentences.append(
-            "That is near uniform (50 %): the layers mix all patches, and the map tells little of one place."
-        )
+        sentences.append("That is near uniform (50 %): the layers mix all patches, and the maps show little.")
     if result["broadcasts"]:
-        sentences.append("Context Broadcasting mixes the mean of all tokens in too, which rollout does not count.")
+        sentences.append("Context Broadcasting also adds the mean of all tokens, which rollout ignores.")
     return sentences
 
 
@@ -51,8 +52,10 @@ DIAGNOSTIC = Diagnostic(
     name="rollout",
     title="Attention rollout",
     source="Abnar and Zuidema, 2020 (Quantifying Attention Flow in Transformers)",
-    explains="The attention of all layers multiplied, half of each layer being its skip connection: from which patches "
-    "the class token is made. FFNs and values have no part in it; branches of a parallel block count with their mean.",
+    explains=(
+        "The product of the attention of all layers, with a skip connection of weight one half in each: it shows from "
+        "which patches the class token is computed. FFNs and values are ignored; parallel branches are averaged."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

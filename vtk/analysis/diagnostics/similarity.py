@@ -9,8 +9,8 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.measures.similarity import token_similarity
 
-_ALIKE = 0.9  # an angle of 26°: most of a token is what all tokens share
-_FALL = 0.02  # by which the position table has to lower the cosine to be worth a sentence
+_ALIKE = 0.9  # an angle of 26°: tokens are mostly their common mean
+_FALL = 0.02  # decrease of the cosine from which the effect of the position embedding is reported
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -27,14 +27,15 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     low = min((v for run in runs for v in run.result["values"].values() if v is not None), default=0.0)
     axes.set_ylim(min(low - 0.05, 0.0), 1.02)
     caption = (
-        "Mean cosine of all pairs of tokens of an image, behind the stem, behind the position table (pos) and behind "
-        "every block: 1 means that all tokens point the same way, 0 that they have nothing in common."
+        "Mean cosine similarity of all pairs of tokens of an image, after the stem, after the position embedding "
+        "(pos) and after every block: 1 means that all tokens have the same direction, 0 that they have nothing in "
+        "common."
     )
     return [Picture("similarity", figure, caption)]
 
 
 def place_points(axes: Any, names: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Return where the points of each model go on the x axis, block k at k for all, and label the axis.
+    """Return the positions of each model's points on the x axis (block k at k), and label the axis.
 
     Args:
         axes: whose x axis it is.
@@ -65,34 +66,36 @@ def _read(result: Result) -> list[str]:
     known = [(i, value) for i, value in enumerate(blocks, start=1) if value is not None]
     sentences = []
     if known:
-        before = f"{stem:.2f} behind the stem and " if stem is not None else ""
+        before = f"{stem:.2f} after the stem and " if stem is not None else ""
         sentences.append(
-            f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} behind block {known[-1][0]}."
+            f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} after block {known[-1][0]}."
         )
     if stem is not None and table is not None and stem - table >= _FALL:
         sentences.append(
-            f"The position table sets tokens apart, as Wang et al. (2022) saw: from {stem:.2f} to {table:.2f}."
+            f"The position embedding makes tokens more different, as in Wang et al. (2022): from {stem:.2f} to "
+            f"{table:.2f}."
         )
     alike = [i for i, value in known if value >= _ALIKE]
     if alike:
         sentences.append(
-            f"Behind {_blocks(alike)} it is over {_ALIKE}: tokens differ little there, so that single positions say "
-            "little of their own. One label an image does not need them to; segmentation and search by patch do."
+            f"After {_blocks(alike)} it is over {_ALIKE}: tokens are nearly equal there, so single positions carry "
+            "little information of their own. Classification of whole images does not need it; segmentation and patch "
+            "retrieval do."
         )
     elif known:
         highest = max(known, key=lambda pair: pair[1])
         sentences.append(
-            f"Nowhere is it over {_ALIKE}; tokens are most alike behind block {highest[0]} ({highest[1]:.2f})."
+            f"It is nowhere over {_ALIKE}; tokens are most similar after block {highest[0]} ({highest[1]:.2f})."
         )
     early = [i for i in alike if i <= max(1, len(blocks) // 4)]
     if early and table is not None:
         sentences.append(
-            "They are alike from the first blocks on: Wang et al.'s convolutional stem sets them apart, try "
-            "`vtk train … --stem conv`."
+            "They are similar from the first blocks on; the convolutional stem of Wang et al. (2022) makes them more "
+            "different: try `vtk train … --stem conv`."
         )
     lone = [i for i, value in enumerate(blocks, start=1) if value is None]
     if lone:
-        sentences.append(f"Behind {_blocks(lone)} an image is a single position, which has no pairs.")
+        sentences.append(f"After {_blocks(lone)} an image has a single position, and so no pairs.")
     return sentences
 
 
@@ -113,9 +116,9 @@ DIAGNOSTIC = Diagnostic(
     title="Token similarity",
     source="Wang et al. 2022 (Scaled ReLU Matters for Training Vision Transformers), equation 5 and Figure 1",
     explains=(
-        "How alike the tokens of one image are at each depth. At 1 all of them point the same way and positions are "
-        "lost; low values mean that each says something of its own. Wang et al. (2022) find that convolutional stems "
-        "and position tables set tokens apart."
+        "Similarity of the tokens of one image at each depth. At 1 all tokens have the same direction and positions "
+        "are lost; at low values each token carries its own information. Wang et al. (2022) find that convolutional "
+        "stems and position embeddings make tokens more different."
     ),
     measure=_measure,
     draw=_draw,

@@ -84,7 +84,7 @@ def hessian_spectrum(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianSpectrum:
-    """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (Park and Kim 2022, §2 and App. A).
+    """Return the largest Hessian eigenvalues of each mini-batch, in eval mode (Park and Kim 2022, §2 and App. A).
 
     Park and Kim (2022) take a tenth of the training images in batches of 16, augmented as in training, the top 5 of
     each, and the loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
@@ -145,7 +145,7 @@ def hessian_max(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianMax:
-    """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (Chen et al. 2022, App. F).
+    """Return the Hessian eigenvalues of largest magnitude, of the mean loss over all images (Chen et al. 2022, App. F).
 
     Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
     batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).

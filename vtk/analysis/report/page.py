@@ -76,10 +76,12 @@ def _change(analyses: Sequence[Analysis]) -> str:
             f'<li><a href="#{name}">{text(diagnostic(name).title)}</a>: {prose(why)}</li>'
             for name, why in summary.advice(one).items()
         )
-        nothing = "No reading suggests a change." if one.results else "Nothing could be measured; see below why."
+        nothing = (
+            ("No reading suggests a change.") if one.results else "Nothing could be measured; the reasons are below."
+        )
         head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
         parts.append(head + (f"<ul>{items}</ul>" if items else f"<p>{nothing}</p>"))
-    return f'<h2 id="change">What to change</h2><div class="change">{"".join(parts)}</div>'
+    return f'<h2 id="change">Suggested changes</h2><div class="change">{"".join(parts)}</div>'
 
 
 def _headline(analyses: Sequence[Analysis]) -> str:
@@ -100,7 +102,7 @@ def _headline(analyses: Sequence[Analysis]) -> str:
         links = ", ".join(f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names)
         if names:
             only.append(f"<p>Only {summary.LETTERS[i]} has: {links}.</p>")
-    return f'<h2 id="numbers">In numbers</h2>{_numbers(analyses, "".join(bodies))}{"".join(only)}'
+    return f'<h2 id="numbers">Key numbers</h2>{_numbers(analyses, "".join(bodies))}{"".join(only)}'
 
 
 def _numbers(analyses: Sequence[Analysis], body: str, *, short: bool = False) -> str:
@@ -124,8 +126,8 @@ def _contents(analyses: Sequence[Analysis]) -> str:
         links = [f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names if name in have]
         if links:
             lines.append(f"<li><b>{group.capitalize()}</b><br>{' '.join(links)}</li>")
-    last = '<a href="#absent">What could not be done</a> ' if summary.refusals(analyses) else ""
-    lines.append(f'<li>{last}<a href="#made">How this was made</a></li>')
+    last = '<a href="#absent">Not measured</a> ' if summary.refusals(analyses) else ""
+    lines.append(f'<li>{last}<a href="#made">Run details</a></li>')
     return f'<nav aria-label="Contents"><h2>Contents</h2><ul>{"".join(lines)}</ul></nav>'
 
 
@@ -135,7 +137,7 @@ def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str,
     labels = " and ".join(analysis.label for analysis in having)
     parts = [f"<h3>{text(one.title)}</h3>", f'<p class="dim small">{text(one.source)}</p><p>{prose(one.explains)}</p>']
     if drawn:
-        alt = f"{one.title} of {labels}; the caption says how it is drawn, the reading what it shows"
+        alt = f"{one.title} of {labels}; the caption below explains the plot"
         parts.append(f'<div class="plots">{"".join(_figure(alt, caption, png) for _, caption, png in drawn)}</div>')
     for i, analysis in enumerate(analyses):
         if name not in analysis.results:
@@ -144,7 +146,7 @@ def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str,
         sentences = " ".join(prose(sentence) for sentence in one.read(analysis.results[name]))
         parts.append(f"<h4>{head}</h4><p>{sentences}</p>")
     parts += [
-        f'<p class="dim">{_letter(analyses, i)}has none: {prose(why)}</p>'
+        f'<p class="dim">{_letter(analyses, i)}has no result: {prose(why)}</p>'
         for i, why in summary.absences(analyses, name)
     ]
     rows = "".join(_row(number, values) for number, values in summary.headline(analyses)[name].items())
@@ -172,10 +174,10 @@ def _absent(analyses: Sequence[Analysis]) -> str:
                 rows.append(f"<tr><td>{text(name)}</td>{letter}<td>{prose(one.refused[name])}</td></tr>")
     if not rows:
         return ""
-    names = ("diagnostic", "model", "why") if len(analyses) > 1 else ("diagnostic", "why")
+    names = ("diagnostic", "model", "reason") if len(analyses) > 1 else ("diagnostic", "reason")
     top = "".join(f"<th>{name}</th>" for name in names)
     table = f'<table class="reasons"><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'<h2 id="absent">What could not be done</h2><div class="scroll">{table}</div>'
+    return f'<h2 id="absent">Not measured</h2><div class="scroll">{table}</div>'
 
 
 def _made(analyses: Sequence[Analysis]) -> str:
@@ -195,5 +197,5 @@ def _made(analyses: Sequence[Analysis]) -> str:
     if times:
         parts.append(f"<h3>Seconds</h3>{_numbers(analyses, f'<tbody>{times}</tbody>', short=True)}")
     where = "analysis.json" if len(analyses) == 1 else "each model's analysis.json"
-    parts.append(f'<p class="dim small">All values are in {where}, the plots as PNG and SVG in figures/.</p>')
-    return f'<h2 id="made">How this was made</h2>{"".join(parts)}'
+    parts.append(f'<p class="dim small">All values are in {where}; the plots are in figures/ as PNG and SVG.</p>')
+    return f'<h2 id="made">Run details</h2>{"".join(parts)}'

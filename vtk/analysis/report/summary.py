@@ -93,7 +93,7 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
     if first.get("images digest") != second.get("images digest"):
         sentences.append(
             f"The two models were analysed on different images: A on {first.get('images', 'unknown ones')}; B on "
-            f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both anew with "
+            f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both again with "
             "`vtk analyze --compare` on one folder."
         )
     others: dict[str, list[str]] = {}
@@ -108,14 +108,16 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
     for option, names in others.items():
         more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
         those = f"{', '.join(names[:_SHOWN])}{more}"
-        sentences.append(f"Other options for A and for B: {option} (of {those}). Differences may come from them.")
+        sentences.append(
+            f"A and B were analysed with different options: {option} (for {those}). Differences may come from them."
+        )
     return sentences
 
 
 def absences(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:
     """Return which analyses have no result of a diagnostic, by number, and why."""
     return [
-        (i, one.refused.get(name, "it was not asked for")) for i, one in enumerate(analyses) if name not in one.results
+        (i, one.refused.get(name, "it was not requested")) for i, one in enumerate(analyses) if name not in one.results
     ]
 
 

@@ -34,7 +34,7 @@ def print_analyses(analyses: Sequence[Analysis]) -> None:
             _say(" ".join(diagnostic(name).read(result)), indent=2, first=2)
     _print_absent(analyses)
     console.say()
-    _say("What to change", bold=True)
+    _say("Suggested changes", bold=True)
     for i, one in enumerate(analyses):
         letter = f"{summary.LETTERS[i]}: " if len(analyses) > 1 else ""
         suggestions = summary.advice(one)
@@ -68,7 +68,7 @@ def _print_absent(analyses: Sequence[Analysis]) -> None:
     if not names:
         return
     console.say()
-    _say("What could not be done", bold=True)
+    _say("Not measured", bold=True)
     for name in names:
         for i, one in enumerate(analyses):
             if name in one.refused:

@@ -1,4 +1,4 @@
-"""SimMIM (Xie et al. 2021): predicts the pixels of hidden patches from mask tokens, by a linear layer and an L1 loss."""
+"""SimMIM (Xie et al. 2021): predicts hidden pixels from mask tokens, by a linear layer and an L1 loss."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from vtk.errors import DataError, UsageError
 
 
 def recipe(maps):
-    """Park and Kim's notebook: shifted transform, mean of the logarithms, half of the diagonal, minus its first entry."""
+    """Park and Kim's notebook: shifted transform, mean of logarithms, half of the diagonal, minus its first entry."""
     logs = np.log(np.abs(np.fft.fft2(maps)) + 1e-6)
     height, width = maps.shape[-2:]
     logs = np.roll(logs, (height // 2, width // 2), axis=(-2, -1)).mean(axis=(0, 1))

@@ -87,9 +87,9 @@ def test_one_model_has_everything_in_order():
     source = report(one)
     got = Page(source)
     order = [
-        "Analysis of one", "What to change", TRY.replace("`", ""), "In numbers", "value, m", "Contents", "Attention",
+        "Analysis of one", "Suggested changes", TRY.replace("`", ""), "Key numbers", "value, m", "Contents", "Attention",
         "The entropy", "paper Z, Figure 9", "High is much.", "A line for each of one.", "Reading", "It is 1.5.",
-        "Robustness", "The noise", "What could not be done", "too few images", "How this was made", "vtk analyze x",
+        "Robustness", "The noise", "Not measured", "too few images", "Run details", "vtk analyze x",
         "123.4 MB", "Seconds", "2.25",
     ]  # fmt: skip
     at = 0
@@ -98,7 +98,7 @@ def test_one_model_has_everything_in_order():
         at = got.text.index(words, at)
     assert got.count("figure") == got.count("img") == got.count("figcaption") == 2
     assert "cka" not in [a.get("id") for _, a in got.tags] and "B − A" not in got.text
-    assert "It is 1.5." in got.text[: got.text.index("In numbers")]  # the sentence that says why
+    assert "It is 1.5." in got.text[: got.text.index("Key numbers")]  # the sentence that says why
 
 
 def test_the_page_needs_nothing_beside_it_and_runs_nothing():
@@ -174,7 +174,7 @@ def test_warnings_are_on_top_of_the_page():
     b = replace(a, label="b", facts={**a.facts, "images digest": "other"})
     got = Page(report(a, b))
     assert [attributes.get("class") for _, attributes in got.tags].count("warning") == 1
-    assert got.text.index("different images") < got.text.index("What to change")
+    assert got.text.index("different images") < got.text.index("Suggested changes")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch, capsys, fakes)
         assert max(map(cell_len, lines)) <= min(columns, 80)
         text = " ".join(" ".join(lines).split())
         assert "−123,457" in text and "1e−5" in text and "could not be done" in text and "\x1b" not in text
-        assert TRY in text and text.index("value, m") < text.rindex("What to change")
+        assert TRY in text and text.index("value, m") < text.rindex("Suggested changes")
 
 
 def test_terminal_of_one_model_reads_and_of_two_compares(monkeypatch, capsys):
