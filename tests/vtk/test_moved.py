@@ -88,6 +88,9 @@ def forget() -> Iterator[None]:
     def drop() -> None:
         for name in [name for name in sys.modules if _moved.new_name(name)]:
             del sys.modules[name]
+            package, _, attribute = name.rpartition(".")
+            if package in sys.modules:
+                vars(sys.modules[package]).pop(attribute, None)
 
     drop()
     yield
