@@ -80,5 +80,5 @@ def test_the_page_on_doctor_has_its_statuses_and_groups() -> None:
     (statuses,) = re.findall(r"^Status = Literal\[(.*)\]$", sources, re.M)
     groups = set(re.findall(r'\bCheck\(\s*"(\w+)"', sources))
     assert rows[:4] == re.findall(r"\w+", statuses) and set(rows[4:]) == groups and len(groups) == 5
-    ends = {name: code for name, code in re.findall(r"^\| `(\w+)` \|.*\| (\d) \|$", page, re.M)}
+    ends = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d) \|$", page, re.M))
     assert ends == {name: str(int(doctor.exit_code((Check("devices", "x", name, ""),)))) for name in rows[:4]}
