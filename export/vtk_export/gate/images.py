@@ -1,4 +1,4 @@
-"""Images to verify an exported file with: real ones where given, else smoothed random ones."""
+"""Loads the images that a file is verified with, or generates smoothed random ones."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``--with-preproc``: puts the nodes before a verified file, and checks what they change in its outputs."""
+"""``--with-preproc``: prepends the preprocessing nodes to a verified file, and verifies the result against Pillow."""
 
 import dataclasses
 import math

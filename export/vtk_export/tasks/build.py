@@ -1,4 +1,4 @@
-"""One export of many tasks on its way: graphs in a pool, then files in a folder, verified, with an index."""
+"""Builds an export of several tasks: converts the models, writes the files with shared weights, verifies them."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Compares the images and logits of a server's own preparing code with the toolkit's."""
+"""Compares the server's own preprocessing code, and the logits of its images, with the toolkit's."""
 
 import io
 import json
