@@ -27,18 +27,18 @@ PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 
 HEAD = """# Families of timm
 
-Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of each
-family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
+Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of
+each family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
 `--train attn` must agree. One epoch is trained; the pack is loaded in a new process and compared byte by byte; the ONNX
 file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
 
-- **BatchNorm**: the family has BatchNorm layers. Those that `--train attn` freezes stay in eval mode during training, so
-  that their running statistics stay those of the base.
+- **BatchNorm**: the family has BatchNorm layers. Those that `--train attn` freezes stay in eval mode during training,
+  so that their running statistics stay those of the base.
 - **Other sizes**: *resampled*: position embeddings follow `--img-size` (bicubic with antialiasing), also to and from
   grids that are not square. *Any that fits*: nothing depends on the size, or only tables of relative positions, which
-  are resampled too. *Weights' own*: biases belong to one image size; `--img-size` with weights of another is refused. If
-  windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data is read,
-  with the nearest sizes that fit.
+  are resampled too. *Weights' own*: biases belong to one image size; `--img-size` with weights of another is refused.
+  If windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data is
+  read, with the nearest sizes that fit.
 - **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks store. For other families training is
   plain PyTorch, and a line says so.
 - **Fused**, **bank**: `vtk.fuse` and `TaskBank` accept it. They refuse others in one line; export, `eval` and `predict`
