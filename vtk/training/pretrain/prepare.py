@@ -10,7 +10,7 @@ from torch import nn
 
 from vtk import console
 from vtk.card import InputSpec, Transform
-from vtk.data import loader
+from vtk.data.loading import loader
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.eval_transform import eval_transform
