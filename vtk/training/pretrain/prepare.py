@@ -10,9 +10,9 @@ from torch import nn
 
 from vtk import console
 from vtk.card import InputSpec, Transform
-from vtk.data import loader
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
+from vtk.data.loading import loader
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
