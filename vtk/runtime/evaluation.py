@@ -1,4 +1,4 @@
-"""Evaluate anything that runs on a folder of images, with the metric of training."""
+"""Evaluates any source on a folder of images, with the metrics of training."""
 
 import contextlib
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The images of a folder that belong to a model: its classes, and the part that is asked for."""
+"""Finds the images of a folder that belong to a model's classes, in the requested split."""
 
 import contextlib
 from pathlib import Path

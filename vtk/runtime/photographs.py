@@ -1,4 +1,4 @@
-"""Images of a folder as model inputs, decoded as they are needed."""
+"""Batches of model inputs from image files, decoded on demand."""
 
 from collections.abc import Iterator
 

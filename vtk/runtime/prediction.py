@@ -1,4 +1,4 @@
-"""Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
+"""Predicts labels of image files; a file that cannot be read is reported and skipped."""
 
 import csv
 import re
