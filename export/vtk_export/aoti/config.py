@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vtk.options.shared import Device, Dtype, Out, SourceOptions, VerifyData
+from vtk.options.shared import Device, Dtype, Out, Overwrite, ProfileSizes, SourceOptions, VerifyData
 from vtk_export.config import ExportConfig
 
 
@@ -18,6 +18,8 @@ class AotiConfig(ExportConfig):
     dtype: Dtype = "fp32"
     device: Device = "auto"
     data: VerifyData = None
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)

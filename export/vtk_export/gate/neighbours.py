@@ -27,16 +27,16 @@ _LARGE = 1e4
 
 @dataclass(frozen=True)
 class Dependence:
-    """Outputs of images in shared calls against their outputs alone.
+    """Outputs of images in shared calls, compared with their outputs alone.
 
     Attributes:
-        images: that were compared.
-        batch: images of a shared call.
-        error: largest absolute difference; infinite where a neighbour made an output NaN.
-        relative: the same as a fraction of the largest absolute output.
-        changed: images whose most likely class was another one in some call; 0 of features.
-        worst: the neighbours with the largest difference.
-        unmarked: outputs that give numbers for an image with NaN or infinite pixels, where NaN is expected.
+        images: number of images compared.
+        batch: number of images in a shared call.
+        error: largest absolute difference; infinite if a neighbour turned an output into NaN.
+        relative: ``error`` as a fraction of the largest absolute output.
+        changed: number of images whose top-1 class changed in some call; 0 of features.
+        worst: neighbours with the largest difference.
+        unmarked: outputs that are numbers for an image with NaN or infinite pixels, where NaN is expected.
     """
 
     images: int

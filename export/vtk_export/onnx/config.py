@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Option
-from vtk.options.shared import Int8, Out, Softmax, SourceOptions
+from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
 from vtk_export.config import IrVersion, PrecisionConfig
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
@@ -30,10 +30,12 @@ class OnnxConfig(PrecisionConfig):
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        super().check()
+        self.check_profile(self.profile)
         if self.profile and self.output == "features":
             raise UsageError("`--profile` compares logits, and this file gives no logits; leave it out, or give "
                              "--output both")  # fmt: skip

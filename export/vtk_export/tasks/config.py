@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Option
-from vtk.options.shared import Base, Out, VerifyDataOf
+from vtk.options.shared import Base, Out, Overwrite, ProfileSizes, VerifyDataOf
 from vtk_export.config import GraphConfig
 from vtk_export.targets import check_caps
 
@@ -25,10 +25,12 @@ class TasksConfig(GraphConfig):
         Option("files: one file per task, weights shared; gathered: one file for mixed batches", often=True),
     ] = "files"
     data: VerifyDataOf = ()
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        super().check()
+        self.check_profile(self.profile)
         if self.runtime is not None:
             check_caps(self.runtime, self.opset, None)
         if self.fuse and self.form != "files":

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from vtk.errors import UsageError
 from vtk.options import Option
-from vtk.options.shared import MaybeOut, SourceOptions
+from vtk.options.shared import MaybeOut, Overwrite, ProfileSizes, SourceOptions
 from vtk_export.config import PrecisionConfig
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
@@ -56,6 +56,8 @@ class TensorrtConfig(PrecisionConfig):
     ] = True
     workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -92,7 +94,7 @@ class TensorrtConfig(PrecisionConfig):
     def onnx_config(self, out: Path) -> OnnxConfig:
         """Return the options of the ONNX file."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(PrecisionConfig)}
-        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out})
+        return OnnxConfig(**{**options, "profile": self.profile, "target": self.runtime.text, "out": out})
 
 
 @dataclass(frozen=True, kw_only=True)
