@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.backends.ort_quantize import quantize_static
-from vtk.runtime.data_option import give_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.judge import Judgement, check_judgement
 from vtk_export.gate.limits import LIMITS
@@ -135,7 +135,7 @@ def test_static_scales_come_from_the_images(export: Any, calm: Any, exported_cal
     proto, _, _ = export("--int8", "static", "--calibration-images", 3)
     node = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear" and "pixel" in node.input[0])
     scale = next(numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == node.input[1])
-    seen = Photographs(give_images(calm.card, calm.photos).calibration[0], 3)
+    seen = Photographs(data_images(calm.card, calm.photos).calibration[0], 3)
     (images, _), *_ = seen.batches(calm.card.input, 8)
     assert len(images) == 3
     assert scale == pytest.approx(float(images.abs().max()) / 127.5, rel=0.01)
@@ -203,13 +203,13 @@ def test_a_judgement_within_its_bounds_passes(result: Judgement, kind: str) -> N
 
 
 def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> None:
-    halves = give_images(calm.card, calm.photos).calibration
+    halves = data_images(calm.card, calm.photos).calibration
     calibrated, judged = (Photographs(half, 10) for half in halves)
     assert len(judged.paths) == len(calibrated.paths) == 3
     assert not set(judged.paths) & set(calibrated.paths)
     assert judged.labels == [0, 0, 0]
     other = dataclasses.replace(calm.card, classes=("x", "y"))
-    assert Photographs(give_images(other, calm.photos).judging, 2).labels is None
+    assert Photographs(data_images(other, calm.photos).judging, 2).labels is None
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from tests.export.graph.test_preproc import identity
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform
-from vtk.data.memory_images import take_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.models.create import build_model
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card

@@ -51,7 +51,7 @@ def _make_aoti(folder: Path) -> None:
 
 
 def _read_aoti(folder: Path, file: Path) -> None:
-    from vtk.runtime.backends.aoti_backend import device_of, is_ours, open_aoti
+    from vtk.runtime.aoti_file import device_of, is_ours, open_aoti
 
     assert is_ours(file) in (True, False)
     source = open_aoti(file)

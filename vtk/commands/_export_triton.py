@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from vtk.runtime.source import Source
     from vtk_export.triton.config import TritonCommand
 
-_TEXT = """Write models into the repository of a Triton Inference Server: config, weights, class names and a client.
+_TEXT = """Write models into a model repository of Triton Inference Server: config, weights, class names and a client.
 
 onnxruntime: each source is a model with a whole copy of its weights, input `pixel_values`, output `logits`. tensorrt:
 the same, with engines that the server builds on its GPU, or with an --engine that was built for it. python: all packs
-of one base are one model on numpy and onnxruntime, what they have in common in memory once. vtk: the same in a bank of
-this toolkit; a batch mixes tasks, and exporting again with other packs adds and removes them while it serves. Models of
-tasks take a `task` name beside each image and give `logits`, `label` and `score`.
+of one base are one model on numpy and onnxruntime, shared weights in memory once. vtk: the same in a bank of
+this toolkit; a batch can mix tasks, and exporting again with other packs adds and removes tasks while it serves.
+Models of tasks take a `task` name beside each image and give `logits`, `label` and `score`.
 
 With --with-preproc a model takes images: in its graph (`images`, uint8 RGB), or by a step of its own before it, which
 also takes files such as JPEG (`encoded`); the logits are compared with the toolkit's own preprocessing.

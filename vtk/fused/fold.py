@@ -21,7 +21,7 @@ from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identi
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 from vtk.fused.qk_norm import QkNorm
 from vtk.fused.stages import AttentionStage, Context, MlpStage
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
         The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
     """
     from vtk.profiling.task_reference import mixed_answers
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
     from vtk_export.tasks.index import remember
     from vtk_export.tasks.names import named_packs
 
@@ -158,7 +158,7 @@ def profile_export(
     from vtk.profiling.profile import run
     from vtk.profiling.report import MARKS, print_result
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)

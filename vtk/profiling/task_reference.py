@@ -8,7 +8,7 @@ import torch
 from vtk.profiling.compare import torch_reference
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.session import Answers, Reference
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 
 def mixed_answers(packs: Mapping[str, Path], *, base: Path | None = None) -> Answers:

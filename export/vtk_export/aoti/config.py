@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vtk.options.shared import Device, Dtype, Out, Overwrite, ProfileSizes, SourceOptions, VerifyData
-from vtk_export.config import ExportConfig
+from vtk_export.options import ExportConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,9 @@ from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
+from vtk.runtime import aoti_file
 from vtk.runtime.backends import aoti_backend
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.aoti.compile import compile_package
 from vtk_export.aoti.config import AotiConfig
@@ -96,7 +97,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
     expect(config, AotiConfig, "export_aoti")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is already an exported file; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
@@ -156,7 +157,7 @@ def temporary_aoti(
         result = export_aoti(source, config, show=False)
         worst = max(row.error for row in result.rows)
         console.say(f"{source.name}: compiled by AOTInductor and verified (max error {worst:.1e})")
-        yield dataclasses.replace(aoti_backend.open_aoti(result.path), name=source.name)
+        yield dataclasses.replace(aoti_file.open_aoti(result.path), name=source.name)
 
 
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from vtk.card import InputSpec
+from vtk.data.random_images import smooth_bytes
 
 COUNT = 16
 """Images of ``--data`` that are compared, at most."""
@@ -66,6 +66,4 @@ def drawn_images(spec: InputSpec, seed: int) -> Iterator[np.ndarray]:
     """Yield images (height, width, 3) uint8 of five sizes: coarse noise made smooth, as the gate's random images."""
     rng = np.random.default_rng(seed)
     for down, across in _SHAPES:
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        size = max(round(across * spec.width), 1), max(round(down * spec.height), 1)
-        yield np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
+        yield smooth_bytes(rng, max(round(down * spec.height), 1), max(round(across * spec.width), 1))

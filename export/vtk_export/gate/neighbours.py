@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_input
 from vtk.errors import VerificationError
 from vtk_export.gate.limits import RELATIVE_BOUND, Limits
 
@@ -105,8 +106,7 @@ def measure(run: Run, images: Tensor, *, static_batch: int | None, black: Tensor
 
 def black_image(spec: InputSpec) -> Tensor:
     """Return a black image (C, H, W) as the model takes it."""
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (spec.mean, spec.std))
-    return (-mean / std).expand(spec.in_chans, *spec.size)
+    return to_input(torch.zeros(spec.in_chans, *spec.size), spec)
 
 
 def rounding(limits: Limits, *, dynamic: bool = False) -> float:

@@ -1,6 +1,6 @@
 """Builds the nodes of preprocessing: decoded images in, resized, cropped and normalised in the graph.
 
-The nodes repeat `vtk.data.image_transforms.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
+The nodes repeat `vtk.data.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
 computed in integers as Pillow's callers do. Pillow filters one axis, rounds to uint8, and filters the other, so there
 are two Resize nodes in Pillow's order, with ``exclude_outside``; onnxruntime's fixed-point arithmetic on uint8 equals
 Pillow's, except that its weights are computed in single precision: a value between two levels may be rounded to the
@@ -101,7 +101,7 @@ class _Nodes:
             self.add("Cast", values, to=self.out_type, name="pixel_values")
 
     def levels(self, spec: InputSpec) -> str:
-        """Return the images in 8 bits: what `vtk.data.pixels.scaled` computes, in double precision as there."""
+        """Return the images in 8 bits: as `vtk.data.decoding.pixels.scaled`, in double precision."""
         if not spec.value_range:
             return "images"
         low, high = (np.array([pair[i] for pair in spec.value_range], np.float64).reshape(1, 1, 1, -1) for i in (0, 1))

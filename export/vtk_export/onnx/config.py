@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
-from vtk_export.config import IrVersion, PrecisionConfig
 from vtk_export.onnx.spec import GateSpec, GraphSpec
+from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
 
 

@@ -20,7 +20,7 @@ from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.gate.drift import Drift
 from vtk_export.gate.images import gate_inputs
@@ -124,7 +124,7 @@ def export_onnx(
     """
     expect(config, OnnxConfig, "export_onnx")
     require("onnxscript", "onnxruntime")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is already an ONNX file; give the pack it was exported from")
     start = time.perf_counter()

@@ -10,7 +10,7 @@ from torch import nn
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
 from vtk.runtime.fp8_gate import check_agreement
 from vtk.runtime.photographs import Photographs

@@ -14,7 +14,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backends.base import Backend
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
 from vtk_export.gate.images import GateInputs
@@ -60,17 +60,17 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
     return drift
 
 
-def measure_drift(file: File, card: Card, given: Given | None, options: GateSpec) -> Drift:
+def measure_drift(file: File, card: Card, given: DataImages | None, options: GateSpec) -> Drift:
     """Run the file on decoded images and torch on what the evaluation makes of them.
 
     Raises:
         VerificationError: the file does not run.
         DataError: no image of ``--data`` can be read.
     """
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.image_transforms import eval_transform
-    from vtk.data.images import unreadable
-    from vtk.data.memory_images import take_image
+    from vtk.data.decoding.images import unreadable
+    from vtk.data.decoding.memory_images import take_image
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.loading.eval_transform import eval_transform
 
     transform, name = eval_transform(card.input), file.names[0]
     expected, got = [], []
@@ -121,11 +121,10 @@ def _run(session: Backend, image: np.ndarray, name: str) -> Tensor:
         ) from error
 
 
-def _images(card: Card, given: Given | None, seed: int) -> Iterator[tuple[Path, np.ndarray]]:
+def _images(card: Card, given: DataImages | None, seed: int) -> Iterator[tuple[Path, np.ndarray]]:
     """Yield names and raw images, (height, width, 3) of the type that the graph takes."""
-    from vtk.data.bands import pixel_limit
-    from vtk.data.decoding import read_raw
-    from vtk.data.raw_images import spread
+    from vtk.data.decoding.decode import pixel_limit, read_raw
+    from vtk.data.decoding.raw_images import spread
 
     spec = card.input
     if given is None:

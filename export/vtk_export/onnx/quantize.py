@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError
 from vtk.runtime.backends.ort_quantize import quantize_dynamic, quantize_static
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
 from vtk_export.onnx.spec import GateSpec, GraphSpec
@@ -21,7 +21,7 @@ from vtk_export.output_folder import save
 
 
 def to_int8(
-    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: Given | None
+    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
 ) -> onnx.ModelProto:
     """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
     place = folder / "plain"
@@ -44,7 +44,7 @@ def to_int8(
 
 
 def to_fp8(
-    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: Given | None
+    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
 ) -> None:
     """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
     names = dict.fromkeys(node.input[0] for node in wide_products(proto))
@@ -58,7 +58,7 @@ def to_fp8(
 class _Calibration:
     """The images that calibrate a file, and how many of them were read."""
 
-    def __init__(self, card: Card, spec: GraphSpec, options: GateSpec, given: Given | None) -> None:
+    def __init__(self, card: Card, spec: GraphSpec, options: GateSpec, given: DataImages | None) -> None:
         assert given is not None
         self.spec, self.batch, self.used = card.input, spec.static_batch, 0
         self.images = Photographs(given.calibration[0], options.calibration_images, max_pixels=pixel_limit(card))

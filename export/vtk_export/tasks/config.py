@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.options.shared import Base, Out, Overwrite, ProfileSizes, VerifyDataOf
-from vtk_export.config import GraphConfig
+from vtk_export.options import GraphConfig
 from vtk_export.targets import check_caps
 
 

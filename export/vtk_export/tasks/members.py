@@ -17,9 +17,9 @@ from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import give_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.data_parts import Split
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import card_images
 
 _FREE = "add_context_broadcast"
@@ -137,7 +137,7 @@ class Loader:
         bank.add(member.name, dataclasses.replace(task, model=twin(model)))
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
-        given = give_images(member.card, self._data[member.name], self._split)
+        given = data_images(member.card, self._data[member.name], self._split)
         member.images, what = card_images(member.card, self._count, given, seed=seed)
         self._whats.append(what)
         with torch.no_grad():

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.options.shared import MaybeOut, Overwrite, ProfileSizes, SourceOptions
-from vtk_export.config import PrecisionConfig
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.options import PrecisionConfig
 from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
 
 __all__ = ["OLD", "TensorrtCommand", "TensorrtConfig", "parse_version"]

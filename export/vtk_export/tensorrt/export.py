@@ -23,7 +23,7 @@ from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening
 from vtk.runtime.weight_digests import file_digest
 from vtk_export.gate.images import GateInputs, gate_inputs
@@ -115,7 +115,7 @@ def export_tensorrt(
         VerificationError: the outputs differ from PyTorch's, or TensorRT would refuse the file or cannot build it.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
         raise UsageError(f"{source.path} is already an exported file; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:

@@ -20,8 +20,8 @@ from vtk.formats import read_json, write_json
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import CARD, HASHES, TENSORS, read_card
 from vtk.packs.load import load_task
-from vtk.runtime.data_option import give_images
-from vtk.runtime.source import open_source
+from vtk.runtime.data_option import data_images
+from vtk.runtime.opening import open_source
 from vtk_export.gate.images import card_images
 from vtk_export.gate.verify import RELATIVE_BOUND
 from vtk_export.triton.config import TritonCommand
@@ -110,7 +110,7 @@ def write_packs(
             shutil.copyfile(store_base(task.base), version / BASE)
         cards[name] = task.card
         # another seed for each task: were all images alike, one that met another's weights might not show
-        given = give_images(task.card, (folders or {}).get(name), config.split)
+        given = data_images(task.card, (folders or {}).get(name), config.split)
         images, what = card_images(task.card, _CHECKED, given, seed=config.seed + i)
         whats.append(what)
         with torch.no_grad():

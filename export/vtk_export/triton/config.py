@@ -26,8 +26,8 @@ from vtk.options.shared import (
     Unverified,
     VerifyDataOf,
 )
-from vtk_export.config import RunTime
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
 

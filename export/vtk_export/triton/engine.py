@@ -13,7 +13,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.runtime.data_option import give_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
@@ -113,7 +113,7 @@ def check_engine(
         raise DataError(f"`--engine` {engine.path} was built for other {what} than {source.name} has; export and build "
                         "it again")  # fmt: skip
     batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
-    given = give_images(mine, data, config.split, described=source.described)
+    given = data_images(mine, data, config.split, described=source.described)
     images, what = card_images(mine, sum(batches), given, seed=config.seed)
     precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
     rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,

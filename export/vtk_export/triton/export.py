@@ -12,7 +12,8 @@ from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.data_option import folders_of
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Opening, Source
 from vtk_export.tasks.names import named_packs
 from vtk_export.triton.command_lines import command_lines
 from vtk_export.triton.config import TritonCommand, TritonConfig

@@ -1,12 +1,14 @@
 """Writes the files beside the weights of a model: server code, client, labels, warm-up data and config."""
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtk import data, files
+from vtk import files
 from vtk.card import Card
+from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
@@ -50,13 +52,13 @@ def _code(server: str) -> dict[str, bytes]:
 
 def decoding_code() -> dict[str, bytes]:
     """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
-    copies = {}
-    for module, name in DECODING.items():
-        code = Path(data.__file__).with_name(f"{module}.py").read_bytes()
-        for other, copy in DECODING.items():
-            code = code.replace(f"from vtk.data.{other} import".encode(), f"from vtk_{copy} import".encode())
-        copies[f"vtk_{name}.py"] = code
-    return copies
+    served = {module: name.removesuffix(".py") for name, module in DECODING.items()}
+    found = {}
+    for name, module in DECODING.items():
+        text = Path(decoding.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        text = re.sub(r"from vtk\.data\.decoding\.(\w+)", lambda match: f"from {served[match[1]]}", text)
+        found[name] = text.encode()
+    return found
 
 
 def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Opening, Source
 from vtk_export.onnx.export import ExportResult
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.pbtxt import Slot

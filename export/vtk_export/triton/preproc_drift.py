@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card, InputSpec
-from vtk.data.bands import pixel_limit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, VerificationError
-from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_option import data_images, judging_images
 from vtk.runtime.data_parts import Split
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
 from vtk_export.gate.limits import LEAST_COSINE
@@ -48,8 +48,8 @@ def measure_served(
     for name, card in cards.items():
         firsts.setdefault(card.input, name)
     for spec, name in firsts.items():
-        given = give_images(cards[name], folders.get(name), split)
-        found = _measure(spec, model(name), judging(given), seed, pixel_limit(cards[name]))
+        given = data_images(cards[name], folders.get(name), split)
+        found = _measure(spec, model(name), judging_images(given), seed, pixel_limit(cards[name]))
         if worst is None or not found.cosine_min >= worst.cosine_min:
             worst = found
     assert worst is not None
@@ -63,10 +63,10 @@ def measure_served(
     return worst
 
 
-def _measure(spec: InputSpec, model: nn.Module, chosen: Chosen | None, seed: int, limit: int) -> Drift:
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.image_transforms import eval_transform, read_input
-    from vtk.data.memory_images import take_image
+def _measure(spec: InputSpec, model: nn.Module, chosen: ImageSelection | None, seed: int, limit: int) -> Drift:
+    from vtk.data.decoding.memory_images import take_image
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.loading.eval_transform import eval_transform, read_input
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []
@@ -97,7 +97,7 @@ def _logits(model: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
-def _photographs(chosen: Chosen) -> Iterator[tuple[bytes, Path | None]]:
+def _photographs(chosen: ImageSelection) -> Iterator[tuple[bytes, Path | None]]:
     for path in Photographs(chosen, COUNT).paths:
         try:
             yield path.read_bytes(), path

@@ -24,14 +24,17 @@ from vtk_export.triton.readme import check_page
 
 NO_BYTECODE = "__pycache__"
 DECODING = {
-    "bit_depth": "depth", "pixels": "pixels", "icc_profiles": "profiles", "raw_images": "raw", "tiff": "tiff",
-}  # fmt: skip
-"""Modules of `vtk.data` that need Pillow and NumPy only, and NAME of the copies ``vtk_NAME.py`` that `vtk_images.py`
-imports."""
+    "vtk_depth.py": "bit_depth",
+    "vtk_pixels.py": "pixels",
+    "vtk_profiles.py": "icc_profiles",
+    "vtk_raw.py": "raw_images",
+    "vtk_read_pixels.py": "read_pixels",
+    "vtk_tiff.py": "tiff",
+    "vtk_tiff_samples.py": "tiff_samples",
+}
+"""Name in a model's folder → module of `vtk.data.decoding`, which needs Pillow and NumPy only."""
 
-OWN = frozenset(
-    {"warmup", README, "client.py", "client.json", "vtk_images.py", *(f"vtk_{name}.py" for name in DECODING.values())}
-)
+OWN = frozenset({"warmup", README, "client.py", "client.json", "vtk_images.py", *DECODING})
 """Names in a model's folder beside its versions, config and labels."""
 
 

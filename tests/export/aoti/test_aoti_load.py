@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision import tv_tensors
 
 from tests.export._aoti_library import CHECKS, Library, loader, write_file
-from vtk.runtime.backends import aoti_load
+from vtk.runtime import aoti_load
 from vtk_export.aoti.trial_process import LAYOUTS, shapeless, wrong
 
 SHAPE = (3, 32, 48)

@@ -19,10 +19,11 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.profiling.result import ProfileResult
-from vtk.runtime.backends import aoti_load
-from vtk.runtime.backends.aoti_backend import open_aoti, read_metadata
+from vtk.runtime import aoti_load
+from vtk.runtime.aoti_file import open_aoti, read_metadata
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 from vtk_export.aoti import export as aoti
 from vtk_export.aoti import gate as aoti_gate
 from vtk_export.aoti.config import AotiConfig

@@ -16,7 +16,7 @@ from timm.models.vision_transformer import ParallelThingsBlock
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.runtime import load_backend
 from vtk.runtime.onnx_file import open_onnx
 from vtk_export.tasks.gathered_vit import GatheredViT

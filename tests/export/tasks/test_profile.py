@@ -66,7 +66,7 @@ def test_a_gathered_file_that_takes_the_wrong_tasks_weights_gets_no_number(
     from vtk.profiling.profile import run
     from vtk.profiling.task_reference import mixed_answers
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     file = both.out / "gathered.onnx"
     assert main(["profile", str(file), *QUICK]) == 0  # alone it is compared with itself

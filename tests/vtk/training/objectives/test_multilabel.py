@@ -198,7 +198,7 @@ def test_softmax_of_several_labels_is_refused_and_the_file_carries_the_card(conf
     [
         ({"multi_label": True, "metric": "top1"}, "--metric` top1 is not one of images with several labels"),
         ({"multi_label": True, "sampler": "balanced"}, "give --class-weights balanced"),
-        ({"label_separator": "|"}, "--label-separator` is of several labels an image; give --multi-label"),
+        ({"label_separator": "|"}, "--label-separator` needs --multi-label; give both"),
         ({"multi_label": True, "label_separator": "and"}, "comma, semicolon, tab, space, pipe, or one character"),
     ],
 )
