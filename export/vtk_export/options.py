@@ -38,7 +38,7 @@ IrVersion = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Config):
-    """Options of every exporter that writes into a folder."""
+    """Options of every exporter of files."""
 
     GROUP: ClassVar[str] = "format"
 
@@ -95,7 +95,7 @@ class GraphConfig(ExportConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(GraphConfig):
-    """Options of exporters that round one model's graph, and judge it on images."""
+    """Options of exporters of one graph in any precision."""
 
     dtype: GraphDtype = "fp32"
     keep_io_types: KeepIoTypes = False

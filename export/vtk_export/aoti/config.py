@@ -8,7 +8,7 @@ from vtk_export.options import ExportConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AotiConfig(ExportConfig):
-    """What AOTInductor file is made of a model, where, and for which device: it runs on that kind only.
+    """Options of the AOTInductor export of one model, which runs on one kind of device only.
 
     Raises:
         UsageError: a value is out of range.
@@ -24,4 +24,4 @@ class AotiConfig(ExportConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AotiCommand(AotiConfig, SourceOptions):
-    """``vtk export aoti``: what to open, and what to make of it."""
+    """``vtk export aoti``: the source and the options."""

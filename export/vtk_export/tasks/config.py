@@ -13,7 +13,7 @@ from vtk_export.targets import check_caps
 
 @dataclass(frozen=True, kw_only=True)
 class TasksConfig(GraphConfig):
-    """What files are made of several packs of one base, where, and how they are verified.
+    """Options of the ONNX export of several packs of one base.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
@@ -34,13 +34,13 @@ class TasksConfig(GraphConfig):
         if self.runtime is not None:
             check_caps(self.runtime, self.opset, None)
         if self.fuse and self.form != "files":
-            raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights that each image gathers "
-                             "cannot be folded; leave it out")  # fmt: skip
+            raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: gathered weights cannot be "
+                             "folded; leave it out")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TasksCommand(TasksConfig):
-    """``vtk export tasks``: what to open, and what to make of it."""
+    """``vtk export tasks``: the packs and the options."""
 
     packs: Annotated[
         tuple[Path, ...],
