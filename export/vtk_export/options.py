@@ -84,7 +84,7 @@ class GraphConfig(ExportConfig):
 
     @property
     def file_opset(self) -> int:
-        """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
+        """Opset of the file; for TensorRT 8.6 it is lower than any of torch's exporter."""
         return self.graph_opset if self.runtime is None else min(self.graph_opset, self.runtime.opset)
 
     @property

@@ -150,7 +150,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
 def temporary_aoti(
     source: Source, *, precision: str = "fp32", device: str | torch.device = "cpu", threads: int | None = None
 ) -> Iterator[Source]:
-    """Export and verify into a temporary folder, for the back-end ``aoti``; gone at the end of the block."""
+    """Export and verify into a temporary folder, for the back-end ``aoti``; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"dtype": precision, "device": str(device), "threads": threads}
         config = AotiConfig(out=Path(folder) / "export", **options)
@@ -161,7 +161,7 @@ def temporary_aoti(
 
 
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:
-    """Return the fused model, or the model itself where it cannot be fused and nobody insists."""
+    """Return the fused model; the model itself if it cannot be fused and ``wanted`` is None."""
     if wanted is not False:
         try:
             return fuse(model, dtype, keep_source=False), True

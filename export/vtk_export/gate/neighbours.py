@@ -64,7 +64,7 @@ class Dependence:
 
 
 def measure(run: Run, images: Tensor, *, static_batch: int | None, black: Tensor, names: Sequence[str]) -> Dependence:
-    """Run images alone and among neighbours.
+    """Run images alone and with neighbours, and compare.
 
     Args:
         run: the file, graph optimisations on.
@@ -110,12 +110,12 @@ def black_image(spec: InputSpec) -> Tensor:
 
 
 def rounding(limits: Limits, *, dynamic: bool = False) -> float:
-    """Return up to which `Dependence.relative` is rounding; with ranges found at every call nothing else is small."""
+    """Return the largest `Dependence.relative` that counts as rounding; ranges computed at every call allow less."""
     return RELATIVE_BOUND if dynamic or limits.batch is None else limits.batch
 
 
 def check_dependence(found: Dependence, bound: float, *, dynamic: bool = False) -> None:
-    """Hold what was measured against the bound.
+    """Check the measured dependence against the bound.
 
     Args:
         found: what was measured.
@@ -154,7 +154,7 @@ def _neighbours(images: Tensor, black: Tensor) -> Iterator[tuple[str, Tensor, bo
 
 
 def _other_class(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return where the class is another one, and not for two classes that are equal but for rounding."""
+    """Return where the top-1 class differs, except for classes that are equal up to rounding."""
     other = found.argmax(1) != wanted.argmax(1)
     if wanted.shape[1] < 2:
         return torch.zeros_like(other)

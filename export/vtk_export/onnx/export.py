@@ -87,7 +87,7 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether some TensorRT has the file's operators: it lacks ranges that are found at every run, and resizing."""
+        """Whether TensorRT has the file's operators: it lacks ranges computed at every run, and antialiased resizing."""
         return self.facts.int8 != "dynamic" and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
@@ -108,7 +108,7 @@ class ExportResult:
 def export_onnx(
     source: "Openable", config: OnnxConfig, *, show: bool = True, **opening: Unpack[Opening]
 ) -> ExportResult:
-    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+    """Export, verify, and put the files into ``config.out``; a failure leaves that folder as it was.
 
     Args:
         source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
@@ -187,7 +187,7 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
 def temporary_onnx(
     source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
 ) -> Iterator[Source]:
-    """Export and verify into a temporary folder, for a back-end that runs ONNX files; gone at the end of the block."""
+    """Export and verify into a temporary folder, for a back-end that runs ONNX files; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
         config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)

@@ -19,7 +19,7 @@ _ANY = "10.x"
 
 
 def parse_version(text: str) -> Target:
-    """Read ``10.3``, ``10.x`` or ``10`` (whatever every 10 takes), the same with 11, and ``8.6``.
+    """Parse ``10.3``, ``10.x`` or ``10`` (for every 10), the same with 11, and ``8.6``.
 
     Raises:
         UsageError: another version, or one whose needs are not known.
@@ -79,7 +79,7 @@ class TensorrtConfig(PrecisionConfig):
 
     @property
     def runtime(self) -> Target:
-        """The version of TensorRT and what it takes."""
+        """The version of TensorRT, with its caps."""
         if self.target is None:
             return parse_version(self.trt)
         if self.trt != _ANY:

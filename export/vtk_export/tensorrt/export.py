@@ -100,7 +100,7 @@ class TensorrtResult:
 def export_tensorrt(
     source: "Openable", config: TensorrtConfig, *, show: bool = True, **opening: Unpack[Opening]
 ) -> TensorrtResult:
-    """Export, verify, lint, and put the files into ``config.out``; on a failure that folder is as it was before.
+    """Export, verify, lint, and put the files into ``config.out``; a failure leaves that folder as it was.
 
     Args:
         source: the model, as for `vtk.export_onnx`.
@@ -158,10 +158,10 @@ def export_tensorrt(
 
 
 def build_engine(folder: Path) -> dict[str, Any]:
-    """Run ``build_engine.py`` of an export in a process of its own, and return the engine's stamp.
+    """Run ``build_engine.py`` of an export in a separate process, and return the engine's stamp.
 
     Raises:
-        UnavailableError, DataError, VerificationError: what the script ended with.
+        UnavailableError, DataError, VerificationError: by the exit code of the script.
     """
     console.say("building the engine; kernel selection takes minutes")
     command = child(str(folder / scripts.PYTHON))
