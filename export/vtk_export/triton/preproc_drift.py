@@ -30,7 +30,7 @@ def measure_served(
     cards: Mapping[str, Card], model: Callable[[str], nn.Module], *, folders: Mapping[str, Path | None],
     split: Split | None, seed: int,
 ) -> Drift:  # fmt: skip
-    """Compare both preprocessings, and torch's logits of both, for every way in which tasks take images.
+    """Compare the logits of both kinds of preprocessing, for every distinct input of the tasks.
 
     Args:
         cards: of the tasks.
