@@ -15,7 +15,7 @@ from vtk import console
 from vtk.data.samples import DataAudit
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, StepInfo
-from vtk.training.engine.loop import DivergedError, Loop
+from vtk.training.engine.fit import DivergedError, Loop
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.step_rule import PlainStep
 from vtk.training.memory import MemoryChoice
@@ -151,7 +151,7 @@ def _estimate(prepared: PreparedRun) -> Estimate:
         max_steps=prepared.config.max_steps,
     )  # fmt: skip
     loop.run_epoch(False)
-    steps = sum(len(loop._plan(epoch)) for epoch in range(loop.epochs))
+    steps = loop.steps.total()
     # the first steps wait for loading processes to start, or use what these have loaded in the meantime
     k = len(clock.times) // 3
     before, seen = (clock.times[k - 1], sum(clock.images[:k])) if k else (begin, 0)

@@ -12,13 +12,15 @@ from torch import nn
 from vtk import console
 from vtk.errors import UsageError
 from vtk.training.engine.callback_list import Callbacks
-from vtk.training.engine.loop import DivergedError, FitConfig, Loop
+from vtk.training.engine.learner import FitConfig
+from vtk.training.engine.loop import Loop
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.progress import ProgressBar
 from vtk.training.engine.result import EpochEnd, FitResult, FitState
 from vtk.training.engine.save_schedule import Interrupted, Saves
 from vtk.training.engine.step_rule import PlainStep, StepRule
+from vtk.training.engine.stepper import DivergedError
 from vtk.training.engine.streams import Stream
 from vtk.training.objectives.base import Objective
 
