@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vtk import console
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, StepInfo
 from vtk.training.engine.fit import DivergedError, Loop

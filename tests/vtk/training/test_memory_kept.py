@@ -12,7 +12,7 @@ from vtk.models.meta_model import shapes_only
 from vtk.training.engine.precision import Bf16
 from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
-from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
+from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 from vtk.training.policies import policy
 
 BOUNDS = {"plain": 11.3, "gelu8": 8.3, "recompute": 6.3, "minimal": 3.3}
@@ -92,7 +92,7 @@ def test_at_384_pixels(mode, compiled):
 
 def test_frozen_attention_keeps_no_input_of_its_projections():
     """Policy head with a trained Λ: gradients pass through, no weight of a block is trained."""
-    from vtk.models.context_layers import add_context_broadcast
+    from vtk.models.transforms.context_layers import add_context_broadcast
 
     found = {}
     for mode in ("by torch", *MODES):

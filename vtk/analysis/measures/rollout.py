@@ -1,16 +1,16 @@
-"""What reaches the class token through all layers: attention rollout (Abnar and Zuidema, 2020)."""
+"""Attention rollout: attention to the class token through all layers (Abnar and Zuidema 2020)."""
 
 import re
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.measures.overlays import AttentionMap, AttentionMaps, half_share, look
+from vtk.analysis.measures.overlays import AttentionMap, AttentionMaps, half_share, query_attention
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
-from vtk.models.uniform_heads import UniformHeadAttention
+from vtk.models.transforms.uniform_heads import UniformHeadAttention
 
 _BRANCH = re.compile(r"(.+)\.attns\.\d+\.\w+")
 
@@ -20,7 +20,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     """Return what reaches the class token from every patch, of each image, the model in eval mode.
 
     With Āₗ the mean over the heads of layer l, rollout is Π (½Āₗ + ½I), the last layer to the left: half of a token is
-    the skip connection's. Heads of uniform attention (`vtk.models.uniform_heads`) count as such. Parallel branches of a
+    the skip connection's. Heads of uniform attention (`uniform_heads`) count as such. Parallel branches of a
     block attend to the same tokens: Āₗ is their mean. FFNs, LayerScale and Context Broadcasting have no part in it. A
     model without class token tells the mean over all patches.
 
@@ -39,7 +39,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     parts: list[Tensor] = []
     maps: list[AttentionMap] = []
     query = ""
-    with evaluating(model):
+    with eval_mode(model):
         for batch, _ in stream(model, batches, max_images):
             rolled = _Rollout(model)
             with watch_places(model, rolled.see):
@@ -99,7 +99,7 @@ class _Rollout:
             raise self._refusal(f"its attention ({hidden[0]}) calls no softmax that can be seen")
         if self.rolled is None or self.places is None:
             raise self._refusal("it has no attention")
-        rows, query = look(self.rolled[:, None], self.places, has_class_token(self.model))
+        rows, query = query_attention(self.rolled[:, None], self.places, has_class_token(self.model))
         return self.places.assemble(rows[:, 0, self.places.prefix :]).float().cpu(), query
 
     def _refusal(self, why: str) -> UsageError:

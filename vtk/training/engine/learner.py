@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vtk.training.engine.ema import Ema
 from vtk.training.engine.loss_scale import LossScaler
 from vtk.training.engine.param_groups import OptimConfig, make_optimizer, make_schedule
-from vtk.training.engine.static_step.rules import GraphChoice
+from vtk.training.options.running import GraphChoice
 from vtk.training.policies.policy import live_buffers
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import StepInfo

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.training.objectives.base import Batch
 
 

@@ -19,7 +19,8 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.models.task_parameters import head_names
 from vtk.training.objectives.base import Batch, Objective, Stateful
-from vtk.training.objectives.teacher import Tap, Teacher, Trained, check_widths, load_trained
+from vtk.training.objectives.teacher import Tap, Teacher, check_widths
+from vtk.training.objectives.trained import Trained, load_trained
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
 
 __all__ = [

@@ -8,6 +8,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import Device, EvalBatch, Seed, Workers
 
+GraphChoice = Literal["auto", "on", "off"]
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = r"(?P<time>\d*[1-9]\d*(\.\d+)?|0?\.\d*[1-9]\d*) ?(?P<unit>s|min|h)"
 _INTERVAL = re.compile(rf"(?P<steps>[1-9]\d*)( ?steps?)?|{_TIME}")
@@ -83,7 +84,7 @@ class GraphOptions(Config):
     GROUP: ClassVar[str] = "running"
 
     cuda_graph: Annotated[
-        Literal["auto", "on", "off"],
+        GraphChoice,
         Option("a training step as one CUDA graph; auto: on a GPU, where the step can be one"),
     ] = "auto"
 

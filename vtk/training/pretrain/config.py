@@ -1,4 +1,4 @@
-"""Options of a pre-training run: the groups that other runs have too, with other defaults, and its own."""
+"""Options of a pre-training run: groups shared with other runs, with other defaults, and its own."""
 
 import dataclasses
 from collections.abc import Mapping

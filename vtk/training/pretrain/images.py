@@ -1,21 +1,22 @@
-"""The images of a run: all below a folder, whatever their folders are called; or, of labelled runs, class folders."""
+"""Reads the images of a pre-training run: all below a folder, or class folders for labelled methods."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.card import InputSpec
-from vtk.data.audit import scan
-from vtk.data.copies import find_copies
-from vtk.data.decoding_rules import Decoding
-from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
-from vtk.data.listing import Found, folders, note_rest, walk
-from vtk.data.samples import BadFile, DataAudit, Sample
-from vtk.data.scan_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.split import divide
-from vtk.data.timm_datasets import fetch, is_named
-from vtk.data.unused_files import Rest, settle
-from vtk.data.value_range import judge, parse_option
+from vtk.data.audit.copies import find_copies
+from vtk.data.audit.result import BadFile, DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.audit.split import divide
+from vtk.data.decoding.rules import Decoding
+from vtk.data.probing.probe_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.sources.layout import TRAIN_NAMES, VAL_NAMES
+from vtk.data.sources.listing import Found, folders, note_rest, walk
+from vtk.data.sources.timm_datasets import fetch, is_named
+from vtk.data.sources.unused_files import Rest, settle
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -56,11 +57,11 @@ def _scan_all(
         raise DataError(f"{root} is a file; give a folder of images")
     rest = Rest()
     parts, notes = _parts(root, rest)
-    found = [file for part in parts for file in part]
-    if not found:
+    files = [file for part in parts for file in part]
+    if not files:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
     probes, cached = probe_files(
-        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
+        root, files, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
         rules=decoding.rules if decoding else "srgb",
     )  # fmt: skip
     if config.on_bad_image == "fail":
@@ -85,7 +86,7 @@ def _scan_all(
         copies.refuse_leaks(root)
     left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
-    seen = judge(probes, decoding, config.value_range, config.in_chans)
+    seen = choose_scan_range(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",

@@ -1,4 +1,4 @@
-"""What a kind of pre-training brings along; `vtk.training.pretrain.run` does the rest, alike for all of them.
+"""Interface of a pre-training method; `vtk.training.pretrain.run` does the rest, which is the same for all methods.
 
 A method turns a backbone (a timm model without classifier) into a model to train, says what is minimised, and draws
 what was learnt. The run reads the images, trains through `vtk.training.fit`, scores the held-out images with the same
@@ -15,8 +15,8 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
+from vtk.data.loading.loader import Transform
 from vtk.training.engine.processes import Ranks
 from vtk.training.objectives.base import Objective
 from vtk.training.pretrain.config import PretrainConfig

@@ -1,4 +1,4 @@
-"""The files of a pre-training run besides those that every run has (`vtk.training.runs.outputs`)."""
+"""Files and printed lines of a pre-training run beside those of every run (`vtk.training.runs.outputs`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vtk import console, files
 from vtk.card import Card
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
 from vtk.formats import save_tensors
 from vtk.packs.load import card_metadata
 from vtk.text import one_line

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
-from vtk.data.decoding_rules import V0_1, Decoding
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.rules import V0_1, Decoding
 from vtk.data.record import name_below
-from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.training.run_config import RunConfig
 from vtk.training.runs.image_list import images_digest

@@ -11,13 +11,13 @@ from torch import Tensor
 from vtk import console
 from vtk.card import Card
 from vtk.files import existing_dir
+from vtk.models.devices import DTYPES
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
 from vtk.packs.pack import save_task, update_card
 from vtk.training.engine.callbacks import Kept
-from vtk.training.engine.precision import DTYPES
 from vtk.training.engine.processes import Ranks
 from vtk.training.policies import lora_layers as lora
 from vtk.training.runs import outputs

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vtk.card import InputSpec, Transform
-from vtk.data.image_transforms import TrainTransform, train_transform
-from vtk.data.layout import refuse_inside
+from vtk.data.loading.train_transform import TrainTransform, train_transform
 from vtk.data.mirroring import USUAL
+from vtk.data.sources.layout import refuse_inside
 from vtk.errors import UsageError
 from vtk.models.create import check_transforms
 from vtk.models.inputs import input_spec

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks, open_ranks

@@ -20,7 +20,7 @@ from vtk.errors import DataError
 from vtk.files import existing_dir, replace_dir
 from vtk.filesets import is_empty
 from vtk.formats import read_json, save_tensors, write_json
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.files import read_safetensors
 from vtk.readers import reading
 from vtk.training.engine.result import FitState
 

@@ -6,20 +6,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from vtk.data.audit import DataAudit
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import TrainTransform
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.train_transform import TrainTransform
 from vtk.data.mirroring import Mirroring
 from vtk.data.record import Record, record_of
 from vtk.errors import DataError
-from vtk.models.base_weights import Base
-from vtk.models.class_names import match_rows
 from vtk.models.create import Created, build_model
+from vtk.models.devices import DTYPES
 from vtk.models.inputs import patch_side
 from vtk.models.task_parameters import head_names
+from vtk.models.weights.base import Base
+from vtk.models.weights.class_names import match_rows
 from vtk.packs.lora_adapter import Lora
-from vtk.training.engine.precision import DTYPES
-from vtk.training.objectives.distillation import Teacher, Trained, open_teacher
+from vtk.training.objectives.distillation import open_teacher
+from vtk.training.objectives.teacher import Teacher
+from vtk.training.objectives.trained import Trained
 from vtk.training.options.policy import PolicyOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.task_spec import parse_starts

@@ -14,9 +14,9 @@ pytest.importorskip("peft")
 from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
@@ -267,7 +267,7 @@ def test_a_layer_that_is_merged_or_switched_off_computes_as_peft_does(tiny):
 
 
 def test_engine_keeps_less_for_factors_than_autograd(tiny):
-    from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
+    from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 
     model, _, _ = injected(tiny)
     train_mode(model)
