@@ -1,4 +1,4 @@
-"""``--dry-run``: what a run would see, the memory it would take and about how long, before it is started.
+"""``--dry-run``: images, memory and duration of a run, before it is started.
 
 The time is measured on a few real steps, loading included, and on a few batches of the evaluation. What these steps
 change is thrown away: nothing is written.

@@ -1,4 +1,4 @@
-"""What each memory mode keeps for backward, in units of C elements per token and block, counted to the byte."""
+"""Memory that each mode keeps for backward, in units of C elements per token and block, counted to the byte."""
 
 from functools import partial
 

@@ -54,7 +54,7 @@ class Gradients:
         learners: those that take part.
         losses: (learners of the run,) this process's losses where parts were added first, summed over images.
         again: the same where parts were added again.
-        logs: what the objective told of parts that were added first, summed over images.
+        logs: the objective's further numbers of parts that were added first, summed over images.
     """
 
     def __init__(

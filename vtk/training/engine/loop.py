@@ -51,7 +51,7 @@ class Loop:
         step: steps done of the whole run.
         seen: images of the epoch's steps.
         stopped: whether a callback ended the run.
-        midway: what is done of the epoch in progress, which lasts until it was evaluated and saved; None after that.
+        midway: the epoch in progress, until it was evaluated and saved; None after that.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Loop:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the model hold the averages of its weights inside of the context, where averages are kept."""
+        """Swap the averaged weights into the model inside of the context, with ``ema``."""
         with contextlib.ExitStack() as stack:
             for learner in self.learners:
                 if learner.ema is not None:
@@ -133,7 +133,7 @@ class Loop:
             yield
 
     def end(self) -> None:
-        """Leave the averages in the model: they are what the run is for."""
+        """Leave the averaged weights in the model, with ``ema``."""
         for learner in self.learners:
             if learner.ema is not None:
                 learner.ema.exchange()
@@ -141,12 +141,12 @@ class Loop:
     def run_epoch(
         self, show: bool, saves: Saves | None = None, save: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        """Train for one epoch, or for what is left of it; return its row of numbers.
+        """Train for one epoch, or for the rest of it; return its row of numbers.
 
         Args:
-            show: say what was compiled.
+            show: print what was compiled.
             saves: when to save within the epoch.
-            save: does it.
+            save: writes the state.
 
         Raises:
             Interrupted: a signal has asked the run to end.
@@ -216,7 +216,7 @@ class Loop:
                 saves.signals.check()  # alone, a process need not look
                 if look and events.signal:
                     raise Interrupted
-                # of several processes, all have heard the same where they look
+                # several processes agree where they look
                 if ((look or ranks.world == 1) and events.late) or saves.at(self.step):
                     began = time.perf_counter()
                     save()
@@ -224,7 +224,7 @@ class Loop:
                     begin += time.perf_counter() - began  # is no time of training
 
     def _tell(self, index: int, images: int, known: float | None, losses: Tensor) -> None:
-        """Tell the callbacks of a step; reading the loss from the device is left to who wants it."""
+        """Call the callbacks after a step; the loss is read from the device only by those that want it."""
         if self.callbacks.all:
             # a static step overwrites its losses, and a callback may read them later
             kept = losses.detach() if self.static is None else losses.clone()

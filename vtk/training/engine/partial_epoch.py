@@ -23,9 +23,9 @@ class PartialEpoch:
         counted: images of the steps that were taken, for each learner; of all processes.
         step: steps done.
         seen: images of them, of all processes.
-        skipped: updates that were left out.
+        skipped: skipped updates.
         seconds: that these steps took.
-        logs: sums of what the objective told, of this process.
+        logs: sums of the objective's further numbers, of this process.
     """
 
     epoch: int

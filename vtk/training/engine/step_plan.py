@@ -1,4 +1,4 @@
-"""What one optimiser step takes: which batches, of which streams, in which forward passes."""
+"""Plans optimizer steps: the batches of each stream, and the forward passes they go through."""
 
 import contextlib
 import dataclasses
@@ -83,7 +83,7 @@ class Feed:
     Args:
         parts: (number of a stream, its batches, how many of them) for each stream that takes part.
         prepare: is applied to each batch once.
-        keep: whether the batches are asked for again.
+        keep: whether the batches are used more than once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How many bytes a training step needs: what its forward pass keeps, counted on a copy of the model without contents.
+"""Estimates the memory of a training step by counting on a copy of the model without contents.
 
 torch's fake tensors have shapes and storages but no numbers, so the whole model runs in a moment and autograd's hook
 counts exactly what a real pass would keep. Kept bytes are a constant and a multiple of the images; two runs tell both.

@@ -1,4 +1,4 @@
-"""Rules of the static step: it needs fixed shapes that the host need not look into; other runs get their reason."""
+"""Checks whether a run can use the static step, and gives the reason where it cannot."""
 
 from typing import Any, Protocol
 

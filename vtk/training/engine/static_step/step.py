@@ -55,7 +55,7 @@ class StaticStep:
 
     Attributes:
         losses: (1,) loss of the latest step, summed over images; 0 where it was left out.
-        logs: the same of what the objective told.
+        logs: the same of the objective's further numbers.
         recorded: whether steps of the main shape are started by one call.
     """
 
@@ -78,7 +78,7 @@ class StaticStep:
         return self._replay is not None
 
     def load(self) -> None:
-        """Go on from what the learner has loaded; what was recorded is of tensors that are no more."""
+        """Continue from the state that the learner has loaded; a recording of other tensors is dropped."""
         self.update.attach()
         self._forget()
 
