@@ -8,6 +8,7 @@ WORKERS ?= 2
 DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
+DOCS := .venv-docs
 # an old ONNX Runtime, for --target
 OLD := .venv-old-ort
 OLD_ORT ?= 1.17
@@ -21,7 +22,7 @@ PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onn
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow bench test-server test-peers clean-peers papers check style docs wheel clean
+.PHONY: help install demo test test-slow bench test-server test-peers clean-peers papers check style docs site wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -83,33 +84,43 @@ clean-peers:  ## remove the environment of test-peers, for one with other packag
 	rm -rf $(PEERS) $(OLD) $(TRITON)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
-papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/papers.md
+papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/results/papers.md
 	$(BIN)/python benchmarks/papers $(PAPERS)
-	$(BIN)/python docs/papers.py
+	$(BIN)/python docs/_generate/papers.py
 
 check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python docs/commands.py --check
-	$(BIN)/python docs/performance.py --check
-	$(BIN)/python docs/families.py --check
-	$(BIN)/python docs/papers.py --check
+	$(BIN)/python docs/_generate/commands.py --check
+	$(BIN)/python docs/_generate/performance.py --check
+	$(BIN)/python docs/_generate/families.py --check
+	$(BIN)/python docs/_generate/papers.py --check
+	$(BIN)/python docs/_generate/architecture.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/commands.md and docs/performance.md again, from the help texts and the results
-	$(BIN)/python docs/commands.py
-	$(BIN)/python docs/performance.py
-	$(BIN)/python docs/families.py
-	$(BIN)/python docs/papers.py
+docs: $(STAMP)  ## write the generated pages again, from the help texts, the tests' table and the results
+	$(BIN)/python docs/_generate/commands.py
+	$(BIN)/python docs/_generate/performance.py
+	$(BIN)/python docs/_generate/families.py
+	$(BIN)/python docs/_generate/papers.py
+	$(BIN)/python docs/_generate/architecture.py
+
+$(DOCS)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -r docs/requirements.txt
+	@touch $@
+
+site: $(DOCS)/.installed  ## build site/ from docs/, without a warning, and check its links; needs neither torch nor .venv
+	$(DOCS)/bin/python docs/_generate/site.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) $(DOCS) site build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,7 +3,7 @@
 The constants of `_cost` are fitted to the fused models that one commit measured in a CUDA graph; no constant that
 a ceiling stands for may be more than 1.5 times from it. How much a prediction is worth is what the fit says of a model
 and size that it has not seen: the table printed. Written to ``results/gpu_predictions.csv``, which `gpu.sh all` and
-docs/performance.md set beside what is measured.
+docs/results/performance.md set beside what is measured.
 
     python benchmarks/predict.py [--check]
 """

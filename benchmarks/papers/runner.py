@@ -4,7 +4,7 @@
 
 Every experiment and seed is a process of one thread. Numbers go to ``benchmarks/results/papers.csv`` when an experiment
 is done; what is there already with the same settings and images is not done again, and of an experiment that was
-stopped, finished runs are kept in ``--work``. `python docs/papers.py` makes the page.
+stopped, finished runs are kept in ``--work``. `python docs/_generate/papers.py` makes the page.
 """
 
 import argparse

@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = attach(
         "ExportResult": "vtk_export.onnx.export",
         "GateRow": "vtk_export.gate.verify",
         "OnnxConfig": "vtk_export.onnx.config",
-        "TasksConfig": "vtk_export.onnx.config",
+        "TasksConfig": "vtk_export.tasks.config",
         "TasksExportResult": "vtk_export.tasks.export",
         "TensorrtConfig": "vtk_export.tensorrt.config",
         "TensorrtResult": "vtk_export.tensorrt.export",

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-for _folder in ("benchmarks", "docs"):
+for _folder in ("benchmarks", "docs/_generate"):
     if str(REPO / _folder) not in sys.path:
         sys.path.append(str(REPO / _folder))
 

@@ -24,8 +24,8 @@ EQUAL = Claim("A", "parallel", "as accurate", "top1", "x", "y", 1, 0.02)
 
 @pytest.fixture(scope="module")
 def page():
-    """docs/papers.py, whose name is also that of the benchmarks' package."""
-    spec = importlib.util.spec_from_file_location("papers_page", REPO / "docs" / "papers.py")
+    """docs/_generate/papers.py, whose name is also that of the benchmarks' package."""
+    spec = importlib.util.spec_from_file_location("papers_page", REPO / "docs" / "_generate" / "papers.py")
     module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""docs/performance.py: every number on the page is from a result file, and the page is the same every time."""
+"""docs/_generate/performance.py: every number is from a result file, and the page is the same every time."""
 
 import csv
 import re

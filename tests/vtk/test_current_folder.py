@@ -16,7 +16,7 @@ from vtk.commands import COMMANDS
 from vtk.commands.data import _HELP as DATA
 from vtk.commands.export import TARGETS
 from vtk.commands.tasks import _HELP as TASKS
-from vtk.data.pool import probe_many
+from vtk.data.probing.pool import probe_many
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ROOT / "tests" / "fixtures" / "v0_1"
@@ -100,7 +100,7 @@ def folder(planted: Path, tmp_path: Path) -> Path:
 def later(folder: Path) -> Path:
     """The folder without what Python itself imports before it looks for vtk: nobody could be in time.
 
-    docs/security.md says so.
+    docs/concepts/security.md says so.
     """
     code = "import runpy, importlib.util, sys; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

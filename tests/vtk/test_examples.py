@@ -19,7 +19,7 @@ MARK = re.compile(r"^<!-- worked example: (.+?) -->\n\n?```sh\n(.*?)^```", re.M 
 def examples() -> dict[str, str]:
     """Return the marked blocks by the commands they show."""
     found: dict[str, str] = {}
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         for names, block in MARK.findall(page.read_text("utf-8")):
             assert names not in found, f"{names} has two worked examples"
             found[names] = block
@@ -28,7 +28,7 @@ def examples() -> dict[str, str]:
 
 def subcommands() -> set[str]:
     """Return what the page of all commands lists: those with parts of their own by part."""
-    source = (DOCS / "commands.py").read_text("utf-8")
+    source = (DOCS / "_generate" / "commands.py").read_text("utf-8")
     (table,) = re.findall(r"^COMMANDS = (\(.*?^\))", source, re.M | re.S)
     return {name for name in ast.literal_eval(table) if name}
 

@@ -174,7 +174,7 @@ def test_every_wrong_line_is_reported(checked: str) -> None:
 
 def scripts(page: str) -> dict[str, str]:
     """Return the Python blocks of a page by the heading that they stand under."""
-    text = (REPO / "docs" / page).read_text("utf-8")
+    text = (REPO / "docs" / "guides" / page).read_text("utf-8")
     found = {}
     for part in re.split(r"^## ", text, flags=re.M)[1:]:
         for block in re.findall(r"^```python\n(.*?)^```", part, re.M | re.S):
@@ -198,7 +198,7 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def hub(name: str, kwargs: Any) -> Any:
         import timm
 
-        from vtk.models.base_weights import make_base
+        from vtk.models.weights.base import make_base
 
         state = timm.create_model(name, **kwargs).state_dict()
         return make_base(state, source=f"hub:{name}", task_names=("head.weight", "head.bias", "pos_embed"))

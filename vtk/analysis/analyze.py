@@ -15,7 +15,7 @@ import torch
 from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.report.page import page
-from vtk.analysis.report.tables import print_analyses
+from vtk.analysis.report.terminal import print_analyses
 from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
 from vtk.analysis.sources import (
     Images,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from vtk.analysis.names import CORRUPTIONS, GROUPS, NAMES
+from vtk.analysis.diagnostic_names import CORRUPTIONS, GROUPS, NAMES
 from vtk.errors import UsageError
 from vtk.options import Config, Option, require
 from vtk.options.shared import (

@@ -20,11 +20,10 @@ from vtk.bank.task_entry import Entry, make_entry
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
 from vtk.fused.tuning_store import load_for
-from vtk.models.base_weights import Base
+from vtk.models.devices import check_dtype
+from vtk.models.weights.base import Base
 from vtk.packs.base_files import store_base
 from vtk.packs.load import Task, load_task
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class TaskBank:
@@ -71,9 +70,7 @@ class TaskBank:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UnavailableError(f"`device` is {device} and there is no CUDA device; use cpu")
         cuda = self.device.type == "cuda"
-        self.dtype = dtype or (torch.bfloat16 if cuda else torch.float32)
-        if self.dtype not in DTYPES:
-            raise UsageError(f"`dtype` is {dtype}; give {', '.join(map(str, DTYPES))}")
+        self.dtype = check_dtype(dtype or (torch.bfloat16 if cuda else torch.float32))
         if max_gpu_bytes is not None and max_gpu_bytes < 1:
             raise UsageError(f"`max_gpu_bytes` is {max_gpu_bytes}; give a number of bytes, or leave it out")
         self.max_gpu_bytes = max_gpu_bytes

@@ -23,11 +23,9 @@ from vtk.bank.config import BenchConfig
 from vtk.bank.folded import n_bytes
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse
+from vtk.models.devices import DTYPES
 from vtk.packs.load import Task, load_task
 
-DTYPES = {
-    "auto": None, "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
-}  # fmt: skip
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference between both sides' logits, relative to the largest logit: speed of wrong results is no speed."""
 
@@ -95,9 +93,8 @@ def _names(config: BenchConfig) -> list[tuple[str, Path]]:
 
 
 def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **options: Any) -> TaskBank:
-    bank = TaskBank(
-        config.base, device=device, dtype=DTYPES[config.dtype], max_gpu_bytes=config.max_gpu_bytes, **options
-    )
+    dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # none for `auto`
+    bank = TaskBank(config.base, device=device, dtype=dtype, max_gpu_bytes=config.max_gpu_bytes, **options)
     for name, pack in _names(config):
         bank.add(name, dataclasses.replace(tasks[pack], model=copy.deepcopy(tasks[pack].model)))
     return bank

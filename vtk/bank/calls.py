@@ -11,7 +11,7 @@ from vtk.bank.fused_calls import FusedCall
 from vtk.bank.snapshot import State
 from vtk.bank.stacks import StackStore
 from vtk.bank.stores import HeldStore, Store
-from vtk.models.packed import Layer, Segments, packed_forward
+from vtk.models.packed.forward import Layer, Segments, packed_forward
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vtk.models.packed_rows import TILE
+from vtk.models.packed.rows import TILE
 
 POOLED_TILE = 16
 """Rows of a tile of a product over pooled rows, of which a task has as many as images."""

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from vtk.bank.folded import Folded
 from vtk.card import BaseRef, Card, Transform
 from vtk.errors import BaseError, DataError, UsageError
-from vtk.models.base_weights import tensor_hash
-from vtk.models.packed import attention_modules, own_parameters
+from vtk.models.packed.forward import attention_modules, own_parameters
 from vtk.models.task_parameters import head_names, position_names
+from vtk.models.weights.base import tensor_hash
 from vtk.packs.base_files import base_keys
 from vtk.packs.load import Task
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vtk.bank.folded import Weights, weights_bytes
 from vtk.bank.stores import Store
-from vtk.models.packed import Layer
+from vtk.models.packed.forward import Layer
 
 _SPARE = 16
 """A stack that is full grows by a part in so many: memory is what a bank is to save, and copies are cheap."""

@@ -13,7 +13,7 @@ from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
 from vtk.bank.task_heads import piece_bytes
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.models.packed import attention_modules, own_parameters
+from vtk.models.packed.forward import attention_modules, own_parameters
 from vtk.packs.load import Task
 
 

@@ -27,26 +27,26 @@ from vtk.branches.tune import (
     write_model,
 )
 from vtk.card import Card, Transform
-from vtk.data.audit import scan
-from vtk.data.bands import pixel_limit
-from vtk.data.decoding_rules import Decoding
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.decoding.rules import Decoding
 from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit, Sample
-from vtk.data.table import is_table
+from vtk.data.sources.table import is_table
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.evaluation.metrics import evaluate
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
-from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.models.parallel_models import parallel_spec
+from vtk.models.transforms.parallel_blocks import parallelize as join_blocks
 from vtk.options import expect
 from vtk.packs.plain import plain_call
 from vtk.runtime.data_parts import choose_part
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.images import choose_images, find_images
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk.training.objectives.distillation import Trained
 from vtk.training.runs.outputs import versions
@@ -99,7 +99,7 @@ def parallelize(
     """
     expect(config, ParallelizeConfig, "parallelize")
     opening.setdefault("seed", config.seed)
-    opened = open_and_tell(source, **opening)
+    opened = open_with_notes(source, **opening)
     name = str(source) if isinstance(source, (str, Path)) else opened.name
     return _join(opened, config, name)
 

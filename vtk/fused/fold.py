@@ -22,7 +22,7 @@ from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identi
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 from vtk.fused.stages import Context
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from vtk import files, formats
 from vtk.card import Card
 from vtk.errors import BaseError, DataError, UsageError
-from vtk.models.base_weights import Base, tensor_hash
-from vtk.models.hub import hub_base
 from vtk.models.inputs import blank_model
-from vtk.models.model_transforms import apply_transforms
-from vtk.models.weight_files import GRID, SIZE, read_safetensors
-from vtk.models.weight_sources import read_base, unused
+from vtk.models.transforms.registry import apply_transforms
+from vtk.models.weights.base import Base, tensor_hash
+from vtk.models.weights.files import GRID, SIZE, read_safetensors
+from vtk.models.weights.hub import hub_base
+from vtk.models.weights.sources import read_base, unused
 
 BUNDLED = "base.safetensors"
 """In a bundle: the tensors of the base that its pack needs, beside the files of the pack."""

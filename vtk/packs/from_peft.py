@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.formats import read_json
-from vtk.models.base_weights import Base, make_base
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.task_parameters import head_names, position_names
-from vtk.models.weight_files import read_safetensors
-from vtk.models.weight_sources import read_base
+from vtk.models.weights.base import Base, make_base
+from vtk.models.weights.files import read_safetensors
+from vtk.models.weights.sources import read_base
 from vtk.packs.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.packs.base_files import base_keys, store_base
 from vtk.packs.bundle import PACK_MARKS, claim_out

@@ -10,8 +10,8 @@ from vtk import __version__
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.files import replace_dir
-from vtk.models.base_weights import base_id
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.base import base_id
+from vtk.models.weights.files import read_safetensors
 from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
 from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
 from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card

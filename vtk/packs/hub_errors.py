@@ -47,7 +47,7 @@ def check_online() -> None:
     Raises:
         UnavailableError: offline mode is on, or the hub's name has no address here.
     """
-    from vtk.models.hub import reachable
+    from vtk.models.weights.hub import reachable
 
     constants = client().constants
     if constants.HF_HUB_OFFLINE:

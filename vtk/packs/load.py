@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
-from vtk.models.base_weights import Base, base_id
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import blank_model
 from vtk.models.task_parameters import head_names
-from vtk.models.torch_file import NARROW
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.base import Base, base_id
+from vtk.models.weights.files import read_safetensors
+from vtk.models.weights.torch_file import NARROW
 from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.packs.cards import CARD, TENSORS, find_pack, read_card
 from vtk.packs.int8 import differences, expand

@@ -20,7 +20,7 @@ from vtk.card import Card
 from vtk.errors import VerificationError
 from vtk.files import existing_dir, replace_dir, replace_file, write_text
 from vtk.formats import save_tensors
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.files import read_safetensors
 from vtk.packs.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.packs.peft_readme import readme
 

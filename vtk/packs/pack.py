@@ -18,12 +18,12 @@ from vtk.errors import VtkError
 from vtk.files import existing_dir, replace_dir
 from vtk.formats import read_json, save_tensors, write_json
 from vtk.models.create import Created, build_model
+from vtk.models.devices import DTYPES
 from vtk.models.task_parameters import head_names, position_names
 from vtk.packs import int8
 from vtk.packs.cards import CARD, HASHES, TENSORS
 
 PackDtype = Literal["fp32", "bf16", "int8"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class FrozenTensorChanged(VtkError):
@@ -114,7 +114,7 @@ def store(
         stored = int8.quantise(tensors, trained, start)
         told["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
     else:
-        stored = {k: _stored(v, _DTYPES[dtype]) for k, v in tensors.items()}
+        stored = {k: _stored(v, DTYPES[dtype]) for k, v in tensors.items()}
     told["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
     return stored, told
 

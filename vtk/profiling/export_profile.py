@@ -10,9 +10,8 @@ if TYPE_CHECKING:
     from vtk.profiling.inputs import Inputs
     from vtk.profiling.reference import Answers
     from vtk.runtime.source import Source
-    from vtk_export.onnx.config import OnnxConfig, TasksCommand
+    from vtk_export.tasks.config import TasksCommand
     from vtk_export.tasks.export import TasksExportResult
-    from vtk_export.tensorrt.config import TensorrtConfig
 
 SECONDS = 3.0
 """Of each cell, at most; `vtk profile` on the file takes longer and says more."""
@@ -48,8 +47,11 @@ def onnx_backends(precision: str, *, engine: bool = False) -> tuple[str, ...]:
 
 def profile_onnx(
     path: Path,
-    config: "OnnxConfig | TensorrtConfig",
+    batches: Sequence[int],
     source: "Source",
+    *,
+    precision: str,
+    threads: int | None,
     backends: tuple[str, ...] | None = None,
     shown: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
@@ -57,19 +59,20 @@ def profile_onnx(
 
     Args:
         path: of the file.
-        config: what it was exported with.
+        batches: images per call.
         source: what it was exported from.
+        precision: of the file.
+        threads: CPU threads.
         backends: of `onnx_backends`, where it was asked before the export.
         shown: as of `profile_export`.
 
     Returns:
         As of `profile_export`.
     """
-    chosen = onnx_backends(config.rest) if backends is None else backends
+    chosen = onnx_backends(precision) if backends is None else backends
     return profile_export(
-        path, config.profile, backends=chosen, precision=config.rest, threads=config.threads, reference=source,
-        shown=shown,
-    )  # fmt: skip
+        path, batches, backends=chosen, precision=precision, threads=threads, reference=source, shown=shown
+    )
 
 
 def check_task_names(config: "TasksCommand") -> None:
@@ -96,7 +99,7 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
     Returns:
         The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
     """
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
     from vtk_export.tasks.index import remember
     from vtk_export.tasks.names import named_packs
 
@@ -129,7 +132,7 @@ def mixed_answers(packs: Mapping[str, Path], *, base: Path | None = None) -> "An
 
     from vtk.profiling.compare import torch_reference
     from vtk.profiling.reference import Reference
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     def answers(inputs: "Inputs") -> Reference:
         sources = [open_source(path, base=base) for path in packs.values()]
@@ -182,7 +185,7 @@ def profile_export(
     from vtk.profiling.profile import run
     from vtk.profiling.report import MARKS, print_result
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vtk.card import InputSpec
@@ -37,9 +36,9 @@ class Inputs:
         """Return the images (n, C, H, W) as the model takes them; bytes are prepared by Pillow, as in evaluations."""
         if self.name == "pixel_values":
             return self.images
-        from vtk.data.decoding_rules import Decoding
-        from vtk.data.image_transforms import eval_transform
-        from vtk.data.memory_images import take_image
+        from vtk.data.decoding.memory_images import take_image
+        from vtk.data.decoding.rules import Decoding
+        from vtk.data.loading.eval_transform import eval_transform
 
         transform, decoding = eval_transform(spec), Decoding.of(spec)
         return torch.stack([transform(take_image(image.numpy(), 3, decoding)) for image in self.images])
@@ -54,7 +53,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         seed: of the random images.
         tasks: of a file of many tasks; they take turns.
     """
-    from vtk.data.raw_images import spread
+    from vtk.data.decoding.raw_images import spread
+    from vtk.data.random_images import smooth_bytes
 
     spec = source.card.input
     if not source.facts.preprocessing:
@@ -65,10 +65,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         return Inputs(images, f"{what}, {tasks} tasks in turn", more={"task": turns})
     height, width = (max(round(scale * side), 1) for scale, side in zip(RAW_SCALE, spec.size, strict=True))
     rng = np.random.default_rng(seed)
-    # coarse noise made smooth: a filter sees edges and areas, as in a photograph
-    coarse = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(count)]
-    small = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in coarse]
-    pixels = [spread(image, spec.value_range, spec.value_type) for image in small]
+    drawn = [smooth_bytes(rng, height, width) for _ in range(count)]
+    pixels = [spread(image, spec.value_range, spec.value_type) for image in drawn]
     kind = spec.value_type or "uint8"
     what = f"{count} smoothed random images of {height}×{width} pixels, {kind} (seed {seed}), prepared in the graph"
     return Inputs(torch.from_numpy(np.stack(pixels)), what, name="images")

@@ -29,8 +29,8 @@ from vtk.profiling.rounds import measure_group
 from vtk.profiling.session import Session, fits
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.opening import open_and_tell
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.opening import open_source, open_with_notes
+from vtk.runtime.source import Opening, Source
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -87,7 +87,7 @@ def profile(
 
             require("matplotlib")
             stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
-        opened = open_and_tell(source, many=True, **opening)
+        opened = open_with_notes(source, many=True, **opening)
         trust = opening.get("trust", False)
         reference = None if config.reference is None else open_source(config.reference, trust=trust)
         name = str(source) if isinstance(source, (str, Path)) else opened.name

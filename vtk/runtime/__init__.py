@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = attach(
         "Source": "vtk.runtime.source",
         "evaluate_source": "vtk.runtime.evaluation",
         "load_backend": "vtk.runtime.backends.base",
-        "open_source": "vtk.runtime.source",
+        "open_source": "vtk.runtime.opening",
         "predict_images": "vtk.runtime.prediction",
         "predictor": "vtk.runtime.backends.base",
     },

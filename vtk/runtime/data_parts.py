@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.record import Record, Sorted, read_record, same_images, sort_images
-from vtk.data.samples import DataAudit, Sample
 from vtk.errors import DataError
 
 Split = Literal["val", "train", "all"]

@@ -51,7 +51,7 @@ def check(proto: Any, path: Path) -> str:
     """Hold a model against the digests in its metadata; once for as long as its files do not change.
 
     Args:
-        proto: the model, read without the weights beside it; `vtk.runtime.data_files` has found these whole.
+        proto: the model, read without the weights beside it; `vtk.runtime.onnx_file` has found these whole.
         path: of the model.
 
     Returns:

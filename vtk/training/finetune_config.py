@@ -91,7 +91,7 @@ class FinetuneConfig(
         self._metric_of(self.multi_label)
         self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
+            raise UsageError("`--keep-empty-classes` and --multi-label exclude each other; give one of them")
         if self.init_from and self.train == "lora":
             raise UsageError("`--init-from` trains a pack's weights on; adapters start from the base: leave one out")
         if self.train == "lora" and (self.cb or self.cb_scale):

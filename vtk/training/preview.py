@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vtk import console
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
 from vtk.training.engine.callbacks import Callback, Callbacks, StepInfo
 from vtk.training.engine.loop import DivergedError, Loop
 from vtk.training.engine.step_rule import PlainStep

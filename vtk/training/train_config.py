@@ -116,7 +116,7 @@ class TrainConfig(
         self._metric_of(self.multi_label)
         self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
+            raise UsageError("`--keep-empty-classes` and --multi-label exclude each other; give one of them")
         if self.loss != "ce" and self.multi_label:
             raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
         if self.loss != "ce" and self.class_weights != "none":

@@ -131,7 +131,7 @@ def compare(
         if result.shape != expected.shape:
             raise VerificationError(f"the file gives {tuple(result.shape)}, torch {tuple(expected.shape)}")
     if not expected.isfinite().all() or not expected.any():
-        raise VerificationError(f"torch's own {output} are all zero or not finite: nothing can be compared")
+        raise VerificationError(f"PyTorch's {output} are all zero or not finite; nothing can be compared")
     errors = [(result - expected).abs().max().item() for result in results]
     same = torch.ones(len(expected), dtype=torch.bool)
     clear = torch.full_like(same, output != "features")

@@ -76,22 +76,22 @@ def quantize_fp8(proto: onnx.ModelProto, largest: Mapping[str, float]) -> int:
             "the graph has no product of tokens with a weight that could be in fp8; use --dtype fp16"
         )
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    made: dict[str, list[onnx.NodeProto]] = {}
+    quantizers: dict[str, list[onnx.NodeProto]] = {}
     added: dict[str, TensorProto] = {"fp8_zero": _e4m3(np.zeros((), np.float32), "fp8_zero")}
     for node in products:
         tokens, weight = node.input
-        if tokens not in made:
-            made[tokens] = _pair(tokens, largest[tokens], added)
+        if tokens not in quantizers:
+            quantizers[tokens] = _pair(tokens, largest[tokens], added)
         node.input[0] = f"{tokens}_fp8_read"
         if f"{weight}_fp8" not in added:
-            made[weight] = [_weight(stored[weight], added)]
+            quantizers[weight] = [_weight(stored[weight], added)]
         node.input[1] = f"{weight}_fp8_read"
     kept = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     tensors = [tensor for tensor in graph.initializer if tensor.name in kept]
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for name in node.input:  # before the first product that reads them
-            nodes += made.pop(name.removesuffix("_fp8_read"), []) if name.endswith("_fp8_read") else []
+            nodes += quantizers.pop(name.removesuffix("_fp8_read"), []) if name.endswith("_fp8_read") else []
         nodes.append(node)
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)

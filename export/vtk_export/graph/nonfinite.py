@@ -15,7 +15,7 @@ _HIDES = frozenset(
 
 
 def may_hide(proto: onnx.ModelProto) -> bool:
-    """Return whether a graph has operators that a run time may compute without regard to NaN."""
+    """Return whether a graph has operators that a runtime may compute without regard to NaN."""
     return any(node.op_type in _HIDES for node in proto.graph.node)
 
 

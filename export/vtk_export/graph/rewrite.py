@@ -1,4 +1,4 @@
-"""Rewriting of the exporter's nodes into the form that run times look for."""
+"""Rewriting of the exporter's nodes into the form that runtimes look for."""
 
 from collections import Counter
 

@@ -142,6 +142,6 @@ def check_sizes(model: nn.Module, spec: InputSpec, name: str) -> None:
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UsageError(
-                f"`--dynamic-size`: {name} takes images of {spec.height}×{spec.width} only ({reason}); leave the flag "
-                "out, or take a model that was made with dynamic_img_size"
+                f"`--dynamic-size`: {name} takes images of {spec.height}×{spec.width} only ({reason}); leave it "
+                "out, or use a model created with dynamic_img_size"
             ) from error

@@ -13,7 +13,7 @@ from vtk.errors import DataError
 from vtk.formats import read_json, write_json
 from vtk.marks import Recognise, any_of, json_with, png
 from vtk.readers import reading
-from vtk_export.place import CARD, GRAPH, LATENCY, move
+from vtk_export.output_folder import CARD, GRAPH, LATENCY, move
 from vtk_export.readme import IS_OURS, README
 
 INDEX, FORMAT = "tasks.json", 1

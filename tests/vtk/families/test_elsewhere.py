@@ -14,7 +14,7 @@ from vtk.bank import TaskBank
 from vtk.errors import UsageError
 from vtk.models.inputs import check_size
 from vtk.models.valid_sizes import size_fault
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import policy
 from vtk_export.graph.attention_rank import four_axes

@@ -10,7 +10,7 @@ from torch import nn
 
 from vtk.fused import count_launches, fuse, launches
 from vtk.fused.kernel_count import Counting, count
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.fused.kernel_count import count
 from vtk.fused.stages import Plan
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 Answer = Callable[[dict[str, str]], None]
 

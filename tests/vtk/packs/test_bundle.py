@@ -15,7 +15,7 @@ from vtk.packs.base_files import BUNDLED
 from vtk.packs.bundle import bundle_task, convert_task
 from vtk.packs.cards import CARD, HASHES, TENSORS
 from vtk.packs.diff import diff_task
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 Make = Callable[..., Path]
 OPTIONS = [

@@ -1,4 +1,4 @@
-"""The example of docs/alternet.md does what the page says, on a few digits."""
+"""The example of docs/guides/alternet.md does what the page says, on a few digits."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from vtk.__main__ import main
 from vtk.data import write_digits
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "alternet.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "alternet.md"
 
 
 @pytest.mark.slow

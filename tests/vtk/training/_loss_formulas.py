@@ -1,4 +1,4 @@
-"""What docs/training.md says is minimised, image by image, in fp64 and without torch's losses; and steps of SGD by it.
+"""The losses of docs/guides/training.md image by image, in fp64 and without torch's losses; and steps of SGD by them.
 
 Only elementary operations are used, so that autograd can differentiate what is written here.
 """

@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from vtk.card import InputSpec
 from vtk.data.digits import write_digits
-from vtk.data.image_transforms import train_transform
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import Mirroring
 from vtk.errors import DataError, UsageError
-from vtk.models.class_names import match_rows, read_names, tell_rows
 from vtk.models.create import build_model
+from vtk.models.weights.class_names import match_rows, read_names, tell_rows
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.runs.view_lines import describe_views

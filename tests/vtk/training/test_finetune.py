@@ -17,10 +17,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from vtk.commands import finetune as command
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.images import MAX_PIXELS
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.images import MAX_PIXELS
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.packs.load import load_task
 from vtk.training.engine.fit import DivergedError

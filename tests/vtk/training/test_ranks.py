@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from tests.vtk._faults import tree
-from vtk.data.loader import make_loader
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
+from vtk.data.loading.loader import make_loader
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import share
 from vtk.training.runs.scoring import evaluate_ranks

@@ -11,7 +11,7 @@ import pytest
 
 from tests.vtk._faults import tree
 from vtk.__main__ import main
-from vtk.data.samples import DataAudit, Sample
+from vtk.data.audit.result import DataAudit, Sample
 from vtk.errors import DataError, UsageError
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from vtk.analysis.names import GROUPS, NAMES
+from vtk.analysis.diagnostic_names import GROUPS, NAMES
 
 if TYPE_CHECKING:
     from vtk.analysis.diagnostics.base import Diagnostic

@@ -5,7 +5,15 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, nothing_to_lose, options, points, tall
+from vtk.analysis.diagnostics.robustness_curves import (
+    certainty,
+    clean_lines,
+    fallen,
+    nothing_to_lose,
+    options,
+    points,
+    tall,
+)
 from vtk.analysis.measures.attacks import attack_accuracy
 
 _MOST = 192  # images: PGD takes the time of some 20 forward passes of each at every radius

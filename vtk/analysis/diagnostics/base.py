@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vtk.analysis.config import AnalyzeConfig
-from vtk.analysis.measures.accuracy import to_pixels
 from vtk.analysis.probes.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_pixels
 
 Result = Mapping[str, Any]
 """What a diagnostic has measured: plain JSON values, every number finite or None."""
@@ -94,6 +94,15 @@ class Context:
         """What the model was trained with, with the l2 term of ``--weight-decay``."""
         kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
         return kind(weight_decay=self.config.weight_decay)
+
+    def resumable(self) -> dict[str, Any]:
+        """Return the keywords of a measure that works in steps: what it goes on from, saves, shares and shows."""
+        return {
+            "known": self.saved.get("rows", ()),
+            "save": lambda rows: self.save({"rows": rows}),
+            "share": self.share,
+            "show_progress": self.show_progress,
+        }
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalised images (B, C, H, W) as pixel values from 0 to 1."""

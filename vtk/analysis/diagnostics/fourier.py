@@ -5,7 +5,16 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
+from vtk.analysis.diagnostics.depth_plots import (
+    SHADES,
+    draw_by_depth,
+    number,
+    share_lowered,
+    step_numbers,
+    step_sentences,
+    steps,
+    without_map,
+)
 from vtk.analysis.measures.fourier import feature_spectra
 
 _FEW = 0.25  # of the units of a kind: "hardly any"
@@ -50,36 +59,29 @@ def _curves(runs: Sequence[Run]) -> Picture:
 
 
 def _read(result: Result) -> list[str]:
-    told = []
-    found = steps(result, "high")
-    for kind, (one, several) in WORDS.items():
-        pairs = found.get(kind, [])
-        if pairs:
-            falls = sum(1 for before, behind in pairs if behind < before)
-            told.append(
-                f"{one[0].upper()}{one[1:]} changes the amplitude of high frequencies by {number(_mean(pairs))} nats "
-                f"on average; {falls} of {len(pairs)} {several} lower it."
-            )
-    told += _against_the_paper(found)
-    told += _early(result)
+    changes = steps(result, "high")
+    sentences = step_sentences(
+        changes,
+        lambda pairs: f"changes the amplitude of high frequencies by {number(_mean(pairs))} nats on average",
+        "lower",
+    )
+    sentences += _comparison(changes) + _early(result)
     known = [unit for unit in result["units"] if unit["high"] is not None]
     if known:
         last = known[-1]
-        told.append(
+        sentences.append(
             f"Behind {last['name']} the highest frequency has {number(last['high'])} nats beside the mean of the map."
         )
     else:
-        told.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
-    if result["without_map"]:
-        told.append(f"No maps, so left out: {', '.join(result['without_map'])}.")
-    return told
+        sentences.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
+    return sentences + without_map(result)
 
 
-def _against_the_paper(found: dict[str, list[tuple[float, float]]]) -> list[str]:
-    msa, mlp = found.get("msa", []), found.get("mlp", [])
+def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
+    msa, mlp = changes.get("msa", []), changes.get("mlp", [])
     if not msa or not mlp:
         return []
-    low, high = _share_lowered(msa) > 1 / 2, _share_lowered(mlp) < 1 / 2
+    low, high = share_lowered(msa) > 1 / 2, share_lowered(mlp) < 1 / 2
     if low and high:
         return ["So most MSAs lower high frequencies and most MLPs raise them, as paper C finds of ViTs."]
     which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
@@ -90,7 +92,7 @@ def _early(result: Result) -> list[str]:
     units = result["units"]
     first = units[: max(2, round(len(units) * _EARLY))]
     pairs = steps({"units": first}, "high").get("msa", [])
-    if len(pairs) < 2 or _share_lowered(pairs) > _FEW:
+    if len(pairs) < 2 or share_lowered(pairs) > _FEW:
         return []
     return [
         "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
@@ -102,19 +104,9 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
     return sum(behind - before for before, behind in pairs) / len(pairs)
 
 
-def _share_lowered(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(behind < before for before, behind in pairs) / len(pairs)
-
-
 def _numbers(result: Result) -> dict[str, float]:
-    found = steps(result, "high")
-    told = {
-        f"high-frequency change by {one}, nats": _mean(found[kind]) for kind, (one, _) in WORDS.items() if kind in found
-    }
-    known = [unit["high"] for unit in result["units"] if unit["high"] is not None]
-    if known:
-        told["high-frequency Δ log amplitude at the end, nats"] = known[-1]
-    return told
+    names = "high-frequency change by {}, nats", "high-frequency Δ log amplitude at the end, nats"
+    return step_numbers(result, steps(result, "high"), _mean, "high", names)
 
 
 DIAGNOSTIC = Diagnostic(

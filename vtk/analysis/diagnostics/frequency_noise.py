@@ -5,7 +5,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, nothing_to_lose, options, points
+from vtk.analysis.diagnostics.robustness_curves import certainty, nothing_to_lose, options, points
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.frequency_noise import WINDOW, frequency_noise
 

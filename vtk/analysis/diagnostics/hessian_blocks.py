@@ -24,10 +24,7 @@ def _measure(context: Context) -> dict[str, Any]:
         tol=TOLERANCE,
         max_images=config.hessian_images,
         seed=config.seed,
-        known=context.saved.get("rows", ()),
-        save=lambda rows: context.save({"rows": rows}),
-        share=context.share,
-        show_progress=context.show_progress,
+        **context.resumable(),
     ).to_dict()
 
 

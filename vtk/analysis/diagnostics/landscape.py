@@ -29,10 +29,7 @@ def _measure(context: Context) -> dict[str, Any]:
         loss=context.loss,
         max_images=context.count,
         seed=config.seed,
-        known=context.saved.get("rows", ()),
-        save=_now_and_then(context.save),
-        share=context.share,
-        show_progress=context.show_progress,
+        **{**context.resumable(), "save": _now_and_then(context.save)},
     ).to_dict()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth
+from vtk.analysis.diagnostics.depth_plots import SHADES, WORDS, draw_by_depth
 from vtk.analysis.measures.lesion import lesion_study
 
 _SURE = 2.0  # standard errors: by less, a change may be that of the choice of images

@@ -5,7 +5,16 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, mean, nothing_to_lose, options, points, tall
+from vtk.analysis.diagnostics.robustness_curves import (
+    certainty,
+    clean_lines,
+    fallen,
+    mean,
+    nothing_to_lose,
+    options,
+    points,
+    tall,
+)
 from vtk.analysis.measures.noise import noise_accuracy
 
 _STYLES = {"Gaussian noise": "o-", "shot noise": "s--"}

@@ -5,7 +5,15 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.curves import certainty, clean_lines, fallen, mean, nothing_to_lose, options, points
+from vtk.analysis.diagnostics.robustness_curves import (
+    certainty,
+    clean_lines,
+    fallen,
+    mean,
+    nothing_to_lose,
+    options,
+    points,
+)
 from vtk.analysis.measures.occlusion import occlusion_accuracy
 
 _PAPER = 0.5  # 112 of 224 pixels

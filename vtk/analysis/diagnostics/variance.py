@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth import SHADES, WORDS, draw_by_depth, number, steps
+from vtk.analysis.diagnostics.depth_plots import (
+    SHADES,
+    draw_by_depth,
+    number,
+    share_lowered,
+    step_numbers,
+    step_sentences,
+    steps,
+    without_map,
+)
 from vtk.analysis.measures.variance import feature_variance
 
 _STAGES = 3  # from so many on, a peak at the ends of stages is a pattern
@@ -28,33 +37,23 @@ def _read(result: Result) -> list[str]:
     known = [unit for unit in result["units"] if unit["variance"] is not None]
     if not known:
         return ["Its maps are of one position, which have no variance; give larger images."]
-    told = []
-    found = _positive(result)
-    for kind, (one, several) in WORDS.items():
-        pairs = found.get(kind, [])
-        if pairs:
-            falls = sum(1 for before, behind in pairs if behind < before)
-            told.append(
-                f"{one[0].upper()}{one[1:]} multiplies the variance by {number(_factor(pairs))} (geometric mean); "
-                f"{falls} of {len(pairs)} {several} reduce it."
-            )
-    msa = found.get("msa", [])
+    changes = _positive(result)
+    sentences = step_sentences(
+        changes, lambda pairs: f"multiplies the variance by {number(_factor(pairs))} (geometric mean)", "reduce"
+    )
+    msa = changes.get("msa", [])
     if msa:
-        falls = sum(behind < before for before, behind in msa)
-        told.append(
+        sentences.append(
             "That is what paper C expects of attention, which averages positions."
-            if falls > len(msa) / 2
+            if share_lowered(msa) > 1 / 2
             else "Paper C expects of attention that it reduces the variance, since it averages positions; most here do "
             "not."
         )
-    told.append(
+    sentences.append(
         f"From {known[0]['name']} to {known[-1]['name']} it goes from {number(known[0]['variance'])} to "
         f"{number(known[-1]['variance'])}."
     )
-    told += _stage_ends(result)
-    if result["without_map"]:
-        told.append(f"No maps, so left out: {', '.join(result['without_map'])}.")
-    return told
+    return sentences + _stage_ends(result) + without_map(result)
 
 
 def _stage_ends(result: Result) -> list[str]:
@@ -78,8 +77,8 @@ def _stage_ends(result: Result) -> list[str]:
 
 
 def _positive(result: Result) -> dict[str, list[tuple[float, float]]]:
-    found = steps(result, "variance")
-    positive = {kind: [pair for pair in pairs if min(pair) > 0] for kind, pairs in found.items()}
+    changes = steps(result, "variance")
+    positive = {kind: [pair for pair in pairs if min(pair) > 0] for kind, pairs in changes.items()}
     return {kind: pairs for kind, pairs in positive.items() if pairs}
 
 
@@ -88,12 +87,8 @@ def _factor(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = _positive(result)
-    told = {f"factor of the variance by {one}": _factor(found[k]) for k, (one, _) in WORDS.items() if k in found}
-    known = [unit["variance"] for unit in result["units"] if unit["variance"] is not None]
-    if known:
-        told["variance over positions at the end"] = known[-1]
-    return told
+    names = "factor of the variance by {}", "variance over positions at the end"
+    return step_numbers(result, _positive(result), _factor, "variance", names)
 
 
 DIAGNOSTIC = Diagnostic(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.probes.batches import Batches, evaluating, stream
-from vtk.analysis.probes.units import residual_units, watch_units
+from vtk.analysis.probes.residual_units import residual_units, watch_units
 from vtk.errors import UsageError
 
 LEAST = 4
@@ -20,7 +20,7 @@ class FeatureSimilarity:
     """Linear CKA of every pair of a model's units.
 
     Attributes:
-        names: of the units in order, as `vtk.analysis.probes.units.residual_units` has them.
+        names: of the units in order, as `vtk.analysis.probes.residual_units.residual_units` has them.
         kinds: of the units.
         similarity: symmetric, a row for each unit: 1 for features that are alike up to rotation and scale, about 0 for
             independent ones; None where a unit gives every image the same.
@@ -51,7 +51,7 @@ def feature_similarity(model: nn.Module, batches: Batches, *, max_images: int | 
     Memory: (B, B) numbers in fp64 for each unit, and the features of one unit at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows.
         batches: of four images or more, labels unused; smaller ones are left out.
         max_images: from the first.
 

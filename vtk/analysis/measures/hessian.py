@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.analysis.probes.batches import Batches, hold
-from vtk.analysis.probes.eigen import Eigenvalues, Method, top_eigenvalues
+from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import flat_size, hessian_product
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
@@ -95,7 +95,8 @@ def hessian_spectrum(
     Paper C takes a tenth of the training images in batches of 16, augmented as in training, the top 5 of each, and the
     loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
 
-    Memory: all images, a gradient's graph of one batch, and the iteration's vectors (`vtk.analysis.probes.eigen`).
+    Memory: all images, a gradient's graph of one batch, and the iteration's vectors
+    (`vtk.analysis.probes.eigenvalues`).
 
     Args:
         model: is put into eval mode meanwhile.
@@ -119,27 +120,23 @@ def hessian_spectrum(
     criterion = loss or CrossEntropy()
     held = hold(model, batches, max_images)
     device, width = held[0][0].device, 2 * top + 1
-    rows = share.agree(known, width, device)
     sizes = [len(batch[0]) for batch in held]
+
+    def spectrum(index: int) -> list[float]:
+        start, generator = _start(model, dict(model.named_parameters()), seed)
+        with hessian_product(model, criterion, [held[index]]) as product:
+            return _row(
+                top_eigenvalues(product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator)
+            )
+
     with console.progress("Hessian spectrum", sum(sizes), enabled=show_progress) as bar:
-        bar.advance(sum(sizes[: len(rows)]))
-        for first in range(len(rows), len(held), share.world):
-            row, number = None, first + share.rank
-            with share.together(device):
-                if number < len(held):
-                    start, generator = _start(model, dict(model.named_parameters()), seed)
-                    with hessian_product(model, criterion, [held[number]]) as product:
-                        found = top_eigenvalues(
-                            product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
-                        )
-                    row = _row(found)
-            rows += share.gather(row, width, device)[: len(held) - first]
-            bar.advance(sum(sizes[first : first + share.world]))
-            if save is not None:
-                save(rows)
-    read = [_read(row, top) for row in rows]
-    flags = [flag for one in read for flag in one.converged]
-    return HessianSpectrum(tuple(one.values for one in read), sum(flags) / len(flags), sum(sizes))
+        rows = share.rows(
+            len(held), width, device, spectrum, known=known, save=save,
+            done=lambda first, after: bar.advance(sum(sizes[first:after])),
+        )  # fmt: skip
+    spectra = [_read(row, top) for row in rows]
+    flags = [flag for one in spectra for flag in one.converged]
+    return HessianSpectrum(tuple(one.values for one in spectra), sum(flags) / len(flags), sum(sizes))
 
 
 def hessian_max(
@@ -162,7 +159,7 @@ def hessian_max(
     """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
 
     Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
-    batch, and the iteration's vectors (`vtk.analysis.probes.eigen`).
+    batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
 
     Args:
         model: is put into eval mode meanwhile.

@@ -100,25 +100,20 @@ def loss_landscape(
     half = grid // 2
     steps = [span * (i - half) / half for i in range(grid)]
     points = [(a, b) for a in steps for b in steps]
-    rows = share.agree(known, 2, device)
     plane = _Plane(model, random_directions(model, mode=directions, vectors=vectors, seed=seed))
+
+    def point(index: int) -> list[float]:
+        plane.move(*points[index])
+        return [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
+
     with (
         evaluating(model),
         plane,
         console.progress("landscape", len(points), unit="points", enabled=show_progress) as bar,
     ):
-        bar.advance(len(rows))
-        for first in range(len(rows), len(points), share.world):
-            row, number = None, first + share.rank
-            with share.together(device):
-                if number < len(points):
-                    plane.move(*points[number])
-                    row = [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
-            new = share.gather(row, 2, device)[: len(points) - first]
-            rows += new
-            bar.advance(len(new))
-            if save is not None:
-                save(rows)
+        rows = share.rows(
+            len(points), 2, device, point, known=known, save=save, done=lambda first, after: bar.advance(after - first)
+        )
     lines = [rows[i : i + grid] for i in range(0, len(rows), grid)]
     return Landscape(
         tuple(steps),

@@ -12,8 +12,8 @@ from vtk import console
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.accuracy import logits_of
 from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.residual_units import Unit, removed, residual_units
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
-from vtk.analysis.probes.units import Unit, removed, residual_units
 from vtk.errors import UsageError
 
 _COUNTS = 3  # of each unit and batch: images lost, won, and classified otherwise
@@ -24,7 +24,7 @@ class UnitLesion:
     """A model without one unit.
 
     Attributes:
-        name: of the unit, as `vtk.analysis.probes.units.residual_units` has it.
+        name: of the unit, as `vtk.analysis.probes.residual_units.residual_units` has it.
         kind: of the unit.
         accuracy: without it, as a fraction; None of a unit that cannot be removed: the stem, a subsampling layer.
         delta: accuracy without it minus accuracy with it.
@@ -75,13 +75,13 @@ def lesion_study(
     """Return a model's accuracy without each of its residual units, the model in eval mode.
 
     Removed is what a unit adds: its branch gives 0 and the skip passes on what came
-    (`vtk.analysis.probes.units.removed`). All units see the same images. One forward pass for each unit and batch, and
-    one more; nothing of the model is changed.
+    (`vtk.analysis.probes.residual_units.removed`). All units see the same images. One forward pass for each unit and
+    batch, and one more; nothing of the model is changed.
 
     Memory: one batch.
 
     Args:
-        model: classifier of a kind that `vtk.analysis.probes.units` knows, (B, C, H, W) to (B, classes).
+        model: classifier of a kind that `vtk.analysis.probes.residual_units` knows, (B, C, H, W) to (B, classes).
         batches: images and labels (B,).
         max_images: from the first.
         share: this process's part, where several measure together.

@@ -96,20 +96,20 @@ def ntk_condition(
     block = min(block, len(images))
     blocks = images[: len(images) // block * block].split(block)
     width = block * (_classes(model, images) if outputs == "all" else 1)
-    spectra: list[list[float]] = []
+
+    def spectrum(index: int) -> list[float]:
+        kernel = tangent_kernel(model, blocks[index], outputs=outputs)
+        values: list[float] = torch.linalg.eigvalsh(kernel).flip(0).tolist()
+        return values
+
     with (
         evaluating(model),
         _relu(model) if rectified else contextlib.nullcontext(),
         console.progress("tangent kernel", len(blocks) * block, enabled=show_progress) as bar,
     ):
-        for first in range(0, len(blocks), share.world):
-            own, number = None, first + share.rank
-            with share.together(images.device):
-                if number < len(blocks):
-                    kernel = tangent_kernel(model, blocks[number], outputs=outputs)
-                    own = torch.linalg.eigvalsh(kernel).flip(0).tolist()
-            spectra += share.gather(own, width, images.device)[: len(blocks) - first]
-            bar.advance(block * min(share.world, len(blocks) - first))
+        spectra = share.rows(
+            len(blocks), width, images.device, spectrum, done=lambda first, after: bar.advance(block * (after - first))
+        )
     conditions = tuple(_condition(values, images.dtype) for values in spectra)
     return NtkCondition(
         sum(conditions) / len(conditions),

@@ -1,14 +1,16 @@
 """Features as maps: tokens laid out on their grid again, without class and register tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.residual_units import Unit, residual_units, watch_units
 from vtk.analysis.probes.token_positions import prefix_tokens
-from vtk.analysis.probes.units import Unit, residual_units, watch_units
 from vtk.errors import UsageError
 
 _SKEW = 1.5  # by how much cells may be longer than wide; a grid of fewer fits is no grid
@@ -29,7 +31,7 @@ class Maps:
         """Return tokens (B, N, C), a map (B, H, W, C) or (B, C, H, W) as a map (B, C, H, W).
 
         Args:
-            features: of the model, as `vtk.analysis.probes.units.watch_units` shows them.
+            features: of the model, as `vtk.analysis.probes.residual_units.watch_units` shows them.
             image: height and width in pixels: the grid of tokens has nearly its proportions.
 
         Returns:
@@ -49,11 +51,50 @@ class Maps:
 
 
 @dataclass(frozen=True)
+class UnitMap:
+    """The feature map behind a residual unit; measures add what they find of it.
+
+    Attributes:
+        name: of the unit, as `vtk.analysis.probes.residual_units.residual_units` gives it.
+        kind: of the unit.
+        height: of the map, in positions.
+        width: of the map, in positions.
+    """
+
+    name: str
+    kind: Kind
+    height: int
+    width: int
+
+
+UnitResult = TypeVar("UnitResult", bound=UnitMap)
+
+
+@dataclass(frozen=True)
+class MapsByDepth(Generic[UnitResult]):
+    """A measure of the feature maps of a model, by depth.
+
+    Attributes:
+        units: in order, the stem first.
+        without_map: names of the units left out because their tokens form no grid.
+        images: number of images.
+    """
+
+    units: tuple[UnitResult, ...]
+    without_map: tuple[str, ...]
+    images: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class UnitMean:
     """What a statistic of the map behind a unit is on average.
 
     Attributes:
-        unit: of `vtk.analysis.probes.units.residual_units`.
+        unit: of `vtk.analysis.probes.residual_units.residual_units`.
         height: of the map, in positions.
         width: of the map, in positions.
         mean: over images and channels, (...) in fp64.
@@ -74,7 +115,7 @@ def means_over_maps(
     Memory: the maps of one unit and batch at a time, and what the statistic makes of them.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows.
         batches: images, labels unused.
         statistic: from maps (B, C, H, W) to (B, C, ...).
         max_images: from the first.

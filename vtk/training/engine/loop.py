@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.training.engine.callbacks import Callbacks, StepInfo
 from vtk.training.engine.compile_passes import steps_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.models.create import Created
 from vtk.models.task_parameters import head_names

@@ -6,8 +6,8 @@ from typing import Literal
 from torch import nn
 
 from vtk.errors import UsageError
-from vtk.models.context_broadcast import ContextBroadcast
 from vtk.models.task_parameters import head_names, position_names
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 from vtk.training.finetune_config import PolicyName
 from vtk.training.policies import module_kinds as kinds
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
+from vtk.data.loading.loader import Transform
 from vtk.errors import DataError
 from vtk.training.objectives.base import Batch, Objective
-from vtk.training.pretrain import pictures
+from vtk.training.pretrain import reconstruction_plots
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.fit_tokenizer import fit_tokenizer
-from vtk.training.pretrain.masked import MaskedMethod, TokenModel
+from vtk.training.pretrain.masked_method import MaskedMethod, TokenModel
 from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import positions_of
@@ -119,7 +119,7 @@ class Beit(MaskedMethod):
         """Draw what the tokenizer makes of images: the most that words can tell of them."""
         assert self.tokenizer is not None
         columns = [images, self.tokenizer(images)[0]]
-        pictures.draw(columns, ("original", "from words"), setting.spec, setting.out / RECONSTRUCTION)
+        reconstruction_plots.draw(columns, ("original", "from words"), setting.spec, setting.out / RECONSTRUCTION)
 
     def numbers(self) -> dict[str, Any]:
         """Return what was hidden, and how good the tokenizer is."""

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import Card, Regime, Transform
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform, train_transform
-from vtk.data.layout import refuse_inside
-from vtk.data.loader import make_loader, mix
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.samplers import mix
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.sources.layout import refuse_inside
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.formats import write_json
@@ -42,10 +44,10 @@ from vtk.training.options.running import parse_interval
 from vtk.training.policies import policy
 from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
-from vtk.training.pretrain.heldout import HeldOut
+from vtk.training.pretrain.held_out_loss import HeldOut
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Setting, make_method
-from vtk.training.pretrain.pictures import SHOWN
+from vtk.training.pretrain.reconstruction_plots import SHOWN
 from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import SeededStream, numbered
 from vtk.training.runs import outputs as run_outputs

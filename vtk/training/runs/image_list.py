@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vtk.data.audit.result import DataAudit
 from vtk.data.record import content_lines
-from vtk.data.samples import DataAudit
 from vtk.files import write_text
 from vtk.text import one_line
 

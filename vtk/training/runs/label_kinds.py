@@ -6,13 +6,11 @@ import numpy as np
 import torch
 
 from vtk.card import InputSpec
-from vtk.data.audit import scan
-from vtk.data.class_balance import BalancedSampler, balanced_weights
-from vtk.data.decoding_rules import Decoding
-from vtk.data.loader import EpochSampler
-from vtk.data.multilabel_scan import scan_multi
-from vtk.data.repeated_augmentation import RepeatSampler
-from vtk.data.samples import DataAudit
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.result import DataAudit
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.samplers import BalancedSampler, EpochSampler, RepeatSampler, balanced_weights
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.training.objectives.base import Classification
@@ -26,7 +24,7 @@ Scores = Metrics | MultiLabelMetrics
 def read_data(
     config: RunConfig, spec: InputSpec, *, show_progress: bool, decoding: Decoding | None = None
 ) -> DataAudit:
-    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.multilabel_scan.scan_multi` for what they raise.
+    """Scan the images of a run; see `vtk.data.scan` and `vtk.data.audit.multilabel_scan` for what they raise.
 
     ``decoding`` is that of a resumed run of version 0.1.
     """

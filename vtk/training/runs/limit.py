@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vtk.data.loader import mix
-from vtk.data.samples import DataAudit, Sample
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.loading.samplers import mix
 
 _PARTS = {"train": 0x71, "val": 0x7A}
 

@@ -13,13 +13,13 @@ from vtk.card import Card, Regime
 from vtk.evaluation import choice
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.files import existing_dir
+from vtk.models.devices import DTYPES
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
 from vtk.packs.pack import PackDtype, save_task, update_card
 from vtk.training.engine.callbacks import Kept
-from vtk.training.engine.precision import DTYPES
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import lora_layers as lora

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import from_plain
-from vtk.data.decoding_rules import V0_1, Decoding
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.rules import V0_1, Decoding
 from vtk.data.record import name_below
-from vtk.data.samples import DataAudit
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir, replace_dir
 from vtk.filesets import is_empty
 from vtk.formats import read_json, save_tensors, write_json
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.files import read_safetensors
 from vtk.readers import reading
 from vtk.training.engine.result import FitState
 from vtk.training.finetune_config import FinetuneConfig

@@ -7,24 +7,26 @@ from typing import Any
 import torch
 
 from vtk.card import Transform
-from vtk.data.audit import DataAudit
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import TrainTransform, eval_transform, train_transform
-from vtk.data.layout import refuse_inside
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import DataAudit
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_transform import TrainTransform, train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.data.record import record_of
+from vtk.data.sources.layout import refuse_inside
 from vtk.errors import DataError
-from vtk.models.base_weights import Base
-from vtk.models.class_names import match_rows
 from vtk.models.create import build_model, check_transforms
+from vtk.models.devices import DTYPES
 from vtk.models.inputs import input_spec, patch_side
 from vtk.models.task_parameters import head_names
+from vtk.models.weights.base import Base
+from vtk.models.weights.class_names import match_rows
 from vtk.packs.lora_adapter import Lora
 from vtk.training.engine.callbacks import Callbacks
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.optimizers import check_optimizer
-from vtk.training.engine.precision import DTYPES, make_precision
+from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.static_step.rules import check_graph
 from vtk.training.engine.step_plan import plan_steps, planned_epochs

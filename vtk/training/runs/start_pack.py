@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from vtk.card import Card
+from vtk.data.audit.result import DataAudit
 from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit
 from vtk.errors import UsageError
-from vtk.models.class_names import match_rows, pick_rows, tell_rows
 from vtk.models.create import Created
 from vtk.models.positions import fit_position
 from vtk.models.task_parameters import grid_of, head_names, position_names
+from vtk.models.weights.class_names import match_rows, pick_rows, tell_rows
 from vtk.packs.load import load_task
 
 _HINT = "give a pack of the same model, or leave out --init-from"

@@ -2,8 +2,8 @@
 
 from vtk import console
 from vtk.card import InputSpec
+from vtk.data.audit.result import DataAudit
 from vtk.data.mirroring import Mirroring, choose_mirroring
-from vtk.data.samples import DataAudit
 
 _LARGE = 4.0  # times that a side is enlarged before it is worth a warning
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from vtk.card import Card
-from vtk.data.image_transforms import TrainTransform
+from vtk.data.loading.train_transform import TrainTransform
 from vtk.errors import DataError
 from vtk.files import replace_file
 from vtk.formats import save_tensors

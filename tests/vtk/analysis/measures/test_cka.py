@@ -11,7 +11,7 @@ from vtk.analysis import feature_similarity
 from vtk.analysis.diagnostics import diagnostic
 from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.measures.cka import centred_gram, hsic
-from vtk.analysis.probes.units import residual_units, watch_units
+from vtk.analysis.probes.residual_units import residual_units, watch_units
 from vtk.errors import UsageError
 
 

@@ -10,7 +10,7 @@ from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis import feature_variance
 from vtk.analysis.diagnostics import diagnostic
 from vtk.analysis.diagnostics.base import Run
-from vtk.analysis.probes.units import residual_units, watch_units
+from vtk.analysis.probes.residual_units import residual_units, watch_units
 
 
 def test_a_vits_values_are_numpys_over_patches_only():

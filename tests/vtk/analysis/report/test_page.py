@@ -20,7 +20,7 @@ from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.report.page import page
 from vtk.analysis.report.plot_files import embed
 from vtk.analysis.report.summary import advice, cautions, difference, headline, shown, suggests
-from vtk.analysis.report.tables import print_analyses
+from vtk.analysis.report.terminal import print_analyses
 
 EVIL = "a\x1b[31m\n<script>alert(1)</script> & \"q\" 'x' \ud800"
 TRY = "Attention is dense: try `vtk finetune … --cb upper`."

@@ -14,9 +14,9 @@ pytest.importorskip("peft")
 from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task

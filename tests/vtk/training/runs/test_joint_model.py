@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.models.vision_transformer import ParallelThingsBlock
 
 from vtk.errors import UsageError
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import policy
 from vtk.training.runs.joint_model import JointModel, count_shared, share_frozen

@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.vtk.training.test_resume import same_runs
 from vtk.card import InputSpec
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
 from vtk.errors import UsageError
 from vtk.models.inputs import blank_model
 from vtk.training.engine.processes import Ranks

@@ -1,0 +1,114 @@
+"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` says whether it is up to date.
+
+Usage: python docs/_generate/families.py [--check]
+
+What a family can do is asked of the code itself, on a model without values, so the page cannot promise what is refused.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torch
+from _pages import write_or_check
+from torch import nn
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.vtk.families._table import FAMILIES, REFUSED, Family
+from vtk.errors import UsageError
+from vtk.fused.build import check_model
+from vtk.models.meta_model import shapes_only
+from vtk.models.structure import unusual_part
+from vtk.training.frozen_ffn.blocks import apply_memory_mode
+from vtk.training.policies import policy
+
+PAGE = Path(__file__).parents[1] / "reference" / "families.md"
+
+HEAD = """# Families of timm
+
+Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Each family is tested at its
+smallest: every parameter is sorted by hand into attention, head, position table, stem, FFN, norm or other, and the
+sorting of `--train attn` must be the same; one epoch is trained; the pack is loaded in a fresh process and compared
+byte by byte; and the ONNX file is compared with torch at batches of 1, 2, 3, 7 and 16.
+
+- **BatchNorm**: the family has some. Those that `--train attn` leaves frozen stay in eval mode while the rest trains,
+  so that their running statistics stay those of the base.
+- **Other sizes**: *resampled*: the position tables follow `--img-size`, bicubic with antialias, also from and to grids
+  that are not square. *Any that fits*: nothing of it depends on the size, or tables of relative positions, which are
+  resampled too. *Weights' own*: biases belong to one size of images; `--img-size` with weights of another is refused.
+  Where windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data
+  are read, with the nearest sizes that do.
+- **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks keep; elsewhere training is plain
+  PyTorch, and a line says so.
+- **Fused**, **bank**: `vtk.fuse` and `TaskBank` take it; others are refused in one line, and export, `eval` and
+  `predict` use the model as it is.
+"""
+
+TAIL = """
+## Refused
+
+`--train attn` and `--train ffn` refuse a model whose blocks hold both in one matrix, and `--train attn` one without
+attention, rather than train nothing or too much; `--train full` and `--train head` take both.
+
+| model | why |
+| --- | --- |
+"""
+
+
+def rows() -> Iterator[str]:
+    """Yield a line of the table for each family."""
+    for family in FAMILIES:
+        model = _blank(family)
+        chosen = policy.select(model, "attn")
+        policy.apply(model, chosen)
+        memory = apply_memory_mode(model, "minimal").effective
+        position = "position" if any(family.group(n) == "position" for n in chosen) else ""
+        trains = ", ".join(part for part in ("attention", "head", position) if part)
+        name = f"`{family.name}`" + (
+            " (made smaller)" if family.name.startswith("tiny_") and not _named(family) else ""
+        )
+        sizes = "weights' own" if family.fixed else "resampled" if position else "any that fits"
+        cells = [name, f"`{type(model).__name__}`", trains, _yes(family.batch_norm), sizes, _yes(memory),
+                 _yes(_fuses(model)), _yes(unusual_part(model) is None)]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """Return the page."""
+    columns = ("model", "class", "`--train attn` trains", "BatchNorm", "other sizes", "memory", "fused", "bank")
+    lines = [HEAD, f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}", *rows(), TAIL.rstrip("\n")]
+    return "\n".join([*lines, *(f"| `{name}` | {_plain(why)} |" for name, why in REFUSED.items())]) + "\n"
+
+
+def _blank(family: Family) -> nn.Module:
+    with shapes_only():
+        try:
+            return timm.create_model(family.name, num_classes=3, img_size=family.size, **family.kwargs)
+        except TypeError:  # families that take any size have no argument for it
+            return timm.create_model(family.name, num_classes=3, **family.kwargs)
+
+
+def _named(family: Family) -> bool:
+    return "tests." not in sys.modules[timm.model_entrypoint(family.name).__module__].__name__
+
+
+def _fuses(model: nn.Module) -> bool:
+    try:
+        check_model(model)
+    except UsageError:
+        return False
+    return True
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "–"
+
+
+def _plain(pattern: str) -> str:
+    return pattern.replace("\\", "")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(write_or_check(PAGE, page(), "the families' tests"))
