@@ -1,4 +1,4 @@
-"""Exporters: each builds a file, verifies it through a back-end of ``vtk.runtime``, and keeps it only if right."""
+"""Exporters: each writes files, verifies them through a back-end of ``vtk.runtime``, and keeps only verified ones."""
 
 from vtk._lazy import attach
 

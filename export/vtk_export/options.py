@@ -1,4 +1,4 @@
-"""Options that several exporters share, and what follows from ``--target``; free of torch."""
+"""Options that several exporters share, and the properties that follow from ``--target``; free of torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

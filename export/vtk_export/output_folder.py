@@ -1,4 +1,4 @@
-"""Where an export's files are made and how they reach their place: by renaming, never half new, nothing stale."""
+"""Writes an export's files to a temporary folder, and publishes them as a set by renaming."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Writes the README.md of an ONNX file, and the parts that pages of other exports share."""
+"""Writes the README.md of an ONNX file, and the parts that other pages share."""
 
 import textwrap
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""The table of runtimes: what each version of ONNX Runtime and TensorRT takes, and which of them a server image has.
+"""Tables of runtimes: opsets and IR versions of ONNX Runtime and TensorRT, and their versions in server images.
 
-All that depends on a version follows from here: defaults, checks, printed lines. A newer version takes what an older
-one takes, so where a source is silent the last number that is known holds.
+Defaults, checks and printed lines follow from them. A newer version takes what an older one takes, so where a source
+is silent the last known number holds.
 
 Sources of opsets and IR versions: onnxruntime's page "Compatibility" (1.14 to 1.20; an IR above that is refused on
 loading), the documentation of the `ort` crate (opset 22 of 1.22), and 1.16.3, 1.17.3, 1.18.1 and 1.22.1 themselves;
@@ -10,7 +10,7 @@ onnx/onnx-tensorrt, docs/operators.md of 8.5 (opset 17), 10.0 (20), 10.15 and 11
 
 Sources of the server's images: the tables of docs/introduction/compatibility.md of triton-inference-server/server
 (ONNX Runtime, Python) and NVIDIA's Frameworks Support Matrix (TensorRT to 25.10; 26.02 by pull request 1112 of
-NVIDIA/Model-Optimizer, 26.07 by its examples/onnx_ptq). Where a release's TensorRT is not known, nothing is said of it.
+NVIDIA/Model-Optimizer, 26.07 by its examples/onnx_ptq). "-" stands for a TensorRT that is not known.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reads ``--target``, and finds the runtimes and servers that take a file (tables: `vtk_export.runtime_versions`)."""
+"""Parses ``--target``, and finds the runtimes and servers that take a file (`vtk_export.runtime_versions`)."""
 
 import re
 from dataclasses import dataclass

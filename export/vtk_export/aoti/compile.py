@@ -1,7 +1,7 @@
-"""Compiles a model to a ``.pt2`` that holds two libraries: one for one image, one for more.
+"""Compiles a model to a ``.pt2`` that holds two libraries: one for a batch of one, one for larger batches.
 
-torch.export takes a batch of one for a constant, and the check that a library makes of its input (see
-`vtk.runtime.aoti_load`) refuses it where the batch may vary. With two libraries every check can be on.
+torch.export treats a batch of one as a constant, and a library whose batch may vary refuses it when it checks its input
+(`vtk.runtime.aoti_load`). With two libraries every check can be on.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The C++ example beside a ``.pt2``: what ``load.py`` does, for programs without Python."""
+"""The C++ example beside a ``.pt2``: does what ``load.py`` does, for programs without Python."""
 
 EXAMPLE = """\
 // Classifies with model.pt2 from C++; README.md has the line that builds this.

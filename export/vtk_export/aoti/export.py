@@ -1,7 +1,7 @@
-"""AOTInductor export: the fused model compiled to one ``.pt2``, kept only if its values are torch's.
+"""Exports one model with AOTInductor: fuses and compiles it to one ``.pt2``, and keeps it only if verified.
 
-For C++ servers and Python programs that cannot wait for `torch.compile` at every start. torch's own compiler was chosen
-over a runtime of another project: nothing is converted, so nothing can be lost on the way.
+For C++ servers, and for Python programs that cannot wait for `torch.compile` at every start. The compiler is PyTorch's
+own, so no operator has to be converted.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The files beside a ``.pt2``: a loader for Python programs, an example for C++ ones, and the page for both."""
+"""Writes the files beside a ``.pt2``: a loader for Python, an example for C++, and the README.md for both."""
 
 import inspect
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The gate of ``vtk export aoti``: the folder is used as its README says, in a process without this toolkit."""
+"""Verifies an AOTInductor export: follows its README in a process without vtk, and compares with PyTorch in fp32."""
 
 import json
 import math

@@ -1,10 +1,10 @@
-"""A process of its own that uses an export as its README says, without this toolkit: through ``load.py`` and bare.
+"""Runs an AOTInductor export as its README says, without vtk, through ``load.py`` and bare: a separate process.
 
-    python -P aoti_child.py FOLDER IMAGES ANSWERS [GPU]
+    python -P trial_process.py FOLDER IMAGES ANSWERS [GPU]
 
-IMAGES is a safetensors file of batches. ANSWERS gets, as safetensors, the logits of each in every layout, and in its
-metadata the wrong inputs that were answered, which should be none. A library reads once whether it checks its input,
-and one that does not may end the process: so nobody else runs here.
+IMAGES is a safetensors file of batches. ANSWERS gets, as safetensors, the logits of each batch in every layout, and in
+its metadata the invalid inputs that were accepted, which should be none. A library reads once whether it checks its
+input, and one that does not may crash the process: so nothing else runs here.
 """
 
 import importlib.util

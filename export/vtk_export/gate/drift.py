@@ -1,4 +1,4 @@
-"""Compares outputs of images that were prepared in two ways, and draws images of several sizes to prepare."""
+"""Compares the outputs of two kinds of preprocessing, and generates images of several sizes to preprocess."""
 
 import math
 from collections.abc import Iterator

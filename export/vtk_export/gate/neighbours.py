@@ -1,7 +1,7 @@
-"""Measures how far an image's outputs depend on the other images of its call, and what an image of NaN does to them.
+"""Measures whether an image's outputs depend on the other images of its call, NaN and infinite ones among them.
 
-A server puts images of several clients into one call. Each image is run alone, and then among neighbours of several
-kinds, also such as only a faulty client sends.
+A server puts images of several clients into one call. Each image is run alone, and then with neighbours of several
+kinds, some of which only a faulty client would send.
 """
 
 import math

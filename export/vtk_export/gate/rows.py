@@ -1,4 +1,4 @@
-"""The gate's table: what was compared at which batch size, and when a row fails."""
+"""The rows of the gate: errors and agreement at each batch size, their table, and the check that fails an export."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The first half of the gate: the file itself, before it is run."""
+"""Checks the structure of a written ONNX file: card, opset, operators, types and shapes of inputs and outputs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

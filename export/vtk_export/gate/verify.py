@@ -1,6 +1,6 @@
-"""The gate an ONNX file passes before it is kept: its values against torch in fp32.
+"""Compares an ONNX file in ONNX Runtime with the model in PyTorch, fp32, at several batch sizes.
 
-Each row of a batch is another image, so that an output that mixes rows up, or repeats the first one, is seen.
+The images of a batch differ, so that rows that are mixed up or repeated are noticed.
 """
 
 import contextlib

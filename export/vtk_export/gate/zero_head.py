@@ -1,7 +1,7 @@
-"""Gate of models whose classifier is all zero, as timm starts those of mixers: all logits are, and zeros compare equal.
+"""Verifies models whose classifier is all zero, as timm initialises those of mixers: their logits are zero, too.
 
-So a copy with a random classifier is exported and passes the whole gate. The file that is kept has to be the same graph
-with the same weights, but for tensors that are zero in it, and has to give torch's zeros.
+A copy with a random classifier is exported and passes the whole gate. The file that is kept must be the same graph with
+the same weights, except for tensors that are zero in it, and must return zeros.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""From a torch model to an ONNX graph with torch's dynamo exporter.
+"""Converts a torch model to an ONNX graph with torch's dynamo exporter.
 
-torch's exporter was chosen over a writer of our own and over optimum (which needs an old transformers): it follows
-torch's operators, writes a symbolic batch, and needs only onnxscript.
+It was preferred to a writer of our own and to optimum (which needs an old transformers): it follows torch's operators,
+writes a symbolic batch, and needs only onnxscript.
 """
 
 import contextlib

@@ -1,13 +1,13 @@
-"""Whether attention is written as TensorRT's fused-attention matcher knows it.
+"""Checks that attention has the form that TensorRT's fused-attention matcher recognises.
 
-The form: q, k and v made by three products, the scale on q or on k before their product, one Softmax over the last axis
-between two MatMuls, casts the only other thing between, heads of 16 to 256 channels in steps of 8, in fp16 or bf16.
+The form: q, k and v from three products, the scale on q or on k before their product, one Softmax over the last axis
+between two MatMuls, nothing but casts in between, heads of 16 to 256 channels in steps of 8, in fp16 or bf16.
 
-Sources: "Fused Attention" in NVIDIA's TensorRT documentation (scale before the first product, shapes, the two ways);
-the restrictions on types and head size as quoted in NVIDIA/TensorRT issue 2981; a maximum taken off by hand before
+Sources: "Fused Attention" in NVIDIA's TensorRT documentation (scale before the first product, shapes, both scalings);
+the restrictions on types and head size as quoted in NVIDIA/TensorRT issue 2981; a maximum subtracted by hand before
 Softmax hides the pattern (tier4/autoware-ml pull request 95); products in fp32 are not fused at all
-(Stability-AI/stable-audio-3 pull request 79). NVIDIA writes nothing about a Softmax in fp32 between half products;
-reports have it fused, so its casts are let pass. Only the layers of a built engine can tell.
+(Stability-AI/stable-audio-3 pull request 79). NVIDIA does not document a Softmax in fp32 between half-precision
+products; reports say that it is fused, so its casts are accepted. Only the layers of a built engine can tell.
 """
 
 from collections.abc import Iterator

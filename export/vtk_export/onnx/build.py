@@ -1,4 +1,4 @@
-"""Builds the graph of a file: converts the model, and lowers the graph to the precision asked for."""
+"""Builds the graph of a file: converts the model, and lowers the graph to the requested precision."""
 
 import copy
 from dataclasses import dataclass

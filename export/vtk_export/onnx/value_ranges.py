@@ -1,4 +1,4 @@
-"""Where an activation is too large for fp16: found in the fp32 graph, on the images of the gate, and named."""
+"""Measures the largest activations of an fp32 graph, and names the first node that overflows fp16 or bf16."""
 
 import copy
 import math

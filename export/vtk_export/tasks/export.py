@@ -1,4 +1,4 @@
-"""Export of many tasks: a file for each on one file of shared weights, or one file that gathers each image's weights.
+"""Exports several tasks of one base: one ONNX file per task, sharing one file of weights, or one for mixed batches.
 
 Packs of one base differ in about a third of their weights. In the form ``files`` the other two thirds are in one data
 file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.

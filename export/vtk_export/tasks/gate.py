@@ -1,4 +1,4 @@
-"""The gate of both forms: each task's logits against its own model in torch and against `TaskBank`."""
+"""Verifies an export of several tasks: each task's logits against its model in PyTorch and against `TaskBank`."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence

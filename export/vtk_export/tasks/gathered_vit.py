@@ -1,8 +1,8 @@
-"""One model for many tasks: what tasks have for themselves is stacked, and each image takes its task's from the stack.
+"""Merges the models of several tasks into one that gathers the weights of each image's task.
 
-Everything that is equal in all tasks stays as it is in timm's model: FFNs, norms, stem. Of the rest a stack (T, …) is
-held, and an image's weights are gathered by its task's number, so that a projection is one batched product
-x (B, N, C) · W[task] (B, C, O). That reads each image's weights once more than a product with constant ones.
+What is equal in all tasks stays as in timm's model: MLPs, norms, stem. The rest is stacked to (T, …), and the weights
+of an image are gathered by its task number, so that a projection is one batched product
+x (B, N, C) · W[task] (B, C, O). It reads each image's weights once more than a product with constant ones.
 """
 
 from collections.abc import Sequence

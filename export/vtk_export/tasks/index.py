@@ -1,6 +1,6 @@
-"""``tasks.json``: which files belong to which task; and how the files of an export reach their folder.
+"""Writes ``tasks.json``, the index of tasks and files, and publishes an export's files into its folder.
 
-Data files are named by their content, so an .onnx file never meets the data of another export.
+Data files are named by their content, so that an .onnx file never meets the data of another export.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The packs of one export: what they must have in common, and each loaded with what its files are judged by."""
+"""Loads the packs of one export: checks that they fit together, and computes each task's reference logits."""
 
 import copy
 import dataclasses

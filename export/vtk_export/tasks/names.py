@@ -1,4 +1,4 @@
-"""``NAME=PACK``: what each task is called. Its name is a part of file names, so only harmless ones are taken."""
+"""Parses ``NAME=PACK`` and checks the names of tasks, which become parts of file names."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Tensors of many ONNX graphs, each distinct one kept once; those of several graphs go into one shared data file.
+"""Deduplicates the weights of several ONNX graphs, and writes those of more than one graph into a shared data file.
 
 ONNX Runtime maps external data into memory instead of reading it, and pages of one file are in memory once however many
 sessions and processes map them. For that an offset has to be a multiple of the page size, on Windows of 64 KiB.

@@ -1,7 +1,7 @@
-"""TensorRT export: the fused graph, verified and linted, with all that builds an engine of it beside it.
+"""Exports one model for TensorRT: the fused graph, verified and linted, with the scripts that build its engine.
 
-The engine itself is built where it runs: it is machine code for one GPU and one version. Nothing but standard operators
-is used; plugins of TensorRT were not taken, since each ties a file to a version.
+An engine is built where it runs: it is machine code for one GPU and one version. The graph has standard operators only;
+a plugin of TensorRT would tie the file to a version.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from vtk_export.gate.images import GateInputs, gate_inputs
 from vtk_export.gate.verify import GateRow
 from vtk_export.gate.zero_head import FILLED
 from vtk_export.lint.finding import Finding
-from vtk_export.lint.lint import check, load
+from vtk_export.lint.linter import check, load
 from vtk_export.onnx.build import File, build
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.spec import GateSpec, GraphSpec

@@ -1,7 +1,7 @@
-"""Writes what lies beside ``model.onnx``: lines for ``trtexec`` and polygraphy, and the shapes of a profile.
+"""Writes the scripts beside ``model.onnx``: command lines of trtexec and polygraphy, and shapes in ``profile.json``.
 
 Flags are those of trtexec 10 and 11 ("Command-Line Programs" and the pages on migration in NVIDIA's documentation): 11
-has no precision flags and types strongly by itself, 10 with ``--stronglyTyped``. Names come from the parsed file.
+has no precision flags and is always strongly typed, 10 is with ``--stronglyTyped``. Names come from the parsed file.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The packs of a `TaskBank` in a version folder: their base once, and a folder for each."""
+"""Writes the packs of a `TaskBank` into a version folder, with their base once, and verifies the bank."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Command lines that are printed after an export: the server, a load test, and the client."""
+"""Composes the command lines that are printed after an export: server, load test, client."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Refuses options of ``vtk export triton`` that the back-end, the server or the names of models do not allow."""
+"""Checks the options of ``vtk export triton`` against the back-end and the target, and the names of models."""
 
 import re
 from typing import TYPE_CHECKING

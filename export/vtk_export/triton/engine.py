@@ -1,7 +1,7 @@
-"""An engine that `vtk export tensorrt` has built or its scripts have stamped, as a model of a repository.
+"""Publishes a TensorRT engine that `vtk export tensorrt` or its scripts have built and stamped.
 
-The engine itself cannot be run here. What can be held against the source is the ONNX file that it was built from: the
-stamp names both by their SHA-256, and the ONNX file is run and compared with torch.
+The engine cannot be run here. Its ONNX file can: the stamp records the SHA-256 of both, and the ONNX file is run and
+compared with PyTorch.
 """
 
 import shutil

@@ -1,7 +1,7 @@
-"""An ensemble: images are prepared by one model, classified by another, and clients ask a third that names the two.
+"""Publishes an ensemble: a preprocessing model, a classifier, and the model that chains them for clients.
 
-The steps reach the repository before what refers to them. While a server that polls replaces them one after the other,
-requests may meet a new step and an old one; so a task's images must not be prepared in another way than before.
+The steps are published before the ensemble that refers to them. While a polling server replaces them one after the
+other, requests may meet a new step and an old one; so a task's preprocessing must not change.
 """
 
 import contextlib

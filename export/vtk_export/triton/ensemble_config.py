@@ -1,4 +1,4 @@
-"""Configs of an ensemble: a step that prepares images, the model, and the model in front that clients ask."""
+"""Builds the configs of an ensemble and of its preprocessing step."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""``vtk export triton``: models of a repository, each verified before it is published."""
+"""Exports models to a repository of Triton Inference Server; each is verified before it is published."""
 
 import dataclasses
 import time

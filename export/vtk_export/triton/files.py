@@ -1,4 +1,4 @@
-"""Writes what lies beside the weights of a model: the server's code, the client, labels, warm-up."""
+"""Writes the files beside the weights of a model: server code, client, labels, warm-up data and config."""
 
 import re
 import shutil

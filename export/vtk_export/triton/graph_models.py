@@ -1,4 +1,4 @@
-"""Makes models of one source: a graph in ONNX Runtime, with or without TensorRT, or an engine that was built."""
+"""Makes models of one source: an ONNX graph in ONNX Runtime, with or without TensorRT, or a built engine."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Makes a model's version: weights and code into its folder, verified, and its config, as the back-end wants it."""
+"""Makes the content of a model version with the chosen back-end."""
 
 from vtk_export.readme import README
 from vtk_export.triton.graph_models import fill_engine, fill_graph

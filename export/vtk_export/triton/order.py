@@ -1,4 +1,4 @@
-"""A model that is asked for, and what an exporter made of it."""
+"""The order for a model (name, sources, options), and the content that a back-end makes of it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

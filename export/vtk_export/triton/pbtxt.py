@@ -1,4 +1,4 @@
-"""``config.pbtxt``: built as the server's own protobuf message and printed as text.
+"""Builds ``config.pbtxt`` as the server's own protobuf message.
 
 Nothing is left for the server to complete, so it also loads with ``--disable-auto-complete-config``.
 """

@@ -1,7 +1,7 @@
-"""Moves a model into a repository that a server may be reading: complete, under one rename.
+"""Publishes a model into a repository that a server may be polling: complete, with one rename.
 
-A polling server takes every folder of the repository for a model, and one that it failed to load it may never look at
-again. So a model's folder is made beside the repository, with links to its earlier versions, and exchanged as a whole.
+A polling server loads every folder of the repository, and may never retry one that it failed to load. So a model's
+folder is prepared beside the repository, with links to its earlier versions, and exchanged as a whole.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Writes the README.md of a model in a repository: inputs, outputs, and a client in tritonclient alone."""
+"""Writes the README.md of a model in a repository: inputs, outputs, and a client that needs tritonclient alone."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Names the server's image and the packages for its Python that a model needs, from what the model is made of."""
+"""Chooses the server image and the Python packages that a model needs."""
 
 import re
 from collections.abc import Iterable

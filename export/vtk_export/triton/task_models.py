@@ -1,4 +1,4 @@
-"""Makes models of many tasks: sessions of ONNX Runtime in the Python back-end, or a bank of this toolkit."""
+"""Makes models of several tasks: ONNX Runtime sessions in the Python back-end, or a bank of this toolkit."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Says before a build what TensorRT's ONNX parser would refuse in a file, and where its fused kernels are missed.
+"""Reports what TensorRT's ONNX parser would refuse in a file, and which fused kernels it would miss.
 
-For any ONNX file. It knows what is written down (`vtk_export.lint.operators` names the sources), not what a build
-on a device would show.
+For any ONNX file. It checks what is documented (`vtk_export.lint.operators` lists the sources), not what a build on a
+device would show.
 """
 
 import re
