@@ -39,7 +39,7 @@ _where = {
     "StepInfo": "vtk.training.engine.callbacks",
     "Task": "vtk.packs.load",
     "TaskBank": "vtk.bank.bank",
-    "TasksConfig": "vtk_export.onnx.config",
+    "TasksConfig": "vtk_export.tasks.config",
     "TensorrtConfig": "vtk_export.tensorrt.config",
     "TrainConfig": "vtk.training.train_config",
     "TritonConfig": "vtk_export.triton.config",

@@ -118,7 +118,7 @@ def test_the_gate_prints_the_accuracy_that_eval_prints(
         in said
     )
     if flags[0] != "--with-preproc":
-        assert f"on {count} held-out images of {data}: torch's class in" in said
+        assert f"on {count} held-out images of {data}: top-1 agreement with PyTorch" in said
         assert f"torch fp32 {100 * evaluated['top1']:.2f} %" in said
     else:
         assert f"on {count} held-out images of {data}" in said

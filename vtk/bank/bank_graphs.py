@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vtk.bank.layout import Bucket
-from vtk.fused.model_graphs import GraphCache
+from vtk.fused.graph_cache import GraphCache
 
 MAX_ROWS = 65536
 """Most rows of a graph: with more, kernels hide the launch overhead, and static inputs only take memory."""

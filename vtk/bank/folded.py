@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
+from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.blocks import fold_block
 from vtk.fused.build import check_model
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
-from vtk.fused.qk_norm import QkNorm
-from vtk.fused.stages import AttentionStage, MlpStage, Stage
+from vtk.fused.stages import Stage
 
 Weights = tuple[dict[str, Tensor], ...]
 """Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""

@@ -62,7 +62,9 @@ def main(argv: list[str]) -> int:
     if config.profile:
         if result.engine is None:
             console.say("latency of the ONNX file in ONNX Runtime; --build measures the TensorRT engine")
-        code, found["profile"] = profile_onnx(result.path, config, source, backends)
+        code, found["profile"] = profile_onnx(
+            result.path, config.profile, source, precision=config.rest, threads=config.threads, backends=backends
+        )
     console.emit_json(found)
     return code
 

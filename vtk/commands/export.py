@@ -93,13 +93,15 @@ def _onnx(argv: list[str]) -> int:
     console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     found, code = result.to_dict(), 0
     if config.profile:
-        code, found["profile"] = profile_onnx(result.path, config, source, backends)
+        code, found["profile"] = profile_onnx(
+            result.path, config.profile, source, precision=config.rest, threads=config.threads, backends=backends
+        )
     console.emit_json(found)
     return code
 
 
 def _tasks(argv: list[str]) -> int:
-    from vtk_export.onnx.config import TasksCommand
+    from vtk_export.tasks.config import TasksCommand
 
     config = _cli.parse(
         TasksCommand,

@@ -1,7 +1,7 @@
-"""Compiles a model to a ``.pt2`` that holds two libraries: one for one image, one for more.
+"""Compiles a model to a ``.pt2`` that holds two libraries: one for a batch of one, one for larger batches.
 
-torch.export takes a batch of one for a constant, and the check that a library makes of its input (see
-`vtk.runtime.aoti_load`) refuses it where the batch may vary. With two libraries every check can be on.
+torch.export treats a batch of one as a constant, and a library whose batch may vary refuses it when it checks its input
+(`vtk.runtime.aoti_load`). With two libraries every check can be on.
 """
 
 from pathlib import Path
@@ -47,10 +47,10 @@ def compile_package(
     options["cpp.dynamic_threads"] = True
     model = model.eval().requires_grad_(False)
     try:
-        console.stage("compiling it for one image")  # `silence` keeps lines back
+        console.stage("compiling for a batch of one")  # `silence` keeps lines back
         with silence(), torch.no_grad():
             files = {ONE: _compile(model, example[:1].contiguous(), None, options)}
-        console.stage(f"compiling it for 2 to {max_batch:,} images")
+        console.stage(f"compiling for batches of 2 to {max_batch:,} images")
         with silence(), torch.no_grad():
             files[MORE] = _compile(model, example, torch.export.Dim("batch", min=2, max=max_batch), options)
             package_aoti(str(path), files)

@@ -1,4 +1,4 @@
-"""The files beside a ``.pt2``: a loader for Python programs, an example for C++ ones, and the page for both."""
+"""Writes the files beside a ``.pt2``: a loader for Python, an example for C++, and the README.md for both."""
 
 import inspect
 from pathlib import Path
@@ -10,8 +10,8 @@ from vtk.marks import begins
 from vtk.packs.prepare_code import prepare_code
 from vtk.packs.readme import card_sections, classify_code, code_block
 from vtk.runtime import aoti_file, aoti_load
-from vtk_export.aoti.cpp import BUILD, EXAMPLE
-from vtk_export.place import CARD, LATENCY
+from vtk_export.aoti.cpp_example import BUILD, EXAMPLE
+from vtk_export.output_folder import CARD, LATENCY
 
 _TITLE = "# A compiled model (AOTInductor): "
 

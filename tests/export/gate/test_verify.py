@@ -53,7 +53,7 @@ def test_nan_is_an_error_and_nothing_to_compare_too() -> None:
 
 def test_disagreement_fails_even_within_the_bound() -> None:
     row = GateRow(batch=4, error=1e-6, error_plain=1e-6, bound=1e-3, agreed=3, compared=4, excluded=0)
-    with pytest.raises(VerificationError, match="agrees with torch in 3 of 4"):
+    with pytest.raises(VerificationError, match="agrees with PyTorch in 3 of 4"):
         check_rows([row])
 
 
