@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
+from vtk._moved import moved_names
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.runtime.export_facts import PLAIN, Facts
@@ -156,3 +157,7 @@ class Source:
 def pack_name(folder: Path) -> str:
     """Return the name of a pack in tables: that of its run, or of its folder."""
     return folder.parent.name if folder.name == "task" and folder.parent.name else folder.name
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one of this module
+    __getattr__ = moved_names(__name__, {"open_source": "vtk.runtime.opening"})
