@@ -138,7 +138,7 @@ def test_a_model_of_one_output_is_refused():
 
 @pytest.mark.parametrize(
     "sharpen, expected",
-    [(4.0, "over-confident by"), (0.2, "under-confident by"), (1.0, "no evidence of a fault")],
+    [(4.0, "over-confident by"), (0.2, "under-confident by"), (1.0, "no evidence of miscalibration")],
     ids=["over", "under", "calibrated"],
 )
 def test_readings_say_what_the_numbers_say(sharpen, expected):

@@ -141,12 +141,12 @@ def test_the_model_is_left_alone_and_what_cannot_be_looked_at_is_refused():
 
 def test_readings_tell_registers_from_positions_and_hidden_norms_add_up_in_squares():
     plain = DIAGNOSTIC.read(model_norms(tiny_vit(img_size=16), images(3, side=16)).to_dict())
-    assert any("Fewer than one token in a thousand" in told for told in plain)
+    assert any("fewer than one token in a thousand" in told for told in plain)
     model = tiny_vit(img_size=16)
     with torch.no_grad():
         model.pos_embed[0, 5] = 1e4
     told = " ".join(DIAGNOSTIC.read(model_norms(model, images(3, side=16)).to_dict()))
-    assert "Behind block 1 up to 6.2 % of the tokens have over 4 times" in told and "register tokens" in told
+    assert "After block 1 up to 6.2 % of the tokens exceed 4 times" in told and "register tokens" in told
     hidden = [{"block": 1, "kind": "conv", "norm": 3.0}, {"block": 1, "kind": "conv", "norm": 4.0}]
     assert hidden_by_block({"hidden": hidden}, "conv") == {1: 5.0}
 
