@@ -46,22 +46,22 @@ def attack_accuracy(
         model: classifier.
         batches: normalised images and labels (B,).
         spec: mean and std of the input.
-        epsilons: radii in 255ths of the pixel range.
+        epsilons: radii in 1/255 of the pixel range.
         steps: of PGD, each an eighth of the radius, as Chen et al.'s.
         seed: of PGD's starts, uniform in the ball.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Returns:
-        Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 255ths of the pixel range.
+        Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 1/255 of the pixel range.
 
     Raises:
-        UsageError: an option is out of range, or labels are not one number for each image.
+        UsageError: an option is out of range, or labels are not one number per image.
         DataError: there are no images.
     """
     if not epsilons or not all(math.isfinite(e) and e >= 0 for e in epsilons):
-        raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 255ths of the pixel range")
+        raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 1/255 of the pixel range")
     if steps < 1:
         raise UsageError(f"`steps` is {steps}; give 1 or more")
     radii = sorted({float(e) for e in epsilons})
@@ -115,7 +115,7 @@ def _under_pgd(
 
 
 def fgsm(model: nn.Module, pixels: Tensor, labels: Tensor, epsilon: float, *, spec: InputSpec) -> Tensor:
-    """Return pixels one step of the gradient's sign away: x + ε·sign(∇ₓ L), cut off at 0 and 1 (Goodfellow et al.).
+    """Return pixels after one FGSM step: x + ε·sign(∇ₓ L), clipped to 0 and 1 (Goodfellow et al. 2015).
 
     Args:
         model: classifier in eval mode.
@@ -138,7 +138,7 @@ def pgd(
     steps: int = STEPS,
     step: float | None = None,
 ) -> Tensor:
-    """Return pixels after projected gradient ascent of the loss in the L∞ ball (Madry et al.).
+    """Return pixels after projected gradient ascent of the loss in the L∞ ball (Madry et al. 2018).
 
     Args:
         model: classifier in eval mode.
@@ -146,7 +146,7 @@ def pgd(
         labels: (B,).
         epsilon: radius, in units of the pixel range.
         spec: mean and std of the input.
-        start: where it starts, in units of the radius: (B, C, H, W) from −1 to 1.
+        start: initial perturbation, in units of the radius: (B, C, H, W) from −1 to 1.
         steps: number of steps.
         step: length of a step, in units of the pixel range; by default an eighth of the radius.
     """
@@ -159,7 +159,7 @@ def pgd(
 
 
 def gradient(model: nn.Module, pixels: Tensor, labels: Tensor, *, spec: InputSpec) -> Tensor:
-    """Return the gradient (B, C, H, W) of the summed cross-entropy with respect to the pixels; parameters get none."""
+    """Return the gradient (B, C, H, W) of the summed cross-entropy with respect to the pixels, and to nothing else."""
     with torch.enable_grad():
         leaf = pixels.detach().requires_grad_(True)
         logits = model(to_input(leaf, spec))

@@ -27,8 +27,8 @@ class CorruptionAccuracy:
         groups: of every kind: ``noise``, ``blur``, ``weather`` or ``digital``.
         mean: over kinds and severities.
         relative: the mean as a share of ``clean``; None where that is 0.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -72,9 +72,9 @@ def corruption_accuracy(
         kinds: names in `KINDS`; by default all.
         severities: from 1 to 5.
         seed: of noise, directions and weather.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Raises:
         UsageError: a kind is unknown or a severity not from 1 to 5.

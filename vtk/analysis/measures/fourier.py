@@ -45,14 +45,14 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows. Other than the paper's notebook, BatchNorm
-            uses its running statistics, and LayerScale is there.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports. Other than the paper's notebook,
+            BatchNorm uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model, or none has a map behind it.
+        UsageError: the model has no recognised blocks, or none has a map behind it.
         DataError: there are no images.
     """
     means, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)

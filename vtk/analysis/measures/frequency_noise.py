@@ -31,8 +31,8 @@ class FrequencyNoise:
         rms: of the noise, in units of the pixel range: of each band's where ``equal_power``, else of the white noise
             that bands are cut from.
         equal_power: whether all bands' noise is equally strong.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -82,9 +82,9 @@ def frequency_noise(
         rms: strength, see `FrequencyNoise`.
         equal_power: scale every band's noise to ``rms``.
         seed: of δ; all bands are cut from the same one.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Raises:
         UsageError: a band has no frequency at this image size, or an option is out of range.

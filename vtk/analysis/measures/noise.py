@@ -40,15 +40,15 @@ def noise_accuracy(
         model: classifier.
         batches: normalised images and labels (B,).
         spec: mean and std of the input.
-        deviations: of both noises, in 255ths of the pixel range, growing; shot noise's is that of a white pixel.
+        deviations: of both noises, in 1/255 of the pixel range, growing; shot noise's is that of a white pixel.
         blurs: deviations of the blur in pixels of the model's input, growing.
         seed: of the noise.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Returns:
-        Curves ``Gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
+        Curves ``Gaussian noise`` and ``shot noise`` by deviation in 1/255 of the pixel range, the latter of a white
         pixel; ``Gaussian blur`` by deviation in pixels of the model's input.
 
     Raises:

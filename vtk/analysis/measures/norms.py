@@ -84,7 +84,7 @@ class Norms(MeasureResult):
         weights: of `parameter_blocks`, of ``head``, and of the parts of each block: ``block 1: msa``, ``block 1: mlp``.
         tokens: of each point, by depth.
         hidden: of each hidden layer that can be seen.
-        images: over which.
+        images: number of images.
         prefix: number of class and register tokens.
     """
 
@@ -121,10 +121,10 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
     Args:
         model: with blocks that are known: a timm ViT, Swin, PiT, Mixer, ResNet.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
         DataError: there are no images, or the model's activations are not finite.
     """
     prefix = prefix_tokens(model)

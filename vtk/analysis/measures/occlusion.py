@@ -24,8 +24,8 @@ class OcclusionAccuracy:
         clean: accuracy with nothing hidden, as a fraction.
         centre: accuracy by side of the hidden rectangle, as a fraction of the image's side; Hyeon-Woo et al.'s is 0.5.
         areas: share of the pixels that each of them hides.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -61,9 +61,9 @@ def occlusion_accuracy(
         batches: normalised images and labels (B,).
         spec: mean and std of the input.
         sides: of the hidden rectangle as fractions of the image's sides, growing.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Raises:
         UsageError: a side is not from 0 to 1.

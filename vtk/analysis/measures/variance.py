@@ -34,12 +34,12 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
     Memory: the map of one unit and batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model, or none has a map behind it.
+        UsageError: the model has no recognised blocks, or none has a map behind it.
         DataError: there are no images.
     """
     means, without_map, images = means_over_maps(model, batches, _variances, max_images)

@@ -57,7 +57,7 @@ See = Callable[[Hidden, Tensor], None]
 
 @contextlib.contextmanager
 def watch_activations(model: nn.Module, see: See) -> Iterator[set[str]]:
-    """Inside of the context, hand the output of every activation in a block to ``see``, neurons last.
+    """Within the context, pass the output of every activation in a block to ``see``, neurons last.
 
     Args:
         model: with blocks that are known, as of a timm ViT, Mixer, Swin or ResNet. Of a gated MLP (GluMlp, SwiGLU) the
@@ -68,13 +68,11 @@ def watch_activations(model: nn.Module, see: See) -> Iterator[set[str]]:
         Names of the blocks that call an activation as a function, where no hook sees it; filled as the model runs.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
     """
     blocks = block_modules(model)
     if not blocks:
-        raise UsageError(
-            f"{type(model).__name__} has no blocks that are known, such as a timm ViT, Mixer or ResNet has"
-        )
+        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Mixer, ResNet or the like")
     watch = _Watch(see)
     handles: list[Any] = []
 

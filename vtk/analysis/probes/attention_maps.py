@@ -22,7 +22,7 @@ See = Callable[[str, Tensor], None]
 
 @contextlib.contextmanager
 def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
-    """Inside of the context, hand every layer's attention to ``see`` as soon as it is computed.
+    """Within the context, pass every layer's attention to ``see`` as soon as it is computed.
 
     Args:
         model: on any device; parallel branches are layers of their own.

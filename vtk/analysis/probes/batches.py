@@ -44,7 +44,7 @@ def stream(model: nn.Module, batches: Batches, max_images: int | None = None) ->
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode inside of the context: no dropout, running statistics in BatchNorm."""
+    """Put a model into eval mode within the context: no dropout, running statistics in BatchNorm."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -48,7 +48,7 @@ def depth_points(model: nn.Module) -> list[Point]:
     A ViT of twelve blocks has the fourteen points of Wang et al.'s Figure 1.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
     """
     last = getattr(model, "output_fmt", None) == "NHWC"
     points = []
@@ -63,7 +63,7 @@ def depth_points(model: nn.Module) -> list[Point]:
         points.append(Point("pos_embed", positions, last))
     blocks = block_modules(model)
     if not blocks:
-        raise UsageError(f"{type(model).__name__} has no blocks that are known, such as a timm ViT, Swin or ResNet has")
+        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, ResNet or the like")
     return points + [Point(name, module, last) for name, module in blocks.items()]
 
 
@@ -79,7 +79,7 @@ def block_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextlib.contextmanager
 def watch_points(points: list[Point], see: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Inside of the context, hand every point's tokens (B, N, C) to ``see`` as soon as they are computed."""
+    """Within the context, pass every point's tokens (B, N, C) to ``see`` as soon as they are computed."""
     handles = []
 
     def hook(point: Point) -> Callable[..., None]:

@@ -54,7 +54,7 @@ def top_eigenvalues(
         top: how many, at most n.
         method: ``lanczos`` or ``power``.
         max_iter: products at most; with ``power`` for each value.
-        tol: relative.
+        tol: relative tolerance.
         generator: on the CPU, for further start vectors.
 
     Raises:

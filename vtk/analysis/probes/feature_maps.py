@@ -74,16 +74,16 @@ def means_over_maps(
     Memory: the maps of one unit and batch at a time, and what the statistic makes of them.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports.
         batches: images, labels unused.
         statistic: from maps (B, C, H, W) to (B, C, ...).
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Returns:
         The units in order, the stem first; names of those left out, since their tokens are no grid; number of images.
 
     Raises:
-        UsageError: no blocks are known in the model, none has a map behind it, or images are of different sizes.
+        UsageError: the model has no recognised blocks, none has a map behind it, or images are of different sizes.
         DataError: there are no images.
     """
     units, maps = residual_units(model), Maps(model)

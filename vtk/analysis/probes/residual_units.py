@@ -63,11 +63,11 @@ def residual_units(model: nn.Module) -> list[Unit]:
     Every other block is one unit.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
     """
     blocks = block_modules(model)
     if not blocks:
-        raise UsageError(f"{type(model).__name__} has no blocks that are known, such as a timm ViT, Swin or ResNet has")
+        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, ResNet or the like")
     names = list(blocks)
     first = blocks[names[0]]
     units = [Unit("stem", "other", (), (first,), "input", first)]
@@ -137,7 +137,7 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Inside of the context, hand the features behind every unit to ``see`` as soon as they are computed.
+    """Within the context, pass the features behind every unit to ``see`` as soon as they are computed.
 
     They are tokens (B, N, C) or a map (B, C, H, W) or (B, H, W, C), as the model holds them; PiT's subsampling gives
     the map without its class token.
@@ -180,14 +180,14 @@ def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> It
 
 @contextlib.contextmanager
 def without_unit(unit: Unit) -> Iterator[None]:
-    """Inside of the context, the unit adds nothing: its branch gives 0, the skip passes on what came.
+    """Within the context, the unit adds nothing: its branch gives 0, the skip passes on what came.
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
     and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
     where it halves the map or changes the channels; so every kind of unit is removed alike here.
 
     Raises:
-        UsageError: the unit has no branch of its own; or it did not run inside of the context, so nothing was removed.
+        UsageError: the unit has no branch of its own; or it did not run within the context, so nothing was removed.
     """
     if not unit.outlets:
         raise UsageError(f"`{unit.name}` has no branch beside a skip, so it cannot be removed")

@@ -1,7 +1,7 @@
 """Hessian-vector products of a loss, for any model, by differentiating the gradient again.
 
 Fused attention has no second derivative in torch, so the products run torch's own unfused formula of it. That is
-chosen inside of the context; the model is not changed.
+chosen within the context; the model is not changed.
 """
 
 import contextlib

@@ -60,7 +60,7 @@ SeePlaces = Callable[[str, Tensor, Places | None], None]
 
 @contextlib.contextmanager
 def watch_places(model: nn.Module, see: SeePlaces) -> Iterator[None]:
-    """Inside of the context, hand every layer's attention to ``see``, as `watch_attention`, and where its keys stand.
+    """Within the context, pass every layer's attention to ``see``, as `watch_attention`, and where its keys stand.
 
     Known are models whose tokens are a grid of patches, after prefix tokens or not (ViT, DeiT, DINOv2, BEiT, EVA and
     others, CaiT), PiT, whose grid is halved, and windows of maps (Swin, AlterNet). Of other layers it is None.

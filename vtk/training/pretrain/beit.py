@@ -50,7 +50,7 @@ class WordObjective:
         return Batch(batch.images, words.masked_fill(~self.masks.draw(batch.labels), SHOWN), batch.stream)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean loss over hidden patches, of which every image has the same number, and the top-1 accuracy."""
+        """Return the mean loss and top-1 over hidden patches, of which every image has the same number."""
         mask = batch.labels != SHOWN
         logits = model(batch.images, mask, count=self.masks.count).flatten(0, 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

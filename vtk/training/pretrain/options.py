@@ -58,9 +58,9 @@ class TokenizerOptions(Config):
 
     GROUP: ClassVar[str] = "tokenizer (beit)"
 
-    tokenizer: Annotated[Path | None, Option(
-        "use the tokenizer.safetensors of an earlier run instead of training one"
-    )] = None
+    tokenizer: Annotated[
+        Path | None, Option("use the tokenizer.safetensors of an earlier run instead of training one")
+    ] = None
     codes: Annotated[int, Option("number of visual words, the classes to predict", least=2, most=1 << 16)] = 512
     code_dim: Annotated[int, Option("dimension of a visual word", least=1, most=4096)] = 32
     tokenizer_epochs: Annotated[int, Option("epochs of tokenizer training", least=1)] = 10

@@ -196,7 +196,7 @@ def test_activations_that_are_functions_are_named_and_refused_where_nothing_else
 def test_a_sigmoid_gate_and_unknown_models_are_refused():
     with pytest.raises(UsageError, match=r"`blocks\.0` has no module of ReLU, GELU, SiLU"):
         active_neurons(tiny_vit(mlp_layer=GluMlp, act_layer=nn.Sigmoid), images(1))
-    with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
+    with pytest.raises(UsageError, match="Sequential has no recognised blocks"):
         active_neurons(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double(), images(1))
     with pytest.raises(DataError, match="no images"):
         active_neurons(tiny_vit(), [])

@@ -81,7 +81,7 @@ def test_positions_of_maps_are_tokens(name, options, side, blocks):
 
 
 def test_a_model_without_known_blocks_is_refused():
-    with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
+    with pytest.raises(UsageError, match="Sequential has no recognised blocks"):
         token_similarity(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)).double(), images(1))
 
 
