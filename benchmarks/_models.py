@@ -55,7 +55,7 @@ END_TO_END = {
 
 
 def _context_broadcast(model: nn.Module, **kwargs: Any) -> None:
-    from vtk.models.context_layers import add_context_broadcast
+    from vtk.models.transforms.context_layers import add_context_broadcast
 
     add_context_broadcast(model, **kwargs)
 

@@ -10,6 +10,9 @@ if as_command():  # before anything else is imported
     leave_current_folder()
 
 from vtk._lazy import attach
+from vtk._moved import install
+
+install()
 
 __version__ = "0.1.0"
 
@@ -36,12 +39,12 @@ _where = {
     "StepInfo": "vtk.training.engine.callbacks",
     "Task": "vtk.packs.load",
     "TaskBank": "vtk.bank.bank",
-    "TasksConfig": "vtk_export.onnx.config",
+    "TasksConfig": "vtk_export.tasks.config",
     "TensorrtConfig": "vtk_export.tensorrt.config",
     "TrainConfig": "vtk.training.train_config",
     "TritonConfig": "vtk_export.triton.config",
     "analyze": "vtk.analysis.analyze",
-    "audit": "vtk.data.audit_report",
+    "audit": "vtk.data.audit.report",
     "compare_profiles": "vtk.profiling.regression",
     "create_model": "vtk.models.module",
     "evaluate": "vtk.answers",
@@ -57,7 +60,7 @@ _where = {
     "load_checkpoint": "vtk.packs.load",
     "load_task": "vtk.packs.load",
     "merge_task": "vtk.packs.merge",
-    "open_source": "vtk.runtime.source",
+    "open_source": "vtk.runtime.opening",
     "parallelize": "vtk.branches.join",
     "predict": "vtk.answers",
     "pretrain": "vtk.training.pretrain.run",
@@ -65,7 +68,7 @@ _where = {
     "profile_server": "vtk.profiling.server.drive",
     "profile_sizes": "vtk.profiling.sizes",
     "save_task": "vtk.packs.pack",
-    "scan": "vtk.data.audit",
+    "scan": "vtk.data.audit.scan",
     "train": "vtk.training.train",
 }
 __getattr__, __dir__, __all__ = attach(__name__, _where)

@@ -18,9 +18,10 @@ from metric import PkSampler, ReId, ReIdObjective, rank
 from shared import MODEL, check_shared, train_base, train_classifier
 
 from vtk.card import Card
-from vtk.data.audit import Sample
-from vtk.data.image_transforms import eval_transform, train_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import Sample
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_transform import train_transform
 from vtk.files import prepare_output
 from vtk.models import create_model
 from vtk.packs.load import load_task

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.data.loader import EpochSampler, mix
+from vtk.data.loading.samplers import EpochSampler, mix
 from vtk.training.objectives.base import Batch
 
 

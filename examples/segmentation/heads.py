@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.training.objectives.base import Batch
 
 

@@ -21,7 +21,7 @@ from vtk.files import prepare_output
 from vtk.formats import save_tensors
 from vtk.models import create_model
 from vtk.models.task_parameters import head_names
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.files import read_safetensors
 from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
 from vtk.training.engine.fit import fit

@@ -131,7 +131,7 @@ for name in {ABSENT}:
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import bank, breakdown, correct, e2e, one_run, roofline, summary, train
 from vtk.fused import fuse
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 correct.benches()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -159,7 +159,7 @@ for file in {files}:
 
 def test_every_file_with_a_test_that_needs_a_gpu_is_a_unit():
     units = _units.gpu_tests()
-    for part in ("fused/test_gpu.py", "serving/test_gpu.py", "test_memory_blocks.py", "test_precision.py"):
+    for part in ("fused/test_gpu.py", "bank/test_gpu.py", "test_memory_blocks.py", "test_precision.py"):
         assert any(unit.endswith(part) for unit in units)
     assert set(_units.ALONE) == {
         unit[: len(alone)] for alone in _units.ALONE for unit in units if unit.startswith(alone)

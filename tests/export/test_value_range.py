@@ -20,18 +20,18 @@ from tests.export.graph.test_preproc import identity
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform
-from vtk.data.memory_images import take_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.models.create import build_model
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
 from vtk_export.graph.preproc import prepend
+from vtk_export.triton.ensemble_config import raw_slot
 from vtk_export.triton.files import decoding_code
 from vtk_export.triton.served import vtk_images
-from vtk_export.triton.steps import raw_slot
 
 RNG = np.random.default_rng(0)
 TWELVE: dict[str, Any] = {"decoding": "srgb", "value_range": ((0.0, 4095.0),), "value_type": "uint16"}

@@ -52,19 +52,19 @@ def _make_images(folder: Path) -> None:
 
 def _read_image(folder: Path, file: Path) -> None:
     from vtk.card import InputSpec
-    from vtk.data.decoding import decode_file, read_raw
-    from vtk.data.decoding_rules import V0_1 as OLD
-    from vtk.data.decoding_rules import Decoding
-    from vtk.data.images import load_image
-    from vtk.data.probe_file import probe
+    from vtk.data.decoding.decode import read_image, read_raw
+    from vtk.data.decoding.images import load_image
+    from vtk.data.decoding.rules import V0_1 as OLD
+    from vtk.data.decoding.rules import Decoding
+    from vtk.data.probing.probe import probe
 
     wide = Decoding("srgb", ((0.0, 65535.0),), "uint16")
     spec = InputSpec(32, 32, decoding="srgb")
     for read in (
         lambda: load_image(file, max_pixels=1 << 22),
-        lambda: decode_file(file, 3, 1 << 22, Decoding("srgb")),
-        lambda: decode_file(file, 1, 1 << 22, wide),
-        lambda: decode_file(file, 13, 1 << 22, OLD),
+        lambda: read_image(file, 3, 1 << 22, Decoding("srgb")),
+        lambda: read_image(file, 1, 1 << 22, wide),
+        lambda: read_image(file, 13, 1 << 22, OLD),
         lambda: read_raw(file, spec, 1 << 22),
     ):
         quietly(lambda read=read: _check_image(read()))

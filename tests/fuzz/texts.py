@@ -39,7 +39,7 @@ def _make_tables(folder: Path) -> None:
 
 
 def _read_table(folder: Path, file: Path) -> None:
-    from vtk.data.columns import choose_parts, read_lines
+    from vtk.data.sources.columns import choose_parts, read_lines
 
     lines = read_lines(file, None, "path,label")
     assert all(isinstance(line.name, str) and line.name for line in lines.lines)
@@ -67,7 +67,7 @@ def _read_analysis(folder: Path, file: Path) -> None:
 def _make_cache(folder: Path) -> None:
     import PIL
 
-    from vtk.data.probe_file import EMPTY
+    from vtk.data.probing.probe import EMPTY
 
     entry = [[10, 20, 30], list(EMPTY)]
     (folder / "cache.json").write_text(
@@ -78,8 +78,8 @@ def _make_cache(folder: Path) -> None:
 
 def _read_cache(folder: Path, file: Path) -> None:
     """Caches, and names beside weights, are ignored where they are damaged: nothing is raised."""
-    from vtk.data import cache
-    from vtk.models.class_names import read_names
+    from vtk.data.probing import cache
+    from vtk.models.weights.class_names import read_names
 
     assert all(isinstance(name, str) for name in read_names(folder / "w.pth", None))
     path = cache.cache_path

@@ -40,7 +40,7 @@ def _make_torch(folder: Path) -> None:
 
 
 def _read_weights(folder: Path, file: Path) -> None:
-    from vtk.models.weight_files import read_weights
+    from vtk.models.weights.files import read_weights
 
     found = read_weights(file).tensors
     assert sum(t.numel() * t.element_size() for t in found.values()) <= 4 * file.stat().st_size + (64 << 20)
@@ -51,7 +51,7 @@ def _read_weights(folder: Path, file: Path) -> None:
 
 
 def _read_base(folder: Path, file: Path) -> None:
-    from vtk.models.weight_sources import read_base
+    from vtk.models.weights.sources import read_base
 
     found, notes = read_base(NAME, KWARGS, file)
     assert all(value.float().isfinite().all() for value in found.tensors.values() if value.is_floating_point())
@@ -88,7 +88,7 @@ def _make_npz(folder: Path) -> None:
 
 
 def _read_npz(folder: Path, file: Path) -> None:
-    from vtk.models.npz import read_npz
+    from vtk.models.weights.npz import read_npz
 
     kwargs = {"depth": 2, "embed_dim": 32, "num_heads": 2}
     found = read_npz("vit_tiny_patch16_224", kwargs, file).tensors

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from vtk.data.image_transforms import eval_transform
-from vtk.data.images import load_image
+from vtk.data.decoding.images import load_image
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.packs.cards import read_card
 
 pytestmark = pytest.mark.server

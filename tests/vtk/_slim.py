@@ -97,8 +97,8 @@ def logits(name: str) -> Any:
 def pixels(card: Any) -> Any:
     import torch
 
-    from vtk.data.image_transforms import eval_transform
-    from vtk.data.images import load_image
+    from vtk.data.decoding.images import load_image
+    from vtk.data.loading.eval_transform import eval_transform
 
     images = json.loads(Path("logits.json").read_text())["images"]
     return torch.stack([eval_transform(card.input)(load_image(path)) for path in images])

@@ -16,7 +16,7 @@ from vtk.commands import COMMANDS
 from vtk.commands.data import _HELP as DATA
 from vtk.commands.export import TARGETS
 from vtk.commands.tasks import _HELP as TASKS
-from vtk.data.pool import probe_many
+from vtk.data.probing.pool import probe_many
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ROOT / "tests" / "fixtures" / "v0_1"

@@ -18,7 +18,7 @@ from vtk.packs.to_peft import _MARKS as ADAPTER
 from vtk.profiling.report import MARKS as PROFILE
 from vtk.runtime.evaluation import MARKS as EVALUATION
 from vtk.training.runs import outputs
-from vtk_export.place import MARKS as EXPORT
+from vtk_export.output_folder import MARKS as EXPORT
 from vtk_export.tasks.index import known_files
 from vtk_export.tasks.index import marks as tasks_marks
 

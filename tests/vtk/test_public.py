@@ -198,13 +198,13 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def hub(name: str, kwargs: Any) -> Any:
         import timm
 
-        from vtk.models.base_weights import make_base
+        from vtk.models.weights.base import make_base
 
         state = timm.create_model(name, **kwargs).state_dict()
         return make_base(state, source=f"hub:{name}", task_names=("head.weight", "head.bias", "pos_embed"))
 
     monkeypatch.setattr("vtk.models.create.hub_base", hub)
-    monkeypatch.setattr("vtk.training.runs.run.default_workers", lambda *_: 0)  # six images: no processes for them
+    monkeypatch.setattr("vtk.training.runs.prepare.default_workers", lambda *_: 0)  # six images: no processes for them
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -14,19 +14,20 @@ import torch
 from safetensors.torch import save_file
 
 from vtk.card import Card
-from vtk.data import cache, table
-from vtk.data.images import load_image
-from vtk.data.timm_datasets import _guarded
+from vtk.data.decoding.images import load_image
+from vtk.data.probing import cache
+from vtk.data.sources import table
+from vtk.data.sources.timm_datasets import _guarded
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.formats import read_json
 from vtk.locks import _read
-from vtk.models.npz import read_npz
-from vtk.models.weight_files import read_weights
-from vtk.models.weight_sources import read_base
+from vtk.models.weights.files import read_weights
+from vtk.models.weights.npz import read_npz
+from vtk.models.weights.sources import read_base
 from vtk.options.files import read_values
 from vtk.packs.hub_errors import explained
 from vtk.readers import reading, short
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.finetune_config import FinetuneConfig
 
 V0_1 = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
@@ -245,7 +246,7 @@ class TestTexts:
         [
             ("a: " + "[" * 5000, "nested too deeply|levels"),
             ("{a: " * 5000, "nested too deeply|levels"),
-            ("a: &a [*a]", "levels, or holds itself"),
+            ("a: &a [*a]", "levels, or contains itself"),
             (
                 "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
                 + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(12)),

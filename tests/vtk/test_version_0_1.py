@@ -14,8 +14,8 @@ from torch import Tensor
 
 import vtk
 from vtk.__main__ import main
-from vtk.data.image_transforms import eval_transform
-from vtk.data.images import load_image
+from vtk.data.decoding.images import load_image
+from vtk.data.loading.eval_transform import eval_transform
 
 MADE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
 RECORDED = json.loads((MADE / "logits.json").read_text())

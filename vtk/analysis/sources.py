@@ -15,16 +15,19 @@ from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Batches, Context
 from vtk.analysis.probes.share import Share
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
-from vtk.data.image_transforms import eval_transform, train_transform
-from vtk.data.loader import make_loader, mix
-from vtk.data.pool import usable_cpus
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.cpus import usable_cpus
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
+from vtk.data.loading.samplers import mix
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit, Sample
 from vtk.errors import UsageError
 from vtk.runtime.data_parts import recorded_division
 from vtk.runtime.images import find_images
-from vtk.runtime.source import MODELS, Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import MODELS, Opening, Source
 from vtk.training.engine.processes import Ranks
 
 if TYPE_CHECKING:

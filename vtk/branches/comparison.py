@@ -13,14 +13,14 @@ from torch.utils.data import DataLoader
 from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
-from vtk.data.audit import scan
-from vtk.data.bands import pixel_limit
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.data.record import read_record, sort_images
-from vtk.data.samples import DataAudit, Sample
-from vtk.data.table import is_table
+from vtk.data.sources.table import is_table
 from vtk.errors import DataError
 from vtk.evaluation.metrics import evaluate
 from vtk.runtime.data_parts import choose_part

@@ -26,23 +26,23 @@ from vtk.branches.tune import (
     write_model,
 )
 from vtk.card import Card, Transform
-from vtk.data.bands import pixel_limit
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.models.create import check_transforms
 from vtk.models.devices import resolve_device
-from vtk.models.parallel_blocks import parallelize as join_blocks
 from vtk.models.parallel_models import parallel_spec
+from vtk.models.transforms.parallel_blocks import parallelize as join_blocks
 from vtk.options import expect
 from vtk.packs.plain import plain_call
 from vtk.runtime.drift import Drift, measure_drift
 from vtk.runtime.images import choose_images
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk.training.objectives.distillation import Trained
-from vtk.training.runs.outputs import versions
+from vtk.training.runs.command_line import versions
 from vtk_export.gate.images import gate_images
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def parallelize(
     """
     expect(config, ParallelizeConfig, "parallelize")
     opening.setdefault("seed", config.seed)
-    opened = open_and_tell(source, **opening)
+    opened = open_with_notes(source, **opening)
     name = str(source) if isinstance(source, (str, Path)) else opened.name
     return _join(opened, config, name)
 

@@ -14,17 +14,18 @@ from vtk import console
 from vtk.branches.comparison import compare_tuned, held_out, likeness
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
-from vtk.data.bands import pixel_limit
-from vtk.data.image_transforms import train_transform
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import choose_mirroring
-from vtk.data.samples import DataAudit, Sample
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set
 from vtk.marks import begins, json_with, safetensors_with
+from vtk.models.devices import DTYPES
 from vtk.packs.load import card_metadata, load_task
 from vtk.packs.plain import plain_call
 from vtk.training.engine.fit import fit
-from vtk.training.engine.precision import DTYPES, make_precision
+from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream
 from vtk.training.finetune import finetune
@@ -34,7 +35,7 @@ from vtk.training.policies import policy
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.runs.scoring import default_workers
-from vtk.training.runs.view_lines import describe_views
+from vtk.training.runs.views import describe_views
 
 MODEL, LOAD, RUN, DISTILLED, DRIFT = "model.safetensors", "load.py", "finetune", "distilled", "drift.json"
 WRITER = "vtk parallelize"

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from vtk.data.layout import split
+from vtk.data.audit.split import split
 from vtk.errors import UsageError
 
 Task = Literal["digits", "parity"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vtk.data.bands import read_image
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.decode import read_image
 from vtk.errors import DataError
 
 USUAL = 0.5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vtk.data.samples import DataAudit, Sample
+from vtk.data.audit.result import DataAudit, Sample
 from vtk.errors import DataError
 
 MOST = 200_000

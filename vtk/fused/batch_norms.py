@@ -15,7 +15,7 @@ from timm.models.levit import ConvNorm
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from vtk.models.mlp_layers import TokenBatchNormAct
+from vtk.models.transforms.mlp_layers import TokenBatchNormAct
 
 _PLAIN = (nn.BatchNorm2d, nn.SyncBatchNorm)
 _PAIRS: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {

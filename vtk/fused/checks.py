@@ -9,7 +9,7 @@ from timm.layers import Attention, DropPath, Mlp, PatchDropout
 from torch import Tensor, nn
 
 from vtk.fused.norms import refusal
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 _SILENT = (nn.Identity, nn.Dropout, nn.Dropout1d, DropPath, PatchDropout)
 _PROBE = torch.linspace(-8, 8, 256, dtype=torch.float64)

@@ -14,15 +14,15 @@ from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.models import parallel_models as parallel
 from vtk.models.alternet.windows import windows_fault
-from vtk.models.base_weights import Base
-from vtk.models.class_names import match_rows, pick_rows, tell_rows
-from vtk.models.hub import hub_base
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
-from vtk.models.model_transforms import apply_transforms
 from vtk.models.positions import RELATIVE, fit_position, fit_relative
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.transform_order import order_changes, tell_changes, unchanged
-from vtk.models.weight_sources import random_base, read_base
+from vtk.models.transforms.registry import apply_transforms
+from vtk.models.weights.base import Base
+from vtk.models.weights.class_names import match_rows, pick_rows, tell_rows
+from vtk.models.weights.hub import hub_base
+from vtk.models.weights.sources import random_base, read_base
 
 
 @dataclass
@@ -88,7 +88,8 @@ def build_model(
 
     Args:
         name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``
-        (`vtk.models.parallel_models`). num_classes: of the task; a classifier of another size is replaced.
+            (`vtk.models.parallel_models`).
+        num_classes: of the task; a classifier of another size is replaced.
         img_size: pixels, height first; by default what the weights were trained at.
         in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
         weights: file with the base; by default the hub's.

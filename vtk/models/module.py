@@ -10,9 +10,9 @@ from torch import nn
 
 from vtk.card import InputSpec, Transform
 from vtk.errors import UsageError
-from vtk.models.base_weights import Base
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size
+from vtk.models.weights.base import Base
 
 _OLD = frozenset(Created.__dataclass_fields__)
 """Attributes of what `create_model` returned in version 0.1."""
@@ -69,7 +69,8 @@ def create_model(
 
     Args:
         name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``
-        (`vtk.models.parallel_models`). num_classes: of the task; a classifier of another size is replaced.
+            (`vtk.models.parallel_models`).
+        num_classes: of the task; a classifier of another size is replaced.
         img_size: pixels, height first; by default what the weights were trained at.
         in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
         weights: file with the base; by default the hub's.

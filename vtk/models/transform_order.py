@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vtk.card import Transform
 from vtk.errors import DataError
-from vtk.models.base_weights import Base
+from vtk.models.weights.base import Base
 
 Transforms = tuple[Transform, ...]
 

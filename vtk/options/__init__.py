@@ -1,4 +1,4 @@
-"""Options: what a command and the function behind it can be told, each defined once and checked when it is set."""
+"""Options of commands and of the functions behind them: each is defined once and checked when it is set."""
 
 from vtk.options.config import Config, expect, groups_of, option_of, require, type_of
 from vtk.options.option import Option

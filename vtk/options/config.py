@@ -27,10 +27,10 @@ class Config:
 
     GROUP: ClassVar[str] = OTHER
     RETIRED: ClassVar[Mapping[str, Any]] = {}
-    """Options of older versions that could have one value only."""
+    """Former options that had one allowed value, with that value."""
 
     def __post_init__(self) -> None:
-        """Convert and check each value, then what they do to each other (`check`)."""
+        """Convert and check each value, then their combinations (`check`)."""
         for f in dataclasses.fields(self):
             value = set_value(type(self), f.name, getattr(self, f.name))
             object.__setattr__(self, f.name, value)
@@ -41,7 +41,7 @@ class Config:
 
     @classmethod
     def upgrade(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a file without those of `RETIRED` options, where they say nothing else than that."""
+        """Return the values of a file without `RETIRED` options that have their one allowed value."""
         return {k: v for k, v in values.items() if k not in cls.RETIRED or v != cls.RETIRED[k]}
 
 
@@ -58,7 +58,7 @@ def set_value(kind: type[Config], name: str, value: Any, *, text: bool = False) 
         value = coerce(type_of(kind, name), value, text=text)
         fault = option.fault(value, given)
     except ValueError as error:
-        # text that looks like the number that is wanted, from Python
+        # from Python: quotes show that text was given where a number is expected
         shown = repr(given) if isinstance(given, str) and not text and given[:1].isdecimal() else show(given)
         fault = f"is {shown}; allowed is {option.allowed or within(str(error), option)}"
     if fault:
@@ -88,7 +88,7 @@ def _described(kind: type) -> dict[str, tuple[Any, Option]]:
 
 
 def option_of(kind: type, name: str) -> Option:
-    """Return what is known of an option of a config."""
+    """Return the `Option` of a config's field."""
     return _described(kind)[name][1]
 
 
@@ -98,7 +98,7 @@ def type_of(kind: type, name: str) -> Any:
 
 
 def groups_of(kind: type) -> dict[str, list[str]]:
-    """Return the names of a config's options by the heading that they stand under."""
+    """Return the names of a config's options by the heading of their group."""
     found: dict[str, list[str]] = {}
     for f in dataclasses.fields(kind):
         found.setdefault(option_of(kind, f.name).group, []).append(f.name)
@@ -106,15 +106,15 @@ def groups_of(kind: type) -> dict[str, list[str]]:
 
 
 def expect(config: object, kind: type[Config], function: str) -> None:
-    """Refuse what is no config of a function's.
+    """Refuse a config of the wrong class.
 
     Args:
-        config: what the function was given.
-        kind: what it takes.
+        config: argument of the function.
+        kind: the expected class.
         function: its name.
 
     Raises:
-        UsageError: names the function, what it takes and what it was given.
+        UsageError: names the function, the expected class and the given one.
     """
     if not isinstance(config, kind):
         given = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
@@ -123,13 +123,13 @@ def expect(config: object, kind: type[Config], function: str) -> None:
 
 
 def require(ok: bool, name: str, value: object, allowed: str) -> None:
-    """Refuse the value of an option, for what its bounds cannot say.
+    """Refuse the value of an option by a condition that `Option` cannot express.
 
     Args:
-        ok: whether it is fine after all.
+        ok: whether the value is allowed.
         name: of the option.
-        value: of it.
-        allowed: what it may be.
+        value: its value.
+        allowed: allowed values, for the message.
 
     Raises:
         UsageError: names the flag, its value and what is allowed.

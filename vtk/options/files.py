@@ -1,4 +1,4 @@
-"""Options from a YAML file: checked one by one against a config, before it is made."""
+"""Reads options from a YAML file and checks each against a config."""
 
 import dataclasses
 import difflib
@@ -13,7 +13,7 @@ from vtk.readers import reading
 
 _LONGEST = 4 << 20
 _STREAMS = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""Where a shell puts what a command writes: such a pipe has a writer. Any other may have none, and never end."""
+"""Pipes of a shell's process substitution, which have a writer; another pipe may have none and block forever."""
 
 
 def read_values(path: Path, kind: type[Config], flag: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def read_values(path: Path, kind: type[Config], flag: str) -> dict[str, Any]:
     Args:
         path: of a file with ``option: value`` lines; names may have ``-`` or ``_``.
         kind: the config.
-        flag: that named the file, for messages.
+        flag: option that names the file, for messages.
 
     Raises:
         UsageError: no such file, not YAML, an unknown key, or a value that does not fit.
@@ -35,10 +35,10 @@ def read_values(path: Path, kind: type[Config], flag: str) -> dict[str, Any]:
     for key, item in kind.upgrade({str(key).replace("-", "_"): item for key, item in value.items()}).items():
         if key not in names:
             near = difflib.get_close_matches(key, names, 1)
-            told = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
-            raise UsageError(f"`{flag}` {path}: unknown key `{key}`; {told}")
+            hint = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+            raise UsageError(f"`{flag}` {path}: unknown key `{key}`; {hint}")
         try:
-            with reading(f"the value of `{key}`", "cannot be taken", "give another", UsageError):
+            with reading(f"the value of `{key}`", "cannot be used", "give another", UsageError):
                 result[key] = set_value(kind, key, item, text=True)
         except UsageError as error:
             raise UsageError(f"`{flag}` {path}: {error}") from error
@@ -47,9 +47,9 @@ def read_values(path: Path, kind: type[Config], flag: str) -> dict[str, Any]:
 
 def _read(path: Path, flag: str) -> str:
     """Return the text of a file of options."""
-    with reading(f"`{flag}` {path}", "is no text in UTF-8", "write `key: value` lines", UsageError):
+    with reading(f"`{flag}` {path}", "is not UTF-8 text", "write `key: value` lines", UsageError):
         if not path.is_file() and path.exists() and not str(path).startswith(_STREAMS):
-            raise UsageError(f"`{flag}` {path} is no plain file; give a file of `key: value` lines")
+            raise UsageError(f"`{flag}` {path} is not a regular file; give a file of `key: value` lines")
         with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
         if len(data) > _LONGEST:

@@ -1,4 +1,4 @@
-"""One option: its help, bounds and choices, and the words in which a message refuses a value."""
+"""The description of one option: help, bounds and choices, and the error text for a bad value."""
 
 import math
 import re
@@ -8,26 +8,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option beside its type and default; stands in ``Annotated[type, Option(…)]``.
+    """Description of an option besides its type and default, used as ``Annotated[type, Option(…)]``.
 
-    A number, each number of a list, and each side of a size has to be within the bounds; numbers are finite anyway.
+    Bounds apply to a number, each number of a list, and each side of a size. Numbers must be finite.
 
     Attributes:
         help: one line, at most 100 characters.
         group: heading in the help; by default that of the class (``GROUP``) which has the field.
-        often: people use it: shown by ``--help``, the others by ``--help-all``.
-        least, most, above, below: bounds, the latter two not included.
-        among: what each text of a list may be.
-        pattern: what a text has to match in full; ``allowed`` says it in words.
-        allowed: what a message says is allowed, in place of words made from the type and the bounds.
-        unique: a list names nothing twice.
-        nonempty: a list or a text has something in it.
-        length: of a list.
-        flag: name on the command line, if another; such a flag is given once for each value of a list.
-        metavar: what stands for the value in help.
-        convert: called with the value first, for instance ``str`` where torch's own types serve too.
-        only_yes: a switch without a ``--no-`` form.
-        off: of a switch that is on by default: what its ``--no-`` form does.
+        often: commonly used: shown by ``--help``; the others only by ``--help-all``.
+        least, most, above, below: bounds; ``above`` and ``below`` are exclusive.
+        among: allowed texts of a list.
+        pattern: regular expression that a text must match in full; ``allowed`` describes it.
+        allowed: description of allowed values in messages; by default made from type and bounds.
+        unique: a list must not repeat a value.
+        nonempty: a list or a text must not be empty.
+        length: required length of a list.
+        flag: name on the command line, if different; of a list, such a flag is repeated for each value.
+        metavar: placeholder of the value in help.
+        convert: applied to the value first, for example ``str`` to accept a ``torch.device``.
+        only_yes: a flag without a ``--no-`` form.
+        off: help of the ``--no-`` form, of a flag that is on by default.
     """
 
     help: str
@@ -62,11 +62,11 @@ class Option:
         return f"at least {least}" if least else low
 
     def fault(self, value: Any, given: Any) -> str:
-        """Return what is wrong with a value, and what is allowed; empty if it is fine.
+        """Return the error text of a value and what is allowed; empty if the value is allowed.
 
         Args:
             value: of the right type.
-            given: as it was before it was converted to that, for the message.
+            given: before conversion, for the message.
         """
         if isinstance(value, tuple):
             return self._list_fault(value)
@@ -104,7 +104,7 @@ class Option:
             if allowed := self._not_allowed(item):
                 return f"{'is' if len(value) == 1 else 'has'} {show(item)}; allowed is {allowed}"
         if self.unique and len(set(value)) < len(value):
-            return f"{show(value)} names one of them twice; name each once"
+            return f"has a value twice: {show(value)}; give each once"
         return ""
 
 

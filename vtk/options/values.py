@@ -1,4 +1,4 @@
-"""Values as options hold them: converted from what a person wrote in Python, in YAML or on a command line."""
+"""Converts values from Python, YAML or a command line to the types of options."""
 
 import numbers
 import os
@@ -21,7 +21,7 @@ _SWITCH = {"yes": True, "no": False}
 
 
 def is_union(hint: Any) -> bool:
-    """Tell whether a type has alternatives."""
+    """Return whether a type has alternatives."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
@@ -31,12 +31,12 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def is_list(hint: Any) -> bool:
-    """Tell whether a type is ``tuple[X, ...]``."""
+    """Return whether a type is ``tuple[X, ...]``."""
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (Ellipsis,)
 
 
 def is_size(hint: Any) -> bool:
-    """Tell whether a type is one number or a pair of them, as image sizes are."""
+    """Return whether a type is one number or a pair of them, as image sizes are."""
     return {int, tuple[int, int]} <= set(alternatives(hint))
 
 
@@ -61,20 +61,20 @@ def describe(hint: Any) -> str:
 def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
     """Convert a value to a field's type.
 
-    A path may be given as text, a whole number where a number is wanted, and a list for a tuple; NumPy's numbers count
-    as Python's. Nothing is rounded, and true is no number.
+    Text is accepted as a path, a whole number as a float, and a list as a tuple; NumPy's numbers count as Python's.
+    Nothing is rounded, and booleans are not numbers.
 
     Args:
         hint: ``int``, ``float``, ``str``, ``bool``, ``Path``, a ``Literal``, tuples of these, or alternatives.
         value: to convert.
-        text: it comes from a file, where numbers may be text (PyYAML reads ``1e-3`` so) and text may look like numbers.
+        text: the value is from a file, where numbers may be text (PyYAML reads ``1e-3`` as text) and the reverse.
 
     Raises:
-        ValueError: the value does not fit; the message is what is allowed.
+        ValueError: the value does not fit; the message says what is allowed.
     """
     if isinstance(value, (str, os.PathLike)) and not _is_writable(str(value)):
-        raise ValueError(f"{describe(hint)}, of characters that a file name may have")
-    if isinstance(value, str):  # NumPy's text and members of an enum too
+        raise ValueError(f"{describe(hint)} without characters that no file name can have")
+    if isinstance(value, str):  # also NumPy strings and string enums
         value = str.__str__(value)
     if is_union(hint):
         if value is None and type(None) in typing.get_args(hint):
@@ -92,7 +92,7 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
     elif origin is tuple:
         return _tuple(hint, value, text)
     elif hint is bool:
-        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # NumPy's too
+        if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # also NumPy booleans
             return bool(value)
     elif hint in (int, float) and not isinstance(value, bool):
         return _number(hint, value, text)
@@ -104,7 +104,7 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
     elif hint is str:
         if isinstance(value, str):
             return value
-        if isinstance(value, os.PathLike):  # what names a file or a model
+        if isinstance(value, os.PathLike):  # the path of a file or model
             return os.fspath(value)
         if text and isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
@@ -112,7 +112,7 @@ def coerce(hint: Any, value: Any, *, text: bool = False) -> Any:
 
 
 def _is_writable(text: str) -> bool:
-    """Tell whether the system could be given a text: it has no NUL and no half of a surrogate pair."""
+    """Return whether the system accepts a text as a path: no NUL, no lone surrogate."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -120,7 +120,7 @@ def _is_writable(text: str) -> bool:
 
 
 def _by_preference(hint: Any, value: Any) -> list[Any]:
-    """Return a type's alternatives, those first that the value has already: a path stays one where text will do too."""
+    """Return a type's alternatives, first those that the value is an instance of: a path stays a path."""
     return sorted(alternatives(hint), key=lambda one: not (isinstance(one, type) and isinstance(value, one)))
 
 
@@ -145,7 +145,7 @@ def _number(hint: Any, value: Any, text: bool) -> int | float:
 def _tuple(hint: Any, value: Any, text: bool) -> tuple[Any, ...]:
     args = typing.get_args(hint)
     if isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Sequence):
-        # one alone, for a list of one
+        # a single value for a list of one
         items = [value] if args[-1] is Ellipsis and isinstance(value, (str, os.PathLike, numbers.Real)) else None
     else:
         items = list(value)
@@ -161,10 +161,10 @@ def _tuple(hint: Any, value: Any, text: bool) -> tuple[Any, ...]:
 
 
 def from_words(hint: Any, words: Sequence[str]) -> Any:
-    """Convert what stands behind a flag on a command line: ``1,2 4`` for a list, ``48x64`` for a size.
+    """Convert the words after a flag on a command line: ``1,2 4`` for a list, ``48x64`` for a size.
 
     Raises:
-        ValueError: it does not fit; the message is what is allowed.
+        ValueError: it does not fit; the message says what is allowed.
     """
     optional = is_union(hint) and type(None) in typing.get_args(hint)
     if optional and list(words) == ["None"]:
@@ -176,7 +176,7 @@ def from_words(hint: Any, words: Sequence[str]) -> Any:
         return int(parts[0]) if len(parts) == 1 else (int(parts[0]), int(parts[1]))
     for option in alternatives(hint):
         if typing.get_origin(option) is tuple:
-            # commas inside of brackets are a value's own
+            # commas within brackets do not separate
             parts = [part.strip() for word in words for part in re.split(r",(?![^\[\]]*\])", word)]
             return coerce(option, [part for part in parts if part], text=True)
     if len(words) != 1:
@@ -190,7 +190,7 @@ def from_words(hint: Any, words: Sequence[str]) -> Any:
 
 @cache
 def placeholder(hint: Any) -> str:
-    """Return what stands for a value in help: ``FLOAT``, ``{a,b}``, ``INT,…``."""
+    """Return the placeholder of a value in help: ``FLOAT``, ``{a,b}``, ``INT,…``."""
     if is_size(hint):
         return "PIXELS"
     names = []

@@ -1,4 +1,4 @@
-"""YAML that others wrote, read without its traps: aliases that repeat each other, and nesting beyond measure."""
+"""Reads untrusted YAML within limits: no alias bombs, no deep nesting."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vtk.errors import UsageError
 from vtk.readers import reading
 
 _DEEPEST, _MOST = 64, 100_000
-"""Levels, and values with every alias written out; files of options have three levels and some hundred values."""
+"""Most levels, and most values with all aliases expanded; option files have three levels and a few hundred values."""
 
 
 def parse_yaml(text: str, where: str, fault: str = "is not valid YAML") -> Any:
@@ -16,15 +16,15 @@ def parse_yaml(text: str, where: str, fault: str = "is not valid YAML") -> Any:
 
     Args:
         text: one document, or none.
-        where: names it in messages.
-        fault: of what is no YAML, in the words of the option.
+        where: its name in messages.
+        fault: message for invalid YAML.
 
     Raises:
-        UsageError: it is no YAML, holds itself, or is nested or repeated beyond measure.
+        UsageError: it is not YAML, contains itself, or exceeds the limits.
     """
     with reading(where, fault, "write `key: value` lines", UsageError):
         depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):  # which takes no more of the stack for deeper ones
+        for event in yaml.parse(text, yaml.SafeLoader):  # iterative: depth needs no stack
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST:
                 raise ValueError(f"it has more than {_DEEPEST} levels")
@@ -34,16 +34,16 @@ def parse_yaml(text: str, where: str, fault: str = "is not valid YAML") -> Any:
             if node is None:
                 return None
             if _count(node, {}, 0) > _MOST:
-                raise UsageError(f"{where} is YAML of more than {_MOST:,} values, by aliases of aliases; write it out")
+                raise UsageError(f"{where} expands to more than {_MOST:,} values through aliases; write the values out")
             return loader.construct_document(node)
         finally:
             loader.dispose()  # type: ignore[no-untyped-call]
 
 
 def _count(node: Any, known: dict[int, int], depth: int) -> int:
-    """Return how many values a node stands for; one that is met again is not counted anew."""
+    """Return the number of values of a node, with aliases expanded; each node is counted once."""
     if depth > _DEEPEST:
-        raise ValueError(f"it has more than {_DEEPEST} levels, or holds itself")
+        raise ValueError(f"it has more than {_DEEPEST} levels, or contains itself")
     if id(node) not in known:
         children = node.value if isinstance(node, yaml.CollectionNode) else ()
         flat = [each for child in children for each in (child if isinstance(child, tuple) else (child,))]

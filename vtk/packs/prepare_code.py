@@ -1,4 +1,4 @@
-"""Preprocessing as Python lines for a README: Pillow and NumPy only, with the numbers of one card."""
+"""Writes the preprocessing of a card as Python code for a README, with Pillow and NumPy only."""
 
 import math
 
@@ -11,7 +11,7 @@ def prepare_code(spec: InputSpec, *, raw: bool = False) -> str:
     """Return the definition of ``prepare(path)`` with its imports.
 
     It gives what the model takes of an image file: (1, C, H, W) fp32, or with ``raw`` (1, height, width, 3) for a graph
-    that prepares images itself. Values are those of `vtk.data.image_transforms.eval_transform` for files that Pillow
+    that prepares images itself. Values are those of `vtk.data.eval_transform` for files that Pillow
     reads without loss; it reads colours of more than 8 bits, and TIFF files of several bands a page, only in part.
     """
     colours = spec.in_chans in (1, 3)

@@ -36,9 +36,9 @@ class Inputs:
         """Return the images (n, C, H, W) as the model takes them; bytes are prepared by Pillow, as in evaluations."""
         if self.name == "pixel_values":
             return self.images
-        from vtk.data.decoding_rules import Decoding
-        from vtk.data.image_transforms import eval_transform
-        from vtk.data.memory_images import take_image
+        from vtk.data.decoding.memory_images import take_image
+        from vtk.data.decoding.rules import Decoding
+        from vtk.data.loading.eval_transform import eval_transform
 
         transform, decoding = eval_transform(spec), Decoding.of(spec)
         return torch.stack([transform(take_image(image.numpy(), 3, decoding)) for image in self.images])
@@ -53,8 +53,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         seed: of the random images.
         tasks: of a file of many tasks; they take turns.
     """
+    from vtk.data.decoding.raw_images import spread
     from vtk.data.random_images import smooth_bytes
-    from vtk.data.raw_images import spread
 
     spec = source.card.input
     if not source.facts.preprocessing:

@@ -1,4 +1,4 @@
-"""Evaluate anything that runs on a folder of images, with the metric of training."""
+"""Evaluates any source on a folder of images, with the metrics of training."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
-from vtk.data.audit import DataAudit
-from vtk.data.bands import pixel_limit
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
-from vtk.data.pool import usable_cpus
+from vtk.data.audit.scan import DataAudit
+from vtk.data.cpus import usable_cpus
+from vtk.data.decoding.decode import pixel_limit
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
@@ -26,7 +26,7 @@ from vtk.runtime.backends.base import load_backend, precision_of, predictor
 from vtk.runtime.data_option import fp8_images
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.images import find_images
-from vtk.runtime.run_conditions import choose_conditions
+from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 
 _FEW = 200
@@ -112,15 +112,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
 
 
 def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> EvalResult:
-    conditions = choose_conditions(
-        source,
-        backend=config.backend,
-        precision=config.precision,
-        device=config.device,
-        batch_size=config.batch_size,
-    )
-    for note in conditions.notes:
-        console.say(note)
+    conditions = conditions_of(source, config)
     audit, part = find_images(source, config.data, config.split or "val")
     samples = part.samples
     # for a few images, starting processes takes longer than decoding

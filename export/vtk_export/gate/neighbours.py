@@ -1,7 +1,7 @@
-"""Measures how far an image's outputs depend on the other images of its call, and what an image of NaN does to them.
+"""Measures whether an image's outputs depend on the other images of its call, NaN and infinite ones among them.
 
-A server puts images of several clients into one call. Each image is run alone, and then among neighbours of several
-kinds, also such as only a faulty client sends.
+A server puts images of several clients into one call. Each image is run alone, and then with neighbours of several
+kinds, some of which only a faulty client would send.
 """
 
 import math
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vtk import console
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_input
 from vtk.errors import VerificationError
 from vtk_export.gate.limits import RELATIVE_BOUND, Limits
 
@@ -58,7 +59,7 @@ class Dependence:
         return (
             f"an image's outputs depend on its neighbours: alone and {among} they differ by up to {self.error:.2g} "
             f"({console.percent(self.relative, 1)} of the largest; {self.worst}), the class in {self.changed} of "
-            f"{self.images}; run one image a call, or take --int8 static"
+            f"{self.images}; run one image per call, or use --int8 static"
         )
 
 
@@ -105,8 +106,7 @@ def measure(run: Run, images: Tensor, *, static_batch: int | None, black: Tensor
 
 def black_image(spec: InputSpec) -> Tensor:
     """Return a black image (C, H, W) as the model takes it."""
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (spec.mean, spec.std))
-    return (-mean / std).expand(spec.in_chans, *spec.size)
+    return to_input(torch.zeros(spec.in_chans, *spec.size), spec)
 
 
 def rounding(limits: Limits, *, dynamic: bool = False) -> float:
@@ -128,8 +128,8 @@ def check_dependence(found: Dependence, bound: float, *, dynamic: bool = False) 
     if math.isinf(found.error) or not (dynamic or found.relative <= bound):
         by = "become NaN" if math.isinf(found.error) else f"change by {console.percent(found.relative, 2)}"
         raise VerificationError(
-            f"{found.worst} of an image in its call make its outputs {by}, so clients of a server would touch each "
-            "other's answers; nothing was kept, please report this"
+            f"{found.worst} of an image in the same call make its outputs {by}, so clients of a server would affect "
+            "each other's results; nothing was kept, please report this"
         )
     if found.unmarked:
         raise VerificationError(

@@ -1,18 +1,19 @@
-"""Writes what lies beside the weights of a model: the server's code, the client, labels, warm-up."""
+"""Writes the files beside the weights of a model: server code, client, labels, warm-up data and config."""
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vtk import data, files
+from vtk import files
 from vtk.card import Card
+from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
-from vtk_export.triton.names import label_lines
-from vtk_export.triton.page import describe, model_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
+from vtk_export.triton.readme import describe, model_page
 
 _SERVED = Path(__file__).with_name("served")
 _CODE = {
@@ -51,13 +52,13 @@ def _code(server: str) -> dict[str, bytes]:
 
 def decoding_code() -> dict[str, bytes]:
     """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
-    return {
-        f"vtk_{name}.py": Path(data.__file__)
-        .with_name(f"{name}.py")
-        .read_bytes()
-        .replace(b"from vtk.data.", b"from vtk_")
-        for name in DECODING
-    }
+    served = {module: name.removesuffix(".py") for name, module in DECODING.items()}
+    found = {}
+    for name, module in DECODING.items():
+        text = Path(decoding.__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+        text = re.sub(r"from vtk\.data\.decoding\.(\w+)", lambda match: f"from {served[match[1]]}", text)
+        found[name] = text.encode()
+    return found
 
 
 def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outputs: Sequence[str]) -> None:
@@ -103,3 +104,17 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
 def _task(card: Card) -> dict[str, Any]:
     several = {"multi_label": True} if card.multi_label else {}
     return {"input": card.input.to_dict(), "classes": list(card.classes), **several}
+
+
+def label_lines(classes: Sequence[str]) -> str:
+    """Return the label file: the i-th line names the i-th class.
+
+    What would end a line is written as an escape, since every later line would else name another class.
+    """
+    return "".join(f"{_one_line(name)}\n" for name in classes)
+
+
+def _one_line(name: str) -> str:
+    # a lone surrogate stands for a byte of a folder's name that is not UTF-8; it is written back as that byte
+    keep = (c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else c.encode("unicode_escape").decode() for c in name)
+    return "".join(keep)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tests.export._fake_server import Load, Response, Tensor, TritonError, request
 from vtk.__main__ import main
 from vtk.card import InputSpec, from_plain
-from vtk.data.image_transforms import eval_transform
+from vtk.data.loading.eval_transform import eval_transform
 from vtk.packs.load import load_task
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
@@ -402,5 +402,5 @@ def test_a_bank_is_of_packs_only(packed: Any, tmp_path: Path, capsys: Any) -> No
     capsys.readouterr()
     argv = ["export", "triton", f"p={merged}", "--backend", "vtk", "--out", str(tmp_path / "models")]
     assert main(argv) == 2
-    assert "is no task pack" in capsys.readouterr().err
+    assert "is not a task pack" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()

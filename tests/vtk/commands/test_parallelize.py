@@ -21,9 +21,9 @@ from tests._plots import not_drawn
 from vtk.__main__ import main
 from vtk.branches import tune
 from vtk.card import Card
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.data.mirroring import Mirroring
 from vtk.models.create import build_model
 from vtk.packs import load_checkpoint, load_task

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vtk.data import Sample, scan
-from vtk.data import cache as memory
+from vtk.data.probing import cache as memory
 from vtk.errors import DataError, UsageError
 
 Tree = Callable[..., Path]

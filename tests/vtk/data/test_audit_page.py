@@ -16,8 +16,8 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.data import scan
-from vtk.data.audit_notes import SHOWN
-from vtk.data.audit_page import page, thumbnail
+from vtk.data.audit.page import page, thumbnail
+from vtk.data.audit.unusual import SHOWN
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vtk.card import InputSpec
 from vtk.data import eval_transform, load_image, make_loader, scan
-from vtk.data.images import TooLargeError, open_image
+from vtk.data.decoding.images import TooLargeError, open_image
 from vtk.errors import DataError
 
 Tree = Callable[..., Path]

@@ -12,8 +12,8 @@ from PIL import Image
 
 from vtk.card import InputSpec
 from vtk.data import Sample, eval_transform, make_loader, scan, train_transform
-from vtk.data.bands import read_image
-from vtk.data.decoding_rules import V0_1
+from vtk.data.decoding.decode import read_image
+from vtk.data.decoding.rules import V0_1
 from vtk.errors import DataError, UsageError
 from vtk.models.inputs import input_spec
 

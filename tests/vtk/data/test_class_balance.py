@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
-from vtk.data.class_balance import BalancedSampler, balanced_weights
-from vtk.data.loader import EpochSampler
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
+from vtk.data.loading.samplers import BalancedSampler, EpochSampler, balanced_weights
 
 LABELS = [0] * 50 + [1] * 9 + [3] * 2 + [2] * 1
 

@@ -13,13 +13,13 @@ from PIL import Image, ImageOps
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data import load_image, scan, write_digits
-from vtk.data.audit_page import page
-from vtk.data.fingerprint import fingerprints, grid
-from vtk.data.layout import split
-from vtk.data.multilabel_scan import scan_multi
-from vtk.data.near_duplicates import _ORDER, NEAR, near_limit, near_pairs
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.near_duplicates import _ORDER, NEAR, near_limit, near_pairs
+from vtk.data.audit.page import page
+from vtk.data.audit.split import split
+from vtk.data.decoding.thin_images import NOMINAL
+from vtk.data.probing.fingerprint import fingerprints, grid
 from vtk.data.record import record_of
-from vtk.data.thin_images import NOMINAL
 from vtk.errors import DataError, UsageError
 from vtk.runtime.images import choose_images, find_images
 from vtk.runtime.source import Source

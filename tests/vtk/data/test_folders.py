@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vtk.data import DataAudit, scan
-from vtk.data.layout import refuse_inside
+from vtk.data.sources.layout import refuse_inside
 from vtk.errors import DataError, UsageError
 
 Tree = Callable[..., Path]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vtk.data import load_image, scan
-from vtk.data.layout import class_name
-from vtk.data.multilabel_scan import scan_multi
-from vtk.data.probe_file import probe_all
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.probing.probe import probe_all
+from vtk.data.sources.layout import class_name
 from vtk.errors import DataError
 
 FEW = settings(

@@ -12,11 +12,11 @@ from PIL import Image, ImageCms
 
 from tests.vtk.data._made import ADOBE_RGB, DISPLAY_P3, grey_profile, ink_profile, matrix_profile, tiff
 from vtk.data import scan
-from vtk.data.bands import read_image
-from vtk.data.decoding_rules import SRGB, Decoding
-from vtk.data.images import load_image
-from vtk.data.memory_images import take_image
-from vtk.data.probe_file import probe
+from vtk.data.decoding.decode import read_image
+from vtk.data.decoding.images import load_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import SRGB, Decoding
+from vtk.data.probing.probe import probe
 
 RNG = np.random.default_rng(0)
 ADOBE = matrix_profile("Adobe RGB (1998)", ADOBE_RGB, 563 / 256)

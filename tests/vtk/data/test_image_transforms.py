@@ -9,7 +9,7 @@ from timm.data import create_transform
 
 from vtk.card import InputSpec
 from vtk.data import eval_transform, train_transform
-from vtk.data.image_transforms import Normalize
+from vtk.data.loading.normalization import Normalize
 from vtk.errors import UsageError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

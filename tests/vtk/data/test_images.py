@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vtk.data.images import load_image
+from vtk.data.decoding.images import load_image
 from vtk.errors import DataError
 
 RNG = np.random.default_rng(0)

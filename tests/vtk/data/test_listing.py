@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from vtk.data import listing
-from vtk.data.layout import collect, split
+from vtk.data.audit.split import split
+from vtk.data.sources import listing
+from vtk.data.sources.layout import collect
 from vtk.errors import DataError, UsageError
 
 

@@ -121,7 +121,7 @@ def test_wrong_arguments(samples: list[Sample]) -> None:
 
 
 def test_neighbouring_seeds_are_unrelated() -> None:
-    from vtk.data.loader import mix
+    from vtk.data.loading.samplers import mix
 
     values = [mix(seed, epoch, index) for seed in range(10) for epoch in range(10) for index in range(10)]
     assert len({value & 0xFFFFFFFF for value in values}) == 1000  # NumPy takes 32 bits

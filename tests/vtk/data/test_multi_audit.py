@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from vtk.__main__ import main
-from vtk.data.audit_page import page
-from vtk.data.multilabel_scan import MultiAudit, scan_multi
+from vtk.data.audit.multilabel_scan import MultiAudit, scan_multi
+from vtk.data.audit.page import page
 from vtk.errors import DataError, UsageError
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vtk.data.multilabel_scan import scan_multi
+from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.errors import DataError
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from vtk.card import InputSpec
 from vtk.data import eval_transform, list_images, make_loader, scan
-from vtk.data.loader import ImageDataset
+from vtk.data.loading.loader import ImageDataset
 from vtk.errors import DataError
 
 Tree = Callable[..., Path]

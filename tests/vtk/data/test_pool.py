@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from vtk.data import pool
-from vtk.data.probe_file import probe_all
+from vtk.data.probing import pool
+from vtk.data.probing.probe import probe_all
 
 Tree = Callable[..., Path]
 
@@ -26,9 +26,9 @@ def test_worker_processes_give_what_this_process_gives(paths: list[str]) -> None
 
 def test_a_file_that_kills_its_decoder_is_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "p.probe = lambda f, *o: os._exit(9) if '/7.' in f else q(f, *o); "
-    deadly = "import os, vtk.data.probe_file as p; q = p.probe; " + dies
+    deadly = "import os, vtk.data.probing.probe as p; q = p.probe; " + dies
     monkeypatch.setattr(
-        pool, "_CODE", pool._CODE.replace("from vtk.data.probe_file", deadly + "from vtk.data.probe_file")
+        pool, "_CODE", pool._CODE.replace("from vtk.data.probing.probe", deadly + "from vtk.data.probing.probe")
     )
     results = dict(zip(paths, pool.probe_many(paths, 0, workers=2), strict=True))
     bad = {Path(path).name: probe.bad for path, probe in results.items() if probe.bad}

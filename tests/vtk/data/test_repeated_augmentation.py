@@ -12,9 +12,9 @@ from torchvision.transforms import RandomCrop
 
 from vtk.card import InputSpec
 from vtk.data import eval_transform, train_transform
-from vtk.data.loader import make_loader, set_epoch
-from vtk.data.repeated_augmentation import RepeatSampler
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
+from vtk.data.loading.loader import make_loader, set_epoch
+from vtk.data.loading.samplers import RepeatSampler
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.data import list_images, scan
-from vtk.data.audit_page import page
-from vtk.data.multilabel_scan import scan_multi
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.page import page
 from vtk.errors import DataError, UnavailableError, UsageError
 
 Write = Callable[..., Path]
@@ -338,7 +338,7 @@ def test_the_audit_of_a_table(write: Write, tmp_path: Path, capsys: pytest.Captu
     assert main(["data", "audit", str(table), "--field-separator", "tabs"]) == 2
     assert "comma, semicolon, tab" in capsys.readouterr().err
     assert main(["data", "audit", str(table), "--label-separator", "|"]) == 2
-    assert "`--label-separator` is of several labels an image; give --multi-label" in capsys.readouterr().err
+    assert "`--label-separator` needs --multi-label; give both" in capsys.readouterr().err
     with pytest.raises(UsageError, match="one character"):
         single(table, field_separator="ab")
 

@@ -10,11 +10,12 @@ from PIL import Image
 
 from tests.conftest import REPO
 from tests.vtk.data._made import tiff
-from vtk.data.bands import read_image
-from vtk.data.decoding_rules import SRGB, V0_1, Decoding
-from vtk.data.memory_images import take_image
-from vtk.data.probe_file import probe
-from vtk.data.tiff import pages, read_samples
+from vtk.data.decoding.decode import read_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import SRGB, V0_1, Decoding
+from vtk.data.decoding.tiff import pages
+from vtk.data.decoding.tiff_samples import read_samples
+from vtk.data.probing.probe import probe
 from vtk.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -200,7 +201,7 @@ def test_what_a_file_becomes_is_limited_before_it_is_decoded(tmp_path: Path, mon
     page.save(tmp_path / "pages.tif", save_all=True, append_images=[page] * 39)
     tiff(tmp_path / "bands.tif", eight(10, 10, 6), photometric=1, extra=(0,) * 5)
     assert bands(tmp_path / "bands.tif", 6).shape == (10, 10, 6)
-    monkeypatch.setattr("vtk.data.pixels._page", lambda *a: pytest.fail("a page was decoded"))
+    monkeypatch.setattr("vtk.data.decoding.read_pixels._page", lambda *a: pytest.fail("a page was decoded"))
     with pytest.raises(DataError, match=r"pages\.tif: it has 40 pages of a channel or more, --in-chans is 3"):
         read_image(tmp_path / "pages.tif", 3, decoding=SRGB)
     assert "40 pages" in probe(str(tmp_path / "pages.tif")).bad

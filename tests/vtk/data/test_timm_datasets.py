@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from vtk.data import load_image, scan
-from vtk.data import timm_datasets as named
+from vtk.data.sources import timm_datasets as named
 from vtk.errors import DataError, UnavailableError, UsageError
 
 RNG = np.random.default_rng(0)

@@ -9,9 +9,9 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.data import scan
-from vtk.data.audit_page import page
-from vtk.data.multilabel_scan import scan_multi
-from vtk.data.thin_images import NOMINAL
+from vtk.data.audit.multilabel_scan import scan_multi
+from vtk.data.audit.page import page
+from vtk.data.decoding.thin_images import NOMINAL
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 

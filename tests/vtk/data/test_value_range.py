@@ -11,12 +11,13 @@ from PIL import Image
 
 from tests.vtk.data._made import tiff
 from vtk.data import scan
-from vtk.data.bands import read_image
-from vtk.data.decoding_rules import SRGB, Decoding
-from vtk.data.memory_images import take_image
-from vtk.data.probe_file import probe
-from vtk.data.samples import DataAudit
-from vtk.data.value_range import LEVELS, Values, settle
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.decode import read_image
+from vtk.data.decoding.memory_images import take_image
+from vtk.data.decoding.rules import SRGB, Decoding
+from vtk.data.probing.probe import probe
+from vtk.data.value_range.choice import choose_range
+from vtk.data.value_range.values import LEVELS, Values
 from vtk.errors import DataError, UsageError
 
 RNG = np.random.default_rng(0)
@@ -282,6 +283,6 @@ def test_the_range_of_many_files_is_quick_and_right() -> None:
         pixels.append(values)
         quantiles = tuple(float(v) for v in np.percentile(values, LEVELS))
         files[f"{i}.tif"] = (Values("float64", (quantiles,)).text(), values.size)
-    low, high = settle(files, SRGB, ("p2", "p98"), 3, known=False).decoding.ranges[0]
+    low, high = choose_range(files, SRGB, ("p2", "p98"), 3, known=False).decoding.ranges[0]
     want = np.percentile(np.concatenate(pixels), (2, 98))
     assert abs(low - want[0]) < 0.02 * want[1] and abs(high - want[1]) < 0.02 * want[1]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.fused.embed import fold_batch_norms
-from vtk.models.context_broadcast import ContextBroadcast, attach
+from vtk.models.transforms.context_broadcast import ContextBroadcast, attach
 
 Build = Callable[..., Any]
 

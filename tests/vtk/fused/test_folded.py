@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused import FusedViT, fuse, separate_qkv
 from vtk.fused.stages import Plan
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 Build = Callable[..., nn.Module]
 FOLDED = Plan(kernels=True, ln_folded=True)

@@ -23,8 +23,8 @@ from vtk.fused.fp8 import check_fp8_device
 from vtk.fused.kernel_count import Counting
 from vtk.fused.rounding import round_matrix
 from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens
-from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk_kernels.quantize_rows import quantize_rows
 
 Build = Callable[..., nn.Module]

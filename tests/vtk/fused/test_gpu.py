@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.fused import fuse
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 pytestmark = pytest.mark.gpu
 

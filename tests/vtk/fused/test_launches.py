@@ -10,7 +10,7 @@ from torch import nn
 
 from vtk.fused import count_launches, fuse, launches
 from vtk.fused.kernel_count import Counting, count
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def _choosing(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[tuple[Any, .
         asked.append(shape)
         return answer
 
-    monkeypatch.setattr("vtk.fused.model.choose", choose)
-    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    for module in ("model", "stage_output", "mlp_stage"):
+        monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
     return asked
 
 

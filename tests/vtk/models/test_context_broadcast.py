@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from vtk.errors import UsageError
-from vtk.models.context_broadcast import ContextBroadcast, attach, attach_to_sum, find_context_broadcast
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast, attach, attach_to_sum, find_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 C, HEADS = 32, 2
 

@@ -15,9 +15,9 @@ from torch import nn
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
 from vtk.models.arguments import parse_model_kwargs
-from vtk.models.base_weights import base_id, tensor_hash
 from vtk.models.create import build_model
 from vtk.models.inputs import input_spec
+from vtk.models.weights.base import base_id, tensor_hash
 from vtk.packs.load import card_metadata
 
 TINY: dict[str, Any] = {"depth": 2, "embed_dim": 64, "num_heads": 2}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 from vtk.models.create import build_model
-from vtk.models.deit import is_deit
+from vtk.models.weights.deit import is_deit
 
 WIDTH, HEADS, SIDE, CLASSES = 32, 2, 32, 3
 KWARGS: dict[str, Any] = {"embed_dim": WIDTH, "num_heads": HEADS}

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
-from vtk.models.weight_sources import read_base
+from vtk.models.weights.sources import read_base
 
 NAME = "vit_tiny_patch16_224"
 KWARGS = {"depth": 2, "embed_dim": 32, "num_heads": 2}

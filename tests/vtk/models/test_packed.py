@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.models import add_context_broadcast
-from vtk.models.packed import Layer, Segments, attention_modules, own_parameters, packed_forward
+from vtk.models.packed.forward import Layer, Segments, attention_modules, own_parameters, packed_forward
 
 DIM = 32
 IMAGES = ((0, 2, 5), (1, 1, 5), (1, 2, 17), (3, 1, 10))

@@ -14,9 +14,9 @@ from torch import nn
 
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
-from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model, check_transforms
-from vtk.models.parallel_blocks import parallel_key, parallelize
+from vtk.models.transforms.context_layers import add_context_broadcast
+from vtk.models.transforms.parallel_blocks import parallel_key, parallelize
 from vtk.packs.load import card_metadata, load_checkpoint
 
 SMALL: dict[str, Any] = {"embed_dim": 32, "num_heads": 2, "num_classes": 5, "img_size": 32}

@@ -14,9 +14,9 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.fused.batch_norms import fold_batch_norms
-from vtk.models.mlp_layers import change_mlp
-from vtk.models.parallel_blocks import parallelize
 from vtk.models.stems import STEMS, replace_stem
+from vtk.models.transforms.mlp_layers import change_mlp
+from vtk.models.transforms.parallel_blocks import parallelize
 from vtk_export.graph.convert import convert, export_form
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)

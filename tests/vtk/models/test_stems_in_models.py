@@ -14,9 +14,9 @@ from torch import nn
 from vtk.card import Card, Transform
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model, check_transforms
-from vtk.models.mlp_layers import TokenBatchNormAct, change_mlp
-from vtk.models.parallel_blocks import parallelize
 from vtk.models.stems import STEMS, Stem, replace_stem
+from vtk.models.transforms.mlp_layers import TokenBatchNormAct, change_mlp
+from vtk.models.transforms.parallel_blocks import parallelize
 from vtk.packs.load import card_metadata, load_checkpoint
 from vtk.training.policies import policy
 from vtk.training.policies.census import take_census

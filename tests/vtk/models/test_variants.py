@@ -12,13 +12,13 @@ from torch import nn
 
 from vtk.card import Transform
 from vtk.errors import UsageError
-from vtk.models.context_layers import add_context_broadcast
 from vtk.models.create import build_model
-from vtk.models.local_attention import LocalAttention, local_attention, neighbours
 from vtk.models.meta_model import shapes_only
-from vtk.models.parallel_blocks import parallelize
-from vtk.models.squeeze_excite import add_squeeze_excite
-from vtk.models.uniform_heads import uniform_heads
+from vtk.models.transforms.context_layers import add_context_broadcast
+from vtk.models.transforms.local_attention import LocalAttention, local_attention, neighbours
+from vtk.models.transforms.parallel_blocks import parallelize
+from vtk.models.transforms.squeeze_excite import add_squeeze_excite
+from vtk.models.transforms.uniform_heads import uniform_heads
 
 SMALL = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
 

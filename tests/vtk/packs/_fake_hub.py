@@ -57,7 +57,7 @@ class FakeHub:
         monkeypatch.setattr(huggingface_hub, "HfApi", self._like(HfApi, self._client))
         download = self._like(huggingface_hub.snapshot_download, self._download)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        monkeypatch.setattr("vtk.models.hub.reachable", lambda endpoint: True)
+        monkeypatch.setattr("vtk.models.weights.hub.reachable", lambda endpoint: True)
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
     def _like(self, real: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:

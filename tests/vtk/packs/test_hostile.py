@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from vtk.errors import DataError, VtkError
 from vtk.formats import save_tensors
-from vtk.models.weight_sources import read_base
+from vtk.models.weights.sources import read_base
 from vtk.packs import load_checkpoint, load_task, merge_task, read_card
 from vtk.packs.cards import CARD, HASHES, TENSORS
 

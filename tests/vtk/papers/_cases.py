@@ -65,7 +65,7 @@ class Case:
         size: pixels.
         groups: patterns by group.
         fuse: what the refusal says; None where the fused model must give the same logits.
-        pack: what `vtk.models.packed` says; None where a packed pass must give the same tokens, "" where the model is
+        pack: what a packed pass says; None where a packed pass must give the same tokens, "" where the model is
             none of its kind.
         attention: whether ``--train attn`` can train it.
     """

@@ -19,7 +19,7 @@ from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import save_tensors
 from vtk.models.create import Created
-from vtk.models.packed import Segments, attention_modules, own_parameters, packed_forward
+from vtk.models.packed.forward import Segments, attention_modules, own_parameters, packed_forward
 from vtk.packs.load import card_metadata, load_checkpoint
 from vtk.profiling.config import ProfileConfig
 from vtk.training.policies import policy

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vtk.analysis.sources import Images
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.audit import scan
+from vtk.data.audit.scan import scan
 from vtk.data.record import Record, read_record, record_of
 from vtk.errors import DataError
 from vtk.runtime.images import choose_images, find_images
@@ -168,7 +168,7 @@ def test_a_record_is_read_as_it_was_written(flat: Path) -> None:
 
 def test_exports_take_the_same_images_without_decoding_them(flat: Path, monkeypatch: Any, capsys: Any) -> None:
     source, (trained, held) = trained_on(flat), parts(flat)
-    monkeypatch.setattr("vtk.data.scan_files.probe_many", lambda *a, **k: pytest.fail("images were decoded"))
+    monkeypatch.setattr("vtk.data.probing.probe_files.probe_many", lambda *a, **k: pytest.fail("images were decoded"))
     for i in range(5):
         draw(flat / "blue" / f"new{i}.png", 1000 + i)
     for split, wanted in (("val", held), ("train", trained)):

@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from vtk.models.parallel_blocks import parallelize
+from vtk.models.transforms.parallel_blocks import parallelize
 from vtk.runtime.drift import measure_drift
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Transform
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import DataError, UsageError
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 from vtk.packs.diff import diff_task
 from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.finetune import finetune
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_any_image_is_read(argv, message, ca
 
 @pytest.mark.parametrize("name", ["attn", "attn+norm", "ffn", "head", "full"])
 def test_every_policy_trains_the_factors_and_counts_them_apart(tiny, parallel, name) -> None:
-    from vtk.models.context_layers import add_context_broadcast
+    from vtk.models.transforms.context_layers import add_context_broadcast
 
     for model, count in ((tiny(), 4), (parallel, 4)):
         add_context_broadcast(model, scale=True, on="both")

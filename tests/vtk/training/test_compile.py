@@ -14,7 +14,7 @@ from torch import nn
 
 from vtk.card import InputSpec
 from vtk.errors import UnavailableError, UsageError
-from vtk.models import compile_errors as compiling
+from vtk.models import compiler as compiling
 from vtk.packs.load import load_task
 from vtk.training.engine import compile_passes as compiled
 from vtk.training.engine.fit import fit

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.vtk.training._loss_formulas import Descent, Formulas, Mixed
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.loader import EpochSampler
-from vtk.data.samples import DataAudit, Sample
+from vtk.data.audit.result import DataAudit, Sample
+from vtk.data.loading.samplers import EpochSampler
 from vtk.errors import UsageError
 from vtk.training.engine.fit import fit
 from vtk.training.engine.precision import Fp32

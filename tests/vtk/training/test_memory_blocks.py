@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.training.engine.precision import Bf16
 from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode, remove_memory_mode

@@ -8,8 +8,8 @@ import torch
 from timm.models.vision_transformer import ParallelThingsBlock
 
 from vtk.errors import UsageError
-from vtk.models.context_layers import add_context_broadcast
 from vtk.models.meta_model import shapes_only
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.training import memory
 from vtk.training.engine.precision import Bf16
 from vtk.training.engine.processes import Ranks

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from timm.layers import Attention, set_reentrant_ckpt
 from timm.models.vision_transformer import ParallelThingsBlock
 
-from vtk.models.context_layers import add_context_broadcast
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.policies import policy

@@ -92,7 +92,7 @@ def test_at_384_pixels(mode, compiled):
 
 def test_frozen_attention_keeps_no_input_of_its_projections():
     """Policy head with a trained Λ: gradients pass through, no weight of a block is trained."""
-    from vtk.models.context_layers import add_context_broadcast
+    from vtk.models.transforms.context_layers import add_context_broadcast
 
     found = {}
     for mode in ("by torch", *MODES):

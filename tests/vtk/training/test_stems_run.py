@@ -12,9 +12,9 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Transform
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.diff import diff_task
 from vtk.packs.load import load_checkpoint, load_task

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from vtk.analysis.config import AnalyzeConfig
-from vtk.analysis.measures.accuracy import to_pixels
 from vtk.analysis.probes.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_pixels
 
 Result = Mapping[str, Any]
 """Result of a diagnostic: plain JSON values; every number is finite or None."""

@@ -9,8 +9,8 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.entropy import attention_entropy
 from vtk.errors import UsageError
-from vtk.models.blocks import find_blocks
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.blocks import find_blocks
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 _NEAR_UNIFORM = 0.9
 

@@ -8,7 +8,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.map_figures import chosen_images, draw_maps
 from vtk.analysis.diagnostics.overlays import mean_of, result_of, shares
 from vtk.analysis.measures.rollout import attention_rollout
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 _UNIFORM = 0.4  # 0.5 is uniform
 

@@ -14,7 +14,8 @@ from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
-from vtk.data.loader import mix
+from vtk.data.loading.normalization import to_input, to_pixels
+from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 
 
@@ -205,25 +206,6 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     if int(labels.max()) >= logits.shape[1]:
         raise UsageError(f"labels reach {int(labels.max())}; {type(model).__name__} has {logits.shape[1]} outputs")
     return logits
-
-
-def to_pixels(images: Tensor, spec: InputSpec) -> Tensor:
-    """Return normalised images (B, C, H, W) as pixel values from 0 to 1."""
-    mean, std = _normalisation(images, spec)
-    return images * std + mean
-
-
-def to_input(pixels: Tensor, spec: InputSpec) -> Tensor:
-    """Return pixel values (B, C, H, W) as model input."""
-    mean, std = _normalisation(pixels, spec)
-    return (pixels - mean) / std
-
-
-def _normalisation(like: Tensor, spec: InputSpec) -> tuple[Tensor, Tensor]:
-    if like.shape[1] != len(spec.mean):
-        raise UsageError(f"images have {like.shape[1]} channels, the input's mean and std {len(spec.mean)}")
-    mean, std = (torch.tensor(v, dtype=like.dtype, device=like.device) for v in (spec.mean, spec.std))
-    return mean[:, None, None], std[:, None, None]
 
 
 def margin(images: int) -> float:

@@ -8,10 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.measures.accuracy import AccuracyCurves, Curve, Draws, logits_of, placed_batches, to_input, to_pixels
+from vtk.analysis.measures.accuracy import (
+    AccuracyCurves,
+    Curve,
+    Draws,
+    logits_of,
+    placed_batches,
+)
 from vtk.analysis.probes.batches import Batches, eval_mode
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_input, to_pixels
 from vtk.errors import UsageError
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)

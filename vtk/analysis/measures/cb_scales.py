@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
-from vtk.models.context_broadcast import ContextBroadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 
 @dataclass(frozen=True)

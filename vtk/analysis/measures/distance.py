@@ -19,7 +19,7 @@ class LayerDistance:
     Attributes:
         name: of the module.
         mean: over images, heads and queries.
-        heads: mean over images and queries of each head; those that do not attend (`vtk.models.uniform_heads`) are not
+        heads: mean over images and queries of each head; those that do not attend (`uniform_heads`) are not
             among them.
         uniform: that of uniform attention over the same positions.
         relative: relative distance of Hyeon-Woo et al. (2023).

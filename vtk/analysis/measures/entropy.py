@@ -24,7 +24,7 @@ class LayerEntropy:
         percentile15: below which 15 % of the values of all images, heads and queries are.
         cls: mean over images and heads of the class token's; None where a layer has none, or it is not known to.
         maximum: ln of the number of keys, that of uniform attention.
-        heads: number of heads; those that do not attend (`vtk.models.uniform_heads`) do not count.
+        heads: number of heads; those that do not attend (`vtk.models.transforms.uniform_heads`) do not count.
         keys: number of keys.
     """
 

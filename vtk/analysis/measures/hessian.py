@@ -90,7 +90,7 @@ def hessian_spectrum(
     each, and the loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
 
     Memory: all images, a gradient's graph of one batch, and the iteration's vectors
-        (`vtk.analysis.probes.eigenvalues`).
+    (`vtk.analysis.probes.eigenvalues`).
 
     Args:
         model: in eval mode during the call.

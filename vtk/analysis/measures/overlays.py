@@ -21,7 +21,7 @@ class AttentionMap:
 
     Attributes:
         mean: mean over heads, (height, width) of the grid, fp32; weights as they are, so that they sum to ``patches``.
-        heads: of each head, (H, height, width), without those that do not attend (`vtk.models.uniform_heads`);
+        heads: of each head, (H, height, width), without those that do not attend (`uniform_heads`);
             (0, height, width) where heads are not told apart.
         patches: share of the attention that goes to patches; the rest goes to class and register tokens.
         half: smallest share of the patches on which half of ``mean`` lies: 0.5 for a uniform map.

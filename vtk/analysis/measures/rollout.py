@@ -10,7 +10,7 @@ from vtk.analysis.probes.attention_maps import unseen
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
-from vtk.models.uniform_heads import UniformHeadAttention
+from vtk.models.transforms.uniform_heads import UniformHeadAttention
 
 _BRANCH = re.compile(r"(.+)\.attns\.\d+\.\w+")
 
@@ -20,7 +20,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     """Return the attention rollout from every patch to the class token, for each image, the model in eval mode.
 
     With Āₗ the mean over the heads of layer l, rollout is Π (½Āₗ + ½I), the last layer to the left: half of a token is
-    the skip connection's. Heads of uniform attention (`vtk.models.uniform_heads`) count as such. Parallel branches of a
+    the skip connection's. Heads of uniform attention (`uniform_heads`) count as such. Parallel branches of a
     block attend to the same tokens: Āₗ is their mean. FFNs, LayerScale and Context Broadcasting have no part in it. A
     model without class token tells the mean over all patches.
 

@@ -10,7 +10,7 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.models.alternet.rule import per_stage, placement
 from vtk.models.alternet.window_attention import AttentionBlock, WindowAttention
-from vtk.models.model_transforms import register
+from vtk.models.transforms.registry import register
 
 HEADS = (3, 6, 12, 24)
 """Heads of attention blocks by stage (paper C, appendix E)."""

@@ -12,10 +12,10 @@ from timm.layers import PatchEmbed
 from torch import nn
 
 from vtk.errors import UsageError
-from vtk.models.model_transforms import register
 from vtk.models.stems.build import make_stem
 from vtk.models.stems.names import PATCHWISE, ActivationName, StemName
 from vtk.models.stems.shape import StemShape
+from vtk.models.transforms.registry import register
 
 _PROJ = "patch_embed.proj"
 _KEPT = f"{_PROJ}.proj"

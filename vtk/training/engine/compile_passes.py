@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.errors import UnavailableError
-from vtk.models.compile_errors import check_compiler, failure, quiet
+from vtk.models.compiler import check_compiler, failure, quiet
 
 BACKEND = "inductor"
 """Of torch.compile."""

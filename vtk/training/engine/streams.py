@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Sampler
 
-from vtk.data.audit import Sample
-from vtk.data.images import MAX_PIXELS
-from vtk.data.loader import EpochSampler, Transform, make_loader, set_epoch
+from vtk.data.audit.scan import Sample
+from vtk.data.decoding.images import MAX_PIXELS
+from vtk.data.loading.loader import Transform, make_loader, set_epoch
+from vtk.data.loading.samplers import EpochSampler
 from vtk.errors import UsageError
 from vtk.training.engine.processes import Ranks
 from vtk.training.objectives.base import Batch

@@ -14,7 +14,12 @@ from timm.layers.activations import GELU
 from timm.models.vision_transformer import Block, ParallelThingsBlock
 from torch import nn
 
-from vtk.models.context_broadcast import ContextBroadcast, ContextParallelBlock, find_context_broadcast, own_class
+from vtk.models.transforms.context_broadcast import (
+    ContextBroadcast,
+    ContextParallelBlock,
+    find_context_broadcast,
+    own_class,
+)
 from vtk.training.finetune_config import MemoryMode
 from vtk.training.frozen_ffn.low_rank import is_lora
 

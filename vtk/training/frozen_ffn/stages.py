@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.models.context_broadcast import ContextBroadcast, find_context_broadcast
+from vtk.models.transforms.context_broadcast import ContextBroadcast, find_context_broadcast
 from vtk.training.frozen_ffn import rules
 from vtk.training.frozen_ffn._bodies import affine
 from vtk.training.frozen_ffn.attention_operator import HeadNorm, kept_attention

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.value_range import show_range
+from vtk.data.decoding.rules import show_range
+from vtk.data.loading.normalization import mean_and_std
 from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
-from vtk.models.base_weights import base_id, tensor_hash
 from vtk.models.create import build_model
 from vtk.models.inputs import blank_model
+from vtk.models.weights.base import base_id, tensor_hash
 from vtk.packs.cards import find_pack, is_pack
 from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
@@ -116,10 +117,10 @@ class Teacher:
         self._affine: tuple[Tensor, Tensor] | None = None
         if (own.mean, own.std) != (student.mean, student.std):
             # x·std + mean is the image in 0 to 1, whatever the augmentation did
-            mean, std = (torch.tensor(v, dtype=torch.float64) for v in (student.mean, student.std))
-            to_mean, to_std = (torch.tensor(v, dtype=torch.float64) for v in (own.mean, own.std))
+            mean, std = mean_and_std(student, torch.float64)
+            to_mean, to_std = mean_and_std(own, torch.float64)
             scale, shift = std / to_std, (mean - to_mean) / to_std
-            self._affine = scale.float().view(-1, 1, 1).to(device), shift.float().view(-1, 1, 1).to(device)
+            self._affine = scale.float().to(device), shift.float().to(device)
             self.notes.append(f"images are renormalised for it (mean {_numbers(own.mean)}, std {_numbers(own.std)})")
         if own.value_range != student.value_range:
             ranges = (", ".join(map(show_range, spec.value_range[:3])) or "none" for spec in (own, student))

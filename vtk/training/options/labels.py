@@ -27,7 +27,7 @@ class LabelOptions(Config):
 
     def _check_labels(self) -> None:
         if self.label_separator is not None and not self.multi_label:
-            raise UsageError("`--label-separator` is of several labels an image; give --multi-label, or leave it out")
+            raise UsageError("`--label-separator` needs --multi-label; give both, or leave it out")
         if self.multi_label and self.sampler == "balanced":
             raise UsageError(
                 "`--sampler` balanced draws by the one label of an image; with --multi-label give --class-weights "

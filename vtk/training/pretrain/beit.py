@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
+from vtk.data.loading.loader import Transform
 from vtk.errors import DataError
 from vtk.training.objectives.base import Batch, Objective
 from vtk.training.pretrain import reconstruction_plots

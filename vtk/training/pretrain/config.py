@@ -14,10 +14,9 @@ from vtk.options.shared import ValSplit
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.contrastive import ContrastiveOptions
 from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, LearningRate, OptKwargs, RecipeOptions
-from vtk.training.options.running import RunningOptions
+from vtk.training.options.running import RunningOptions, TrialOptions
 from vtk.training.options.sharpness import SamOptions
 from vtk.training.options.source import Pretrained, SourceOptions
-from vtk.training.options.trial import TrialOptions
 from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
 
 _DEFAULTS: dict[str, dict[str, Any]] = {

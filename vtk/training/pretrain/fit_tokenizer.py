@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vtk import console
-from vtk.data.loader import Transform, make_loader, mix
+from vtk.data.loading.loader import Transform, make_loader
+from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.training.engine.fit import DivergedError, fit
 from vtk.training.engine.precision import Fp32

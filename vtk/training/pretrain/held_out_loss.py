@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import share
 from vtk.training.objectives.base import Batch, Objective

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vtk.card import InputSpec
-from vtk.data.audit import scan
-from vtk.data.copies import find_copies
-from vtk.data.decoding_rules import Decoding
-from vtk.data.layout import TRAIN_NAMES, VAL_NAMES
-from vtk.data.listing import Found, folders, note_rest, walk
-from vtk.data.samples import BadFile, DataAudit, Sample
-from vtk.data.scan_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.split import divide
-from vtk.data.timm_datasets import fetch, is_named
-from vtk.data.unused_files import Rest, settle
-from vtk.data.value_range import judge, parse_option
+from vtk.data.audit.copies import find_copies
+from vtk.data.audit.result import BadFile, DataAudit, Sample
+from vtk.data.audit.scan import scan
+from vtk.data.audit.split import divide
+from vtk.data.decoding.rules import Decoding
+from vtk.data.probing.probe_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.sources.layout import TRAIN_NAMES, VAL_NAMES
+from vtk.data.sources.listing import Found, folders, note_rest, walk
+from vtk.data.sources.timm_datasets import fetch, is_named
+from vtk.data.sources.unused_files import Rest, settle
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
@@ -85,7 +86,7 @@ def _scan_all(
         copies.refuse_leaks(root)
     left = settle(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
-    seen = judge(probes, decoding, config.value_range, config.in_chans)
+    seen = choose_scan_range(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
         root=root,
         layout="flat" if len(parts) == 1 else "split",

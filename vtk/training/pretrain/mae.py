@@ -50,7 +50,7 @@ class MaeModel(MaskedModel):
         trunc_normal_(self.mask_token, std=0.02)
 
     def encode(self, images: Tensor, mask: Tensor, count: int) -> Tensor:
-        """Return the backbone's tokens (B, prefix + N - count, C) of the patches that ``mask`` (B, N) leaves visible."""
+        """Return the backbone's tokens (B, prefix + N - count, C) of the patches that ``mask`` (B, N) keeps."""
         vit = self.backbone
         tokens = vit._pos_embed(vit.patch_embed(self.seen(images, mask)))
         prefix = tokens.shape[1] - mask.shape[1]

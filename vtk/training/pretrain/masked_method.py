@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
+from vtk.data.loading.loader import Transform
 from vtk.errors import UsageError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.inputs import check_size

@@ -15,8 +15,8 @@ from typing import Any, Protocol, cast
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
+from vtk.data.loading.loader import Transform
 from vtk.training.engine.processes import Ranks
 from vtk.training.objectives.base import Objective
 from vtk.training.pretrain.config import PretrainConfig

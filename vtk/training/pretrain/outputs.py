@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vtk import console, files
 from vtk.card import Card
-from vtk.data.samples import DataAudit
+from vtk.data.audit.result import DataAudit
 from vtk.formats import save_tensors
 from vtk.packs.load import card_metadata
 from vtk.text import one_line

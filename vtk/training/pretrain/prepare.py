@@ -11,10 +11,11 @@ from torch import nn
 from vtk import console
 from vtk.card import InputSpec, Transform
 from vtk.data import loader
-from vtk.data.decoding_rules import Decoding
-from vtk.data.image_transforms import eval_transform, train_transform
+from vtk.data.audit.result import DataAudit
+from vtk.data.decoding.rules import Decoding
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
-from vtk.data.samples import DataAudit
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import Created, build_model, check_transforms
 from vtk.models.inputs import blank_model, input_spec, patch_side
@@ -30,9 +31,9 @@ from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Method, Setting, make_method
 from vtk.training.pretrain.seeds import SeededStream, number_images
-from vtk.training.runs.limit import limited
+from vtk.training.runs.limit import limit_images
 from vtk.training.runs.scoring import default_workers
-from vtk.training.runs.view_lines import settle_mirroring, warn_of_enlarging
+from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sam import Ascent
 from vtk.training.step_rules.sharpness import make_step_rule
 
@@ -134,12 +135,12 @@ def read_inputs(plan: Plan, resumed_flags: Mapping[str, Any], decoding: Decoding
             audit = read_images(
                 config, plan.spec, labelled=method.labelled, show_progress=ranks.main, decoding=decoding
             )
-            audit = limited(audit, config.limit, config.seed)
+            audit = limit_images(audit, config.limit, config.seed)
         ranks.wait()
     spec = audit.decoding.applied(plan.spec)
     if ranks.main:
         warn_of_enlarging(audit, spec, patch_side(config.model, plan.model_kwargs))
-    mirroring = settle_mirroring(config.hflip, resumed_flags.get("hflip"), audit, config.in_chans)
+    mirroring = resolve_mirroring(config.hflip, resumed_flags.get("hflip"), audit, config.in_chans)
     views = plan.views(spec, mirroring)
     created = build_model(
         config.model, num_classes=0, img_size=config.img_size, weights=config.weights, pretrained=config.pretrained,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vtk import files
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import to_pixels
 from vtk.marks import SOFTWARE
 from vtk.training.pretrain.masks import Masks
 from vtk.training.pretrain.method import Setting
@@ -71,8 +72,6 @@ def draw(columns: Sequence[Tensor], titles: Sequence[str], spec: InputSpec, path
 
 def _pixels(images: Tensor, spec: InputSpec) -> np.ndarray:
     """Return (B, H, W, 3), or (B, H, W) for images without colours, from 0 to 1."""
-    shape = (1, -1, 1, 1)
-    mean, std = torch.tensor(spec.mean).view(shape), torch.tensor(spec.std).view(shape)
-    values = (images.detach().float().cpu() * std + mean).clamp(0, 1)
+    values = to_pixels(images.detach().float().cpu(), spec).clamp(0, 1)
     plain: np.ndarray = (values.mean(1) if values.shape[1] != 3 else values.permute(0, 2, 3, 1)).numpy()
     return plain

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from vtk import console
 from vtk.card import Card, Regime
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.data.record import record_of
 from vtk.files import write_text
 from vtk.formats import write_json
@@ -17,8 +17,10 @@ from vtk.training.pretrain.prepare import Inputs, Plan, Trainee
 from vtk.training.pretrain.reconstruction_plots import SHOWN
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state
+from vtk.training.runs.command_line import command_line, config_text, versions
+from vtk.training.runs.identity import run_identity
 from vtk.training.runs.image_list import write_images
-from vtk.training.runs.view_lines import describe_views
+from vtk.training.runs.views import describe_views
 
 
 class Records:
@@ -39,7 +41,7 @@ class Records:
     def _identity(self) -> dict[str, Any]:
         """Return what a resumed run must share with the one it continues."""
         plan, inputs = self.plan, self.inputs
-        identity = resume_state.identity(
+        identity = run_identity(
             cast(Any, plan.config), base_id=inputs.created.base.ref.id, audit=inputs.audit,
             precision=plan.precision.name, world=plan.ranks.world,
         )  # fmt: skip
@@ -62,7 +64,7 @@ class Records:
             run_outputs.clear_run(out)
         if config.resume:
             run_outputs.clear_plots(out)
-        write_text(out / "config.yaml", run_outputs.config_text(cast(Any, config)))
+        write_text(out / "config.yaml", config_text(cast(Any, config)))
         write_json(out / "audit.json", self.inputs.audit.to_dict())
         write_images(out, self.inputs.audit)
 
@@ -100,8 +102,8 @@ class Records:
                 **config.trial,
             },
             regime=Regime(plan.precision.name, config.eval_batch_size, plan.ranks.device.type),
-            versions=run_outputs.versions(),
-            command=run_outputs.command_line(cast(Any, config)),
+            versions=versions(),
+            command=command_line(cast(Any, config)),
         )  # fmt: skip
 
     def draw(self) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from vtk import console
-from vtk.data.layout import refuse_inside
-from vtk.data.loader import make_loader
+from vtk.data.loading.loader import make_loader
+from vtk.data.sources.layout import refuse_inside
 from vtk.errors import UsageError
 from vtk.options import expect
-from vtk.training.engine.callbacks import Callback, Callbacks
+from vtk.training.engine.callback_list import Callbacks, main_callbacks
+from vtk.training.engine.callbacks import Callback
 from vtk.training.engine.fit import DivergedError, fit
 from vtk.training.engine.processes import Ranks, open_ranks
 from vtk.training.engine.progress import EpochLines
 from vtk.training.engine.result import EpochEnd, FitState
 from vtk.training.engine.save_schedule import Saves, StopSignals, refuse_stopped
-from vtk.training.finetune import run_callbacks
 from vtk.training.objectives.base import Objective
 from vtk.training.options.running import parse_interval
 from vtk.training.pretrain.config import PretrainConfig
@@ -28,7 +28,9 @@ from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import number_images
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state
-from vtk.training.runs.image_list import tell_change
+from vtk.training.runs.command_line import command_line
+from vtk.training.runs.identity import check_identity, decoding_of
+from vtk.training.runs.image_list import describe_change
 from vtk.training.runs.tracking import MetricsFiles
 
 
@@ -50,8 +52,8 @@ def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> P
         raise UsageError("no data: give a folder of images")
     out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
     config, ranks = config.resolved(), open_ranks(config.device)
-    handlers = run_callbacks(callbacks, ranks)
-    with run_outputs.hold_run([out], run_outputs.command_line(cast(Any, config)), main=ranks.main):
+    handlers = main_callbacks(callbacks, ranks)
+    with run_outputs.hold_run([out], command_line(cast(Any, config)), main=ranks.main):
         try:
             records, saved = _prepare(config, out, ranks)
             if ranks.main:
@@ -69,12 +71,15 @@ def _prepare(config: PretrainConfig, out: Path, ranks: Ranks) -> tuple[Records, 
         refuse_inside(out, config.data)
     if ranks.main:
         run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-    inputs = read_inputs(plan, saved.identity["flags"] if saved else {}, resume_state.decoding_of(saved))
+    inputs = read_inputs(plan, saved.identity["flags"] if saved else {}, decoding_of(saved))
     trainee = make_trainee(plan, inputs, out)
     records = Records(plan, inputs, trainee, list(saved.fit.rows) if saved else [])
     if saved is not None:
-        resume_state.check_identity(
-            saved.identity, records.identity, cast(Any, PretrainConfig), change=lambda: tell_change(out, inputs.audit)
+        check_identity(
+            saved.identity,
+            records.identity,
+            cast(Any, PretrainConfig),
+            change=lambda: describe_change(out, inputs.audit),
         )
         resume_state.restore(trainee.model, saved.tensors, trainee.trained)
     if ranks.main:
@@ -88,7 +93,7 @@ def _train(records: Records, saved: resume_state.Saved | None, callbacks: Callba
     ranks.wait()
     objective = plan.method.objective(trainee.setting)  # BEiT writes its tokenizer here
     epochs = Epochs(records, _held_out(plan, inputs, objective), callbacks)
-    with StopSignals().heard(ranks) as signals:
+    with StopSignals().listen(ranks) as signals:
         result = fit(
             trainee.model, objective, [inputs.stream], config, plan.precision, step_rule=trainee.rule, ranks=ranks,
             start=saved.fit if saved else None, on_epoch=epochs.end, callbacks=callbacks,

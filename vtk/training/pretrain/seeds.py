@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vtk.data.loader import mix
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
+from vtk.data.loading.samplers import mix
 from vtk.training.engine.streams import Stream, batches
 from vtk.training.objectives.base import Batch
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
-from vtk.data.loader import Transform
+from vtk.data.loading.loader import Transform
 from vtk.errors import UsageError
 from vtk.files import replace_file
 from vtk.marks import SOFTWARE

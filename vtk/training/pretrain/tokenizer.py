@@ -19,8 +19,8 @@ from vtk.card import InputSpec, from_plain
 from vtk.errors import DataError, UsageError
 from vtk.files import replace_file
 from vtk.formats import parse_json, save_tensors
-from vtk.models.base_weights import tensor_hash
-from vtk.models.weight_files import read_safetensors
+from vtk.models.weights.base import tensor_hash
+from vtk.models.weights.files import read_safetensors
 from vtk.training.pretrain.patches import patchify, unpatchify
 
 KEY = "vtk_tokenizer"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from vtk.data.audit.result import DataAudit
 from vtk.data.record import content_lines
-from vtk.data.samples import DataAudit
 from vtk.files import write_text
 from vtk.text import one_line
 
@@ -46,7 +46,7 @@ def write_images(out: Path, audit: DataAudit) -> None:
     write_text(out / IMAGES, text.getvalue())
 
 
-def tell_change(out: Path, audit: DataAudit) -> str:
+def describe_change(out: Path, audit: DataAudit) -> str:
     """Say how the images differ from those of the table in ``out``; nothing where that cannot be told."""
     try:
         with (out / IMAGES).open(newline="", encoding="utf-8") as file:

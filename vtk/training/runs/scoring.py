@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from vtk.data.pool import usable_cpus
+from vtk.data.cpus import usable_cpus
 from vtk.evaluation.metrics import evaluate
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import share

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vtk.card import InputSpec
+from vtk.data.loading.normalization import mean_and_std
 from vtk.errors import UsageError
 from vtk.training.objectives.base import Batch
 
@@ -66,7 +67,7 @@ class Adversary:
         key = batch.stream, like.dtype, like.device
         if key not in self._known:  # copied to the device once
             spec = self.inputs[batch.stream]
-            mean, std = (torch.tensor(v, dtype=like.dtype)[:, None, None] for v in (spec.mean, spec.std))
+            mean, std = mean_and_std(spec, like.dtype)
             bounds = self.eps / 255 / std, (0 - mean) / std, (1 - mean) / std
             self._known[key] = tuple(bound.to(like.device) for bound in bounds)
         radius, low, high = self._known[key]

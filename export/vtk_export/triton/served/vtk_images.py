@@ -1,8 +1,8 @@
 """Encoded images to what a model takes; part of a preprocessing model, and of the client.
 
-Needs numpy and Pillow, and `vtk_depth.py`, `vtk_pixels.py`, `vtk_profiles.py`, `vtk_raw.py` and `vtk_tiff.py` beside
-it. Images are turned upright, brought to 8 bits and the model's channels, resized and normalised as this toolkit does
-it when it evaluates and predicts; an export compares the two.
+Needs numpy and Pillow, and beside it the modules that decode (`vtk_pixels.py` and others). Images are turned upright,
+brought to 8 bits and the model's channels, resized and normalised as this toolkit does it when it evaluates and
+predicts; an export compares the two.
 """
 
 import importlib
@@ -37,6 +37,8 @@ _TURNS = {
 }
 _ORIENTATION = 0x0112
 _WHITE = (255, 255, 255, 255)
+_OWN_NAMES = {"depth": "bit_depth", "profiles": "icc_profiles", "raw": "raw_images"}
+"""Names in `vtk.data.decoding` of the modules that decode, where they are other than here."""
 
 
 class Unreadable(Exception):
@@ -107,7 +109,7 @@ def _decode(data: bytes, spec: Mapping[str, Any], *, raw: bool) -> Any:
         pixels = None
         if spec.get("decoding", "v0.1") != "v0.1":
             if image is None or _module("depth").is_special(image):
-                pixels = _module("pixels").decode(image, io.BytesIO(data), MOST_PIXELS)
+                pixels = _module("read_pixels").decode(image, io.BytesIO(data), MOST_PIXELS)
             if pixels is None:
                 shown: Decoded = _rgb(_module("profiles").converted(image))
             else:
@@ -147,12 +149,16 @@ def _open(data: bytes) -> Any:
         return None
 
 
+_NAMES = {"depth": "bit_depth", "profiles": "icc_profiles", "raw": "raw_images"}
+"""Names in vtk of the modules that are copied under another one."""
+
+
 def _module(name: str) -> Any:
     """Return a module that decodes: the copy beside this file, or where vtk itself runs this file its own."""
     try:
         return importlib.import_module(f"vtk_{name}")
     except ModuleNotFoundError:
-        return importlib.import_module(f"vtk.data.{name}")
+        return importlib.import_module(f"vtk.data.decoding.{_OWN_NAMES.get(name, name)}")
 
 
 def _shown(pixels: Any, spec: Mapping[str, Any]) -> Decoded:

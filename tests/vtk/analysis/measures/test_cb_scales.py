@@ -14,8 +14,8 @@ from vtk.analysis.diagnostics.cb_scales import DIAGNOSTIC
 from vtk.analysis.measures.cb_scales import context_scales
 from vtk.card import Transform
 from vtk.errors import UsageError
-from vtk.models.context_broadcast import ContextBroadcast
 from vtk.models.create import build_model
+from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 
 def scaled(name="vit_tiny_patch16_224", depth=4, branches=0, seed=0, **options):

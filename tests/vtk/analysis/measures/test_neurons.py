@@ -15,8 +15,8 @@ from vtk.analysis.measures.neurons import active_neurons
 from vtk.analysis.probes.activations import watch_activations
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
-from vtk.models.mlp_layers import change_mlp
-from vtk.models.squeeze_excite import add_squeeze_excite
+from vtk.models.transforms.mlp_layers import change_mlp
+from vtk.models.transforms.squeeze_excite import add_squeeze_excite
 
 
 def counted(hidden):

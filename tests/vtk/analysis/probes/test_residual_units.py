@@ -17,8 +17,8 @@ from vtk.analysis.probes.feature_maps import Maps, grid_of
 from vtk.analysis.probes.residual_units import residual_units, watch_units, without_unit
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet
-from vtk.models.context_layers import add_context_broadcast
 from vtk.models.parallel_models import build
+from vtk.models.transforms.context_layers import add_context_broadcast
 
 SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (2, 1), "num_heads": (2, 4)}
 VIT = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "init_values": 0.5}

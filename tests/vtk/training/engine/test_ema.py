@@ -144,8 +144,8 @@ def test_the_pack_is_the_average_and_gives_the_runs_metric(config, photos, tmp_p
     assert packed.keys() == raw.keys() == other.keys()
     assert all(torch.equal(raw[n], other[n]) for n in raw)  # the same training
     assert not any(torch.equal(raw[n], packed[n]) for n in raw)
-    from vtk.data.image_transforms import eval_transform
-    from vtk.data.loader import make_loader
+    from vtk.data.loading.eval_transform import eval_transform
+    from vtk.data.loading.loader import make_loader
     from vtk.evaluation import evaluate
 
     task = load_task(result.task)

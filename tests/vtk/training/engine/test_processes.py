@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
 from vtk.errors import UsageError
 from vtk.training.engine.processes import Ranks, find_device, open_ranks
 from vtk.training.engine.streams import ImageStream, share

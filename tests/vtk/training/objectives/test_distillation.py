@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.image_transforms import Normalize
+from vtk.data.loading.normalization import Normalize
 from vtk.errors import DataError, UsageError
 from vtk.training.objectives.base import Batch, Classification
 from vtk.training.objectives.distillation import Distillation, Teacher, Trained, load_trained

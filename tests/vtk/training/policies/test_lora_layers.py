@@ -14,9 +14,9 @@ pytest.importorskip("peft")
 from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
-from vtk.data.audit import scan
-from vtk.data.image_transforms import eval_transform
-from vtk.data.loader import make_loader
+from vtk.data.audit.scan import scan
+from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
@@ -65,7 +65,7 @@ def injected(tiny, *, targets=("qkv", "proj"), rank=4, dropout=0.0, seed=0, **kw
     config = FinetuneConfig(
         train="lora", lora_rank=rank, lora_targets=targets, lora_dropout=dropout, seed=seed, data="x"
     )
-    found = lora.inject(created, config, ())
+    found = lora.inject(created, config, (), seed=config.seed)
     generator = torch.Generator().manual_seed(5)
     for name, p in model.named_parameters():
         if ".lora_B." in name:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from vtk.data.samples import Sample
+from vtk.data.audit.result import Sample
 from vtk.errors import UsageError
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream

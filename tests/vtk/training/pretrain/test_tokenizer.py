@@ -139,7 +139,7 @@ def _edit(spec=None, **tensors):
 def test_files_that_are_no_tokenizers(tokenizer, tmp_path, change, text):
     path = tmp_path / "tokenizer.safetensors"
     save_tokenizer(path, tokenizer.float(), {})
-    from vtk.models.weight_files import read_safetensors
+    from vtk.models.weights.files import read_safetensors
 
     state, told = change(load_file(path), json.loads(read_safetensors(path)[1][KEY]))
     save_file(state, path, None if told is None else {KEY: json.dumps(told)})

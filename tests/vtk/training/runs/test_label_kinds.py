@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from vtk.data.samples import DataAudit, Sample
+from vtk.data.audit.result import DataAudit, Sample
 from vtk.errors import UsageError
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.finetune_config import FinetuneConfig

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tests.vtk.training._two_pass import Fixed, Net, ascent
 from tests.vtk.training.step_rules.test_sam import Counted, run
 from vtk.card import InputSpec
-from vtk.data.loader import mix
+from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.training.engine.loss_scale import DynamicScaler
 from vtk.training.engine.precision import Bf16, Fp32

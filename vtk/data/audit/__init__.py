@@ -1,0 +1,1 @@
+"""The audit of a set of images before training: classes, held-out part, duplicates, unusual images, and its page."""

@@ -1,0 +1,222 @@
+"""Sets whose images have any number of labels: every image decoded once, and a part of every label held out."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import numpy as np
+
+from vtk.card import InputSpec
+from vtk.data.audit.copies import find_copies
+from vtk.data.audit.result import BadFile, DataAudit, Sample
+from vtk.data.audit.unusual import find_odd
+from vtk.data.decoding.images import MAX_PIXELS
+from vtk.data.decoding.rules import Decoding, Rules
+from vtk.data.decoding.thin_images import NOMINAL
+from vtk.data.probing.probe_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.sources.listing import natural, stat_file
+from vtk.data.sources.multilabel_samples import list_labelled
+from vtk.data.sources.table import separator_of
+from vtk.data.sources.timm_datasets import is_named
+from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.limits import parse_option
+from vtk.errors import DataError, UsageError
+from vtk.text import one_line
+
+
+@dataclass(frozen=True)
+class MultiAudit(DataAudit):
+    """What a multi-label set holds; the label of a sample is an array (classes,) fp32 of zeros and ones."""
+
+    noun: ClassVar[tuple[str, str]] = ("label", "labels")
+
+    def counts(self, part: Literal["train", "val"]) -> list[int]:
+        """Return the images that have each label, in index order."""
+        labels = [cast(Any, sample.label) for sample in getattr(self, part)]
+        return [int(count) for count in (np.sum(labels, axis=0) if labels else np.zeros(len(self.classes)))]
+
+
+def scan_multi(
+    root: Path,
+    *,
+    val_split: float = 0.2,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    on_bad_image: str = "skip",
+    on_leak: str = "warn",
+    in_chans: int = 3,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    cache: bool = True,
+    show_progress: bool = True,
+    look: Look = "decode",
+    together: bool = True,
+    field_separator: str | None = None,
+    label_separator: str | None = None,
+    spec: InputSpec = NOMINAL,
+    value_range: Sequence[str] = (),
+    decoding: Decoding | None = None,
+) -> MultiAudit:
+    """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
+
+    Args:
+        root: a table of labels, a folder with ``labels.csv``, or folders (``train/`` and ``val/`` above them
+            or not).
+        val_split: fraction held out where the set does not say; of every label with two images at least one.
+        seed: of that division.
+        classes: labels in index order, when a trained model has them already.
+        on_bad_image: ``skip`` or ``fail``.
+        on_leak: ``warn`` or ``fail``.
+        in_chans: channels of the model's input.
+        max_pixels: a larger image is a bad one.
+        workers: processes that decode.
+        cache: remember what was decoded.
+        show_progress: draw a progress bar.
+        look: how closely files are looked at.
+        together: copies of one image come to one side where the set is divided here.
+        field_separator: of a table's columns, by name or as it is; None to find it.
+        label_separator: of an image's labels in a table, likewise.
+        spec: of the input.
+        value_range: LOW and HIGH of images of more than 8 bits.
+        decoding: of a trained model.
+
+    Raises:
+        DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
+        UsageError: a data set by name, or a value out of range.
+    """
+    parse_option(value_range)
+    start, root = time.perf_counter(), Path(root)
+    if is_named(root):
+        raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
+    listed = list_labelled(
+        root, known=classes or (),
+        field_separator=separator_of(field_separator), label_separator=separator_of(label_separator),
+    )  # fmt: skip
+    found = {label for labels in listed.labels.values() for label in labels} | set(listed.known)
+    names = tuple(natural(found)) if classes is None else tuple(classes)
+    if unknown := natural(found - set(names)):
+        raise DataError(f"{root} has labels that the model does not know: {', '.join(map(one_line, unknown[:5]))}")
+    if not names:
+        raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
+    files = [stat_file(listed.root, name) for name in listed.labels]
+    rules: Rules = decoding.rules if decoding else "srgb"
+    probes, cached = probe_files(
+        listed.root, files, workers, cache, show_progress, in_chans, max_pixels, look, spec, rules
+    )
+    if on_bad_image == "fail":
+        refuse_bad(listed.root, probes)
+    good = [name for name in listed.labels if not probes[name].bad]
+    if not good:
+        raise DataError(f"{root}: none of its {len(files)} image files can be read; {first_bad(probes)}")
+    index = {name: i for i, name in enumerate(names)}
+    labels = {name: sorted(index[label] for label in listed.labels[name]) for name in good}
+    held = {name for name in good if listed.parts.get(name) == "val"}
+    if classes is None and len(held) == len(good):
+        raise DataError(f"{root}: all {len(good)} images are held out, none is left to train on; put some into train")
+    split, notes = bool(listed.parts), []
+    if not split:
+        same = {name: probes[name].digest or name for name in good} if together else {name: name for name in good}
+        held = _hold_out_together(good, labels, same, len(names), val_split, seed)
+        notes = [f"{len(held)} of {len(good)} images are held out (--val-split {val_split}, seed {seed})"]
+    samples = [Sample(listed.root / name, cast(int, _one_hot(labels[name], len(names)))) for name in good]
+    many = Counter(len(labels[name]) for name in good)
+    notes.append("labels an image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many)))
+    warnings = list(listed.warnings)
+    if classes is None and max(many) < 2:
+        warnings.append("no image has two labels: leave out --multi-label to train classes that exclude each other")
+    if classes is None and (absent := _absent(names, labels, [name for name in good if name not in held])):
+        warnings.append(f"no training image has the {absent}")
+    if held and (absent := _absent(names, labels, held)):
+        notes.append(f"no held-out image has the {absent}")
+    seen = choose_scan_range(probes, decoding, value_range, in_chans)
+    train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
+    for name in good:
+        parts["val" if name in held else "train"].append((name, "; ".join(natural(listed.labels[name]))))
+    copies = find_copies(listed.root, parts, probes)
+    if on_leak == "fail":
+        copies.refuse_leaks(root)
+    return MultiAudit(
+        root=root,
+        layout="split" if split else "flat",
+        classes=names,
+        train=train,
+        val=val,
+        bad=tuple(BadFile(listed.root / name, probe.bad) for name, probe in probes.items() if probe.bad),
+        sizes=sizes_of([probes[name] for name in good]),
+        modes=modes_of([probes[name] for name in good]),
+        exif_rotated=sum(probes[name].orientation != 1 for name in good),
+        notes=(*notes, *listed.notes, *listed.left.notes(), *seen.notes, *copies.notes()),
+        warnings=(*warnings, *listed.left.warnings(), *seen.warnings, *copies.warnings()),
+        odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
+        val_split=val_split,
+        seed=seed,
+        max_pixels=max_pixels,
+        seconds=time.perf_counter() - start,
+        cached=cached,
+        digests=Digests(listed.root, probes),
+        copies=copies,
+        left=listed.left,
+        decoding=seen.decoding,
+        values=seen.facts,
+        colors=seen.colors,
+    )
+
+
+def _absent(names: Sequence[str], labels: Mapping[str, Sequence[int]], part: Iterable[str]) -> str:
+    """Return which labels no image of a part has, for a message; empty if there are none."""
+    present = {label for name in part for label in labels[name]}
+    absent = [one_line(name) for i, name in enumerate(names) if i not in present]
+    more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+    return f"label{'s' * (len(absent) > 1)} {', '.join(absent[:5])}{more}" if absent else ""
+
+
+def _one_hot(labels: Sequence[int], classes: int) -> np.ndarray:
+    row = np.zeros(classes, dtype=np.float32)
+    row[list(labels)] = 1.0
+    return row
+
+
+def _hold_out_together(
+    names: Sequence[str],
+    labels: Mapping[str, Sequence[int]],
+    same: Mapping[str, str],
+    classes: int,
+    fraction: float,
+    seed: int,
+) -> set[str]:
+    """Divide so that names of the same image (``same``: what tells it) come to one side, with the labels of all."""
+    first: dict[str, str] = {}
+    united: dict[str, set[int]] = {}
+    for name in names:
+        united.setdefault(first.setdefault(same[name], name), set()).update(labels[name])
+    held = _hold_out(list(united), {name: sorted(own) for name, own in united.items()}, classes, fraction, seed)
+    return {name for name in names if first[same[name]] in held}
+
+
+def _hold_out(
+    names: Sequence[str], labels: Mapping[str, Sequence[int]], classes: int, fraction: float, seed: int
+) -> set[str]:
+    """Divide label by label, the rarest first, so that each has about ``fraction`` of its images held out.
+
+    The idea is the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011).
+    """
+    if not 0 <= fraction < 1:
+        raise UsageError(f"`--val-split` is {fraction}; give 0 (hold out nothing) or more, below 1")
+    order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
+    counts = Counter(label for name in names for label in labels[name])
+    done: set[str] = set()
+    held: set[str] = set()
+    for label in sorted(range(classes), key=lambda i: (counts[i], i)):
+        mine = [name for name in order if label in labels[name]]
+        wanted = max(round(fraction * len(mine)), 1 if fraction and len(mine) > 1 else 0)
+        wanted -= sum(name in held for name in mine)
+        free = [name for name in mine if name not in done]
+        held.update(free[: max(0, wanted)])
+        done.update(free)
+    rest = [name for name in order if name not in done]
+    held.update(rest[: round(fraction * len(rest))])
+    return held

@@ -1,0 +1,1 @@
+"""Batches of transformed images: transforms, samplers and the loader."""

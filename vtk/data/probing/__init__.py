@@ -1,0 +1,1 @@
+"""Every file decoded once in worker processes, and the results of earlier scans."""

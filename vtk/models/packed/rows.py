@@ -1,0 +1,139 @@
+"""The operations of a packed pass that must know whose row is whose: one image's, and one task's."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import RmsNorm
+from torch import Tensor, nn
+
+from vtk.models.packed.segments import Segments
+from vtk.models.transforms.context_broadcast import ContextBroadcast
+from vtk_kernels.context_broadcast import context_broadcast
+from vtk_kernels.grouped_linear import grouped_linear, make_tile_map
+
+Stack = Tensor | Sequence[Tensor]
+"""One tensor of every task: stacked along a new first axis, or in a sequence."""
+Layer = Mapping[str, Stack]
+"""The weights of one attention module of every task, under the module's own names, such as ``qkv.weight``."""
+
+TILE = 128
+"""Rows of a tile of the grouped product: an image has 197 and more."""
+RMS_NORMS = (RmsNorm, nn.RMSNorm)
+
+
+class Rows:
+    """The operations that need to know whose row is whose, for one forward pass."""
+
+    def __init__(self, segments: Segments, x: Tensor, kernels: bool) -> None:
+        self.segments, self.kernels, self.total = segments, kernels, len(x)
+        self.longest = max(segments.sizes, default=0)
+        self.runs = list(segments.runs())
+        self._tiles: Tensor | None = None
+        self._row_task: Tensor | None = None
+
+    def linear(self, x: Tensor, layer: Layer, name: str) -> Tensor:
+        """Multiply each row (T, K) by its task's matrix: (T, F), 0 in padding rows."""
+        w, b = layer[f"{name}.weight"], layer.get(f"{name}.bias")
+        if self.kernels:
+            weight, offsets = stacked(w), None if b is None else stacked(b)
+            return grouped_linear(x, weight, offsets, self._tile_map(len(weight), x.device))
+        end = self.runs[-1][2] if self.runs else 0
+        if len(self.runs) > 1 and not torch.is_grad_enabled():
+            return linear_by_runs(x, w, b, self.runs)
+        parts = [F.linear(x[i:j], w[g], None if b is None else b[g]) for g, i, j in self.runs]
+        if end < self.total or not parts:
+            parts.append(x.new_zeros(self.total - end, w[0].shape[0]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def head_norms(self, qkv: Tensor, attn: Any, layer: Layer) -> Tensor:
+        """Normalise q and k of (T, 3·H·D) over the channels of a head, with each row's own weights."""
+        parts = list(qkv.unflatten(1, (3, -1, attn.head_dim)).unbind(1))
+        norms = (attn.q_norm, attn.k_norm)
+        if all(isinstance(norm, nn.Identity) for norm in norms):
+            return qkv
+        for i, (side, norm) in enumerate(zip("qk", norms, strict=True)):
+            if isinstance(norm, nn.Identity):
+                continue
+            normalize = F.rms_norm if isinstance(norm, RMS_NORMS) else F.layer_norm
+            y = normalize(parts[i], parts[i].shape[-1:], eps=norm.eps)  # type: ignore[operator]
+            if f"{side}_norm.weight" in layer:
+                y = y * self._of_rows(layer[f"{side}_norm.weight"])
+            if f"{side}_norm.bias" in layer:
+                y = y + self._of_rows(layer[f"{side}_norm.bias"])
+            parts[i] = y
+        return torch.cat([part.flatten(1) for part in parts], 1)
+
+    def add(self, x: Tensor, parts: Sequence[Tensor], context: ContextBroadcast | None) -> Tensor:
+        """Return x + Σ parts; the sum is broadcast if there is a context.
+
+        It is the same before LayerScale and after: one mixes tokens, the other scales channels.
+        """
+        m = functools.reduce(torch.add, parts)
+        if context is None:
+            return x + m if torch.is_grad_enabled() else m.add_(x)  # the sum is nobody else's
+        if self.kernels:
+            return context_broadcast(x, m, context.scale, self.segments.cu_seqlens)
+        return x + self.broadcast(m, context)
+
+    def broadcast(self, m: Tensor, context: ContextBroadcast) -> Tensor:
+        """Mix into each row of m (T, C) the mean of its segment."""
+        if self.kernels:
+            return context_broadcast(torch.zeros_like(m), m, context.scale, self.segments.cu_seqlens)
+        parts, end = [], 0
+        for first, count, size in self.segments.equal_runs():
+            end = first + count * size
+            parts.append(context(m[first:end].unflatten(0, (count, size))).flatten(0, 1))
+        return torch.cat([*parts, m[end:]])
+
+    def _tile_map(self, groups: int, device: torch.device) -> Tensor:
+        if self._tiles is None:
+            ends, end = dict.fromkeys(range(groups), 0), 0
+            ends.update({g: last for g, _, last in self.runs})
+            bounds = [0, *(end := max(end, ends[g]) for g in range(groups))]
+            cu_rows = torch.tensor(bounds, dtype=torch.int32, device=device)
+            self._tiles = make_tile_map(cu_rows, TILE, self.total // TILE + groups)
+        return self._tiles
+
+    def _of_rows(self, stack: Stack) -> Tensor:
+        """(tasks, D) → (T, 1, D)."""
+        values = stacked(stack)
+        if self._row_task is None:
+            task = torch.zeros(self.total, dtype=torch.int64)
+            for g, first, last in self.runs:
+                task[first:last] = g
+            self._row_task = task.to(values.device)
+        return values[self._row_task][:, None]
+
+
+def linear_by_runs(x: Tensor, w: Stack, b: Stack | None, runs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Multiply runs of rows of x (T, K) by their tasks' matrices, one product after the other; without a gradient.
+
+    Each product writes its rows of the result: joining them afterwards would read and write all again.
+
+    Args:
+        x: (T, K).
+        w: (F, K) of each task.
+        b: (F,) of each task, or None.
+        runs: (task, first row, row end), in ascending order of rows.
+
+    Returns:
+        (T, F), 0 in rows of no run.
+    """
+    y, row = x.new_empty(len(x), w[0].shape[0]), 0
+    for g, i, j in runs:
+        y[row:i].zero_()
+        if b is None:
+            torch.mm(x[i:j], w[g].t(), out=y[i:j])
+        else:
+            torch.addmm(b[g], x[i:j], w[g].t(), out=y[i:j])
+        row = j
+    y[row:].zero_()
+    return y
+
+
+def stacked(stack: Stack) -> Tensor:
+    """Return a stack as one tensor."""
+    return stack if isinstance(stack, Tensor) else torch.stack(list(stack))

@@ -1,0 +1,1 @@
+"""Pretrained weights: reading, renaming and downloading them."""

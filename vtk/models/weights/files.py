@@ -1,0 +1,76 @@
+"""Reading weights from a file: tensors, and what the file says of them. Pickled code is never run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vtk.card import Card
+from vtk.errors import DataError, UsageError
+from vtk.formats import check_safetensors
+from vtk.models.weights.torch_file import read_torch
+from vtk.readers import reading
+
+GRID = "vtk_grid"
+"""Metadata key of a stored base: height and width in patches of its position table, such as ``4x6``."""
+SIZE = "vtk_size"
+"""Metadata key of a stored base: height and width in pixels of the images its model was made for."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file of weights holds.
+
+    Attributes:
+        tensors: by the names in the file.
+        card: of a merged checkpoint.
+        grid: height and width in patches of its position table, if the file tells.
+        size: height and width in pixels of its images, if the file tells.
+    """
+
+    tensors: dict[str, Tensor]
+    card: Card | None = None
+    grid: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file and its metadata.
+
+    Raises:
+        DataError: the file is absent, cut short or not safetensors.
+    """
+    check_safetensors(path)
+    with reading(path, "is not a whole safetensors file"):
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return load_file(path), metadata
+
+
+def read_weights(path: Path) -> Stored:
+    """Read a safetensors file, or a file of torch's, whose state dict may lie a level or two down.
+
+    Raises:
+        DataError: absent, cut short, without a state dict, or with objects that could run code.
+        UsageError: another kind of file.
+    """
+    if path.is_dir():
+        inside = sorted(path.glob("*.safetensors"), key=lambda found: (len(found.name), found.name))
+        raise DataError(f"{path} is a folder; give a file of weights{f', such as {inside[0]}' if inside else ''}")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    if path.suffix == ".safetensors":
+        tensors, metadata = read_safetensors(path)
+        card = Card.from_json(metadata["vtk"], path) if "vtk" in metadata else None
+        return Stored(tensors, card, _pair(metadata.get(GRID)), card.input.size if card else _pair(metadata.get(SIZE)))
+    if path.suffix not in (".pth", ".pt", ".bin", ".tar"):
+        raise UsageError(f"{path}: cannot read `{path.suffix}`; give a .safetensors, .pth or .npz file")
+    return Stored(read_torch(path))
+
+
+def _pair(text: str | None) -> tuple[int, int] | None:
+    """Read ``4x6``; metadata is anybody's, so anything else is nothing, and so is a size that no image has."""
+    sides = [int(side) for side in (text or "").split("x") if side.isdecimal() and len(side) < 6]
+    return (sides[0], sides[1]) if len(sides) == 2 and min(sides) > 0 else None
