@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,24 @@ class AccuracyCurves:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {**vars(self), "curves": [curve.to_dict() for curve in self.curves]}
+
+
+class AccuracyOptions(TypedDict, total=False):
+    """Keywords of every measure of accuracy on changed images.
+
+    Attributes:
+        spec: mean and std of the model's input; required.
+        seed: of the changes' random numbers; default 0.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
+    """
+
+    spec: Required[InputSpec]
+    seed: int
+    max_images: int | None
+    share: Share
+    title: str
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.measures.accuracy import (
     AccuracyCurves,
+    AccuracyOptions,
     Curve,
     Draws,
     logits_of,
     placed_batches,
 )
 from vtk.analysis.probes.batches import Batches, eval_mode
-from vtk.analysis.probes.share import ALONE, Share
+from vtk.analysis.probes.share import ALONE
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_input, to_pixels
 from vtk.errors import UsageError
@@ -31,13 +33,9 @@ def attack_accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     epsilons: Sequence[float] = EPSILONS,
     steps: int = STEPS,
-    seed: int = 0,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> AccuracyCurves:
     """Return a model's accuracy under FGSM and PGD in L∞ balls around the pixels.
 
@@ -52,13 +50,9 @@ def attack_accuracy(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
         epsilons: radii in 1/255 of the pixel range.
         steps: of PGD, each an eighth of the radius, as Chen et al.'s.
-        seed: of PGD's starts, uniform in the ball.
-        max_images: use only the first ones.
-        share: this process's part, if several processes measure together.
-        title: of the progress bar; empty for no bar.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Returns:
         Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 1/255 of the pixel range.
@@ -71,6 +65,8 @@ def attack_accuracy(
         raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 1/255 of the pixel range")
     if steps < 1:
         raise UsageError(f"`steps` is {steps}; give 1 or more")
+    spec, share, title = options["spec"], options.get("share", ALONE), options.get("title", "")
+    max_images, seed = options.get("max_images"), options.get("seed", 0)
     radii = sorted({float(e) for e in epsilons})
     device = next(model.parameters()).device
     right = torch.zeros(2, len(radii), dtype=torch.int64, device=device)

@@ -107,4 +107,4 @@ def test_the_diagnostic_draws_and_reads():
         accuracies = [low if x < 0.5 else high for x in found["bands"]["strengths"]]
         told = one.read({**found, "images": 500, "bands": {**found["bands"], "accuracies": accuracies}})
         assert expected in told[-1]
-    assert "nothing to lose" in one.read({**found, "clean": 0.3})[0]
+    assert "nothing can be lost" in one.read({**found, "clean": 0.3})[0]

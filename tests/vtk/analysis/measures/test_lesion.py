@@ -161,7 +161,7 @@ def test_the_reading_names_what_is_needed_and_what_is_not():
     assert "Without an MSA it changes by −15.2 points on average." in text
     assert "1 of 4 units can be removed" in text and "b.1.attn" in text
     assert "accuracy is higher without b.1.mlp (+5.0 points)" in text
-    assert "nothing to lose" in diagnostic("lesion").read({**FOUND, "accuracy": 0.11})[0]
+    assert "nothing can be lost" in diagnostic("lesion").read({**FOUND, "accuracy": 0.11})[0]
     assert diagnostic("lesion").numbers(FOUND)["change of accuracy without the unit it needs most"] == -0.3
 
 
