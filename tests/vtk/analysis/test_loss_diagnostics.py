@@ -97,7 +97,7 @@ def test_losses_without_a_value_are_told_and_drawn(results):
     one = diagnostic("landscape")
     assert any("At 1 of 9 points the loss is not finite" in text for text in one.read(broken))
     lost = {**broken, "losses": [[None] * 3] * 3, "centre": None}
-    assert one.read(lost) == ["The loss has no value at the model's own weights."] and one.numbers(lost) == {}
+    assert one.read(lost) == ["The loss is not finite at the model's own weights."] and one.numbers(lost) == {}
     for picture in one.draw([Run("a", lost), Run("b", broken)]):
         picture.figure.canvas.draw()
 

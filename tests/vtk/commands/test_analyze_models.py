@@ -103,7 +103,7 @@ def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
     source = timm_source(options)
     context = make_context(source, choose_images(source, options), options, RANKS)
-    with pytest.raises(UsageError, match="`--loss-images augmented` mixes images of one label each; give plain"):
+    with pytest.raises(UsageError, match="`--loss-images augmented` needs images with one label each; use plain"):
         context.augmented(4)
 
 

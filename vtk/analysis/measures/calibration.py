@@ -81,7 +81,7 @@ def model_calibration(
         batches: images and labels (B,) int64.
         bins: number of bins of equal width.
         max_images: use only the first ones.
-        seed: of the draws behind ``ece_by_chance``.
+        seed: of the draws after ``ece_by_chance``.
 
     Raises:
         UsageError: ``bins`` is below 1, the model gives one number, or labels are not one for each image.

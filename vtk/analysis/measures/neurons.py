@@ -85,7 +85,7 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         why = "calls its activation as a function, which no hook sees" if unseen[0] in functional else (
             "has no module of ReLU, GELU, SiLU or the like"
         )  # fmt: skip
-        raise UsageError(f"{type(model).__name__}: `{unseen[0]}` {why}; neurons are counted behind such modules")
+        raise UsageError(f"{type(model).__name__}: `{unseen[0]}` {why}; neurons are counted after such modules")
     layers = []
     for hidden, count in counts.items():
         of, total = places[hidden], count.double()

@@ -59,7 +59,7 @@ class TokenNorm:
 
 @dataclass(frozen=True)
 class HiddenNorm:
-    """Norm of a hidden layer, behind its activation: Chen et al.'s ‖a‖₂, root mean square over images.
+    """Norm of a hidden layer, after its activation: Chen et al.'s ‖a‖₂, root mean square over images.
 
     The paper does not say over what its norm goes; here it is over all positions and neurons of an image.
 
@@ -163,7 +163,7 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
             continue
         total, cls, outliers = totals[point.name].tolist()
         if not math.isfinite(total):
-            raise DataError(f"the tokens behind `{point.name}` are not all finite; their norms cannot be given")
+            raise DataError(f"the tokens after `{point.name}` are not all finite; their norms cannot be given")
         of = counts[point.name]
         mean_cls = None if cls != cls else cls / images
         tokens.append(TokenNorm(point.name, total / of, mean_cls, largest[point.name], outliers / of))

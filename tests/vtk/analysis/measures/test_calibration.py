@@ -118,7 +118,7 @@ def test_the_models_logits_are_what_is_judged_in_batches_and_the_first_images_on
     "change, options, error, message",
     [
         (lambda x, y: (x, y), {"bins": 0}, UsageError, "`bins` is 0"),
-        (lambda x, y: (x, nn.functional.one_hot(y, 3)), {}, UsageError, r"one label for each image; these labels are"),
+        (lambda x, y: (x, nn.functional.one_hot(y, 3)), {}, UsageError, r"one label per image; these labels are"),
         (lambda x, y: (x, y + 1), {}, DataError, "labels reach from 1 to 3; the model has 3 classes"),
         (lambda x, y: (x * math.nan, y), {}, DataError, "not all finite"),
         (lambda x, y: (x[:0], y[:0]), {}, DataError, "no images"),

@@ -65,12 +65,12 @@ def test_every_placement_is_found(options, expected):
 
 
 def test_models_without_scales_are_refused_in_one_line():
-    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` trains it in a ViT"):
+    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` adds it to a ViT"):
         context_scales(timm_model("test_resnet"))
     plain = build_model(
         "test_vit", num_classes=3, pretrained=False, transforms=[Transform("add_context_broadcast", {})]
     )
-    with pytest.raises(UsageError, match="plain Context Broadcasting, which has no Λ"):
+    with pytest.raises(UsageError, match="plain Context Broadcasting, whose weight is ½ everywhere"):
         context_scales(plain.model)
 
 

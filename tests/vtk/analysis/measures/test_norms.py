@@ -133,9 +133,9 @@ def test_the_model_is_left_alone_and_what_cannot_be_looked_at_is_refused():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with pytest.raises(DataError, match="no images"):
         model_norms(model, [])
-    with pytest.raises(DataError, match="behind `stem` are not all finite"):
+    with pytest.raises(DataError, match="after `stem` are not all finite"):
         model_norms(model, [(x * torch.nan, y) for x, y in images(1)])
-    with pytest.raises(UsageError, match="no blocks that are known"):
+    with pytest.raises(UsageError, match="no recognised blocks"):
         model_norms(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)).double(), images(1))
 
 

@@ -127,9 +127,9 @@ def _edit(spec=None, **tensors):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda state, told: (state, None), "is no tokenizer"),
+        (lambda state, told: (state, None), "is not a tokenizer"),
         (lambda state, told: (state, {**told, "schema": 9}), "another version"),
-        (_edit({"codes": 1 << 30}), "impossible tokenizer"),
+        (_edit({"codes": 1 << 30}), "invalid tokenizer"),
         (_edit({"codes": 7}), "`words` is absent, of another shape"),
         (_edit({"dim": "x"}), "expected int"),
         (_edit(words=torch.full((6, 5), math.nan)), "not finite"),
