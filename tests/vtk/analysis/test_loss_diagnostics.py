@@ -114,7 +114,11 @@ def test_readings_follow_the_numbers():
     assert any("Shallow blocks are sharper" in text for text in blocks.read(result))
     values["block 4"] = [-90.0]
     told = " ".join(blocks.read(result))
-    assert "Deep blocks are sharper" in told and "block 4 curves most" in told and "not convex there: block 4" in told
+    assert (
+        "Deep blocks are sharper" in told
+        and "largest curvature is block 4" in told
+        and "not convex there: block 4" in told
+    )
     flat = diagnostic("flatness")
     quiet = {"loss": 1.0, "noisy_loss": 1.01, "standard_error": 0.01, "sigma": 0.01, "draws": 4, "images": 4}
     assert any("within the noise of the draws" in text for text in flat.read(quiet))

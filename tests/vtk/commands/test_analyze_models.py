@@ -76,7 +76,7 @@ def test_labels_are_those_of_the_models_classes_or_none(flat: Path, capsys) -> N
     assert "random classifier" in capsys.readouterr().err
     more = config(flat, num_classes=5)
     assert choose_images(timm_source(more), more).classes is None
-    assert "5 outputs without names and the folder has 3 classes" in capsys.readouterr().err
+    assert "5 outputs without class names, the folder has 3 classes" in capsys.readouterr().err
 
 
 def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:

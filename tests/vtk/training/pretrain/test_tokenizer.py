@@ -110,7 +110,7 @@ def test_a_file_gives_the_tokenizer_back(tokenizer, images, tmp_path):
     assert again.id != tokenizer.id
     check_fits(again, (2, 4), InputSpec(6, 8), path)
     for patch, spec, text in (
-        ((4, 4), InputSpec(8, 8), r"patches of 2×4 px, the model's have 4×4"),
+        ((4, 4), InputSpec(8, 8), r"patches of 2×4 px; the model has 4×4"),
         ((2, 4), InputSpec(6, 8, mean=(0.4,) * 3), r"give --mean and --std"),
     ):
         with pytest.raises(UsageError, match=text):
