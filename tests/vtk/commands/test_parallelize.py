@@ -291,7 +291,7 @@ def test_too_few_loose_images_are_refused_before_anything_is_written(merged: Pat
     for i in range(3):
         Image.fromarray(np.full((20, 20, 3), 40 * i, np.uint8)).save(tmp_path / "none" / f"{i}.png")
     assert main(["parallelize", str(merged), *words, "--out", str(tmp_path / "out")]) == 3
-    assert "2 readable training images and 1 held-out ones; give at least 4" in capsys.readouterr().err
+    assert "2 readable training images and 1 held out; give at least 4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

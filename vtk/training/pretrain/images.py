@@ -78,7 +78,7 @@ def _scan_all(
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
-            f"{root} has {len(train)} readable training images and {len(val)} held-out ones; give at least {_LEAST} in "
+            f"{root} has {len(train)} readable training images and {len(val)} held out; give at least {_LEAST} in "
             f"total{bad}"
         )
     copies = find_copies(root, {"train": [(n, "") for n, _ in train], "val": [(n, "") for n, _ in val]}, probes)

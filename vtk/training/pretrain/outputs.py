@@ -29,7 +29,7 @@ def print_images(audit: DataAudit) -> None:
         audit.print()
         return
     sizes = audit.sizes
-    console.say(f"{len(audit.train)} training images and {len(audit.val)} held-out ones in {one_line(audit.root)}")
+    console.say(f"{len(audit.train)} training images and {len(audit.val)} held out, in {one_line(audit.root)}")
     console.say(
         f"size (height×width): smallest {sizes['min_height']}×{sizes['min_width']}, largest {sizes['max_height']}×"
         f"{sizes['max_width']} px; modes: " + ", ".join(f"{mode} {count}" for mode, count in audit.modes.items())
