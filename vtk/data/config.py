@@ -14,7 +14,7 @@ MultiLabel = Annotated[
 ]
 
 _Page = Annotated[
-    Path | None, Option("HTML page to write, such as audit.html; replaces an earlier audit page (default: none)", "output",
+    Path | None, Option("HTML page to write, such as audit.html; an earlier audit page is replaced", "output",
                         often=True)
 ]  # fmt: skip
 
@@ -26,7 +26,12 @@ FieldSeparator = Annotated[
 ]
 LabelSeparator = Annotated[
     str | None,
-    Option("separator between the labels of an image in a table (default: detected)", "data", pattern=_ONE, allowed=_SEPARATOR),
+    Option(
+        "separator between the labels of an image in a table (default: detected)",
+        "data",
+        pattern=_ONE,
+        allowed=_SEPARATOR,
+    ),
 ]
 
 
@@ -54,7 +59,10 @@ class ImageOptions(Config):
     field_separator: FieldSeparator = None
     keep_empty_classes: Annotated[bool, Option("keep classes that have no images")] = False
     max_pixels: Annotated[
-        int, Option("largest image, in pixels (width × height); larger ones count as unreadable; stored in the pack", least=1)
+        int,
+        Option(
+            "largest image, in pixels (width × height); larger ones count as unreadable; stored in the pack", least=1
+        ),
     ] = 178_956_970
     value_range: Annotated[
         tuple[str, ...],
@@ -84,9 +92,9 @@ class AuditConfig(ImageOptions):
     val_split: ValSplit = 0.2
     seed: Seed = 0
     workers: Workers = None
-    cache: Annotated[bool, Option("reuse and store the results of decoding", "running", off="decode again, store nothing")] = (
-        True
-    )
+    cache: Annotated[
+        bool, Option("reuse and store the results of decoding", "running", off="decode again, store nothing")
+    ] = True
     overwrite: Overwrite = False
 
     def check(self) -> None:

@@ -17,10 +17,10 @@ from vtk.models.alternet.windows import windows_fault
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.positions import RELATIVE, fit_position, fit_relative
 from vtk.models.task_parameters import head_names, position_names
-from vtk.models.transform_order import order_changes, tell_changes, unchanged
+from vtk.models.transform_order import describe_changes, order_changes, unchanged
 from vtk.models.transforms.registry import apply_transforms
 from vtk.models.weights.base import Base
-from vtk.models.weights.class_names import match_rows, pick_rows, tell_rows
+from vtk.models.weights.class_names import describe_rows, match_rows, pick_rows
 from vtk.models.weights.hub import hub_base
 from vtk.models.weights.sources import random_base, read_base
 
@@ -125,7 +125,7 @@ def build_model(
         key_map = apply_transforms(model, before, key_map)
         model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
         key_map = apply_transforms(model, after, key_map)
-    notes += tell_changes(base, (before, after), transforms, model, key_map)
+    notes += describe_changes(base, (before, after), transforms, model, key_map)
     state = model.state_dict()
     task = head_names(model) | position_names(model)
     initial = {
@@ -223,7 +223,7 @@ def _load(
             )
         filled[key] = value
     lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if named and not (rows and lost) and (told := tell_rows(base.classes, classes)):
+    if named and not (rows and lost) and (told := describe_rows(base.classes, classes)):
         notes.append(f"of the weights: {told}")
     elif lost:
         known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}

@@ -53,7 +53,7 @@ def order_changes(base: Base, asked: Sequence[Transform], in_chans: int) -> tupl
     return (own, (adapt, *rest)) if _STEM in made else ((adapt, *own), tuple(rest))
 
 
-def tell_changes(
+def describe_changes(
     base: Base, changes: tuple[Transforms, Transforms], asked: Sequence[Transform], model: nn.Module,
     key_map: Mapping[str, str | None],
 ) -> list[str]:  # fmt: skip

@@ -29,9 +29,12 @@ Base = Annotated[Path | None, Option("base weights of the pack, if not found aut
 Pretrained = Annotated[
     bool, Option("timm name: pretrained weights from the hub", "source", often=True, off="timm name: random weights")
 ]
-NumClasses = Annotated[int | None, Option("timm name: number of classes (default: the pretrained weights')", "source", least=1)]
+NumClasses = Annotated[
+    int | None, Option("timm name: number of classes (default: the pretrained weights')", "source", least=1)
+]
 Trust = Annotated[
-    bool, Option("also run machine code (.pt2, TensorRT engine) found in a folder, not only a file named here", "source")
+    bool,
+    Option("also run machine code (.pt2, TensorRT engine) found in a folder, not only a file named here", "source"),
 ]
 ImgSize = Annotated[
     int | tuple[int, int] | None,
@@ -49,16 +52,12 @@ Device = Annotated[
         pattern=r"auto|cpu|cuda(:\d+)?", allowed="auto, cpu, cuda or cuda:N",
     ),
 ]  # fmt: skip
-Threads = Annotated[
-    int | None, Option("CPU threads (default: torch's choice)", "running", least=1, most=MOST_THREADS)
-]
+Threads = Annotated[int | None, Option("CPU threads (default: torch's choice)", "running", least=1, most=MOST_THREADS)]
 Workers = Annotated[
     int | None,
     Option("processes that decode images (default: one per CPU core, at most 8)", "running", least=0, most=1024),
 ]
-Seed = Annotated[
-    int, Option("random seed", "running", often=True, least=0, most=MOST_SEED)
-]
+Seed = Annotated[int, Option("random seed", "running", often=True, least=0, most=MOST_SEED)]
 EvalBatch = Annotated[int, Option("images per forward pass", "running", least=1)]
 
 # ---- what a command writes
@@ -70,7 +69,11 @@ Overwrite = Annotated[bool, Option("overwrite existing output", "output", often=
 # ---- images
 Split = Annotated[
     Literal["val", "train", "all"] | None,
-    Option("part of the images to use; by default int8 and fp8 calibrate on train and are judged on val", "data", often=True),
+    Option(
+        "part of the images to use; by default int8 and fp8 calibrate on train and are judged on val",
+        "data",
+        often=True,
+    ),
 ]
 """None is the default of commands that both calibrate and judge; elsewhere it is ``val``."""
 Folder = Annotated[Path, Option("train/ and val/, class folders, or a table of labels", "data", often=True)]
@@ -96,7 +99,8 @@ VerifyDataOf = Annotated[
     ),
 ]  # fmt: skip
 JudgeImages = Annotated[
-    int, Option("number of images of --data on which fp16, bf16, fp8 and int8 files are judged", "verification", least=1)
+    int,
+    Option("number of images of --data on which fp16, bf16, fp8 and int8 files are judged", "verification", least=1),
 ]
 Unverified = Annotated[
     bool, Option("keep a file that cannot be verified on this machine; marked as unverified", "verification")

@@ -21,7 +21,7 @@ from vtk.data.loading.train_transform import train_transform
 from vtk.data.mirroring import Mirroring
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
-from vtk.models.weights.class_names import match_rows, read_names, tell_rows
+from vtk.models.weights.class_names import describe_rows, match_rows, read_names
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.runs.view_lines import describe_views
@@ -180,7 +180,7 @@ def test_names_beside_weights_are_those_of_timm_and_transformers(tmp_path: Path)
         assert read_names(path, None) == wanted, value
     told.write_text("no json")
     assert read_names(path, None) == ()
-    assert match_rows("abc", "cb") == [2, 1] and match_rows("abc", "cx") is None and not tell_rows("ab", "ab")
+    assert match_rows("abc", "cb") == [2, 1] and match_rows("abc", "cx") is None and not describe_rows("ab", "ab")
 
 
 def test_a_start_that_knows_the_held_out_images_is_said(config: Any, photos: Path, tmp_path: Path, capsys: Any) -> None:

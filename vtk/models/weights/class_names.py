@@ -60,7 +60,7 @@ def pick_rows(value: Tensor, known: Sequence[str], rows: Sequence[int] | None) -
     return value[list(rows)]
 
 
-def tell_rows(known: Sequence[str], wanted: Sequence[str]) -> str:
+def describe_rows(known: Sequence[str], wanted: Sequence[str]) -> str:
     """Say what became of a classifier of the known classes, for people; nothing where it is taken as it is."""
     if tuple(known) == tuple(wanted):
         return ""
