@@ -124,7 +124,7 @@ def test_a_number_for_the_model_fills_the_last_stages_first():
     assert per_stage((3, 4, 6, 4), 6) == (0, 1, 3, 2)  # the paper's model for ImageNet
     assert per_stage((2, 2, 2, 2), 3) == (0, 1, 1, 1)
     assert per_stage((3, 4, 6, 3), 2) == (0, 0, 1, 1)
-    for wrong, match in ((9, "allowed is 0 to 8"), ([0, 1], "one for each of the 4"), ([0, 3, 0, 0], "stage 2: .* 0 to 2"),
+    for wrong, match in ((9, "is 0 to 8"), ([0, 1], "one for each of the 4"), ([0, 3, 0, 0], "stage 2: .* 0 to 2"),
                          (True, "is True"), ("6", "give one number")):  # fmt: skip
         with pytest.raises(UsageError, match=match) as caught:
             per_stage((3, 4, 6, 4), wrong)
