@@ -8,6 +8,7 @@ WORKERS ?= 2
 DIST := --dist loadfile --no-loadscope-reorder
 SERVER := .venv-server
 PEERS := .venv-peers
+DOCS := .venv-docs
 # an old ONNX Runtime, for --target
 OLD := .venv-old-ort
 OLD_ORT ?= 1.17
@@ -21,7 +22,7 @@ PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onn
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow bench test-server test-peers clean-peers papers check style docs wheel clean
+.PHONY: help install demo test test-slow bench test-server test-peers clean-peers papers check style docs site wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -96,20 +97,30 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/_generate/performance.py --check
 	$(BIN)/python docs/_generate/families.py --check
 	$(BIN)/python docs/_generate/papers.py --check
+	$(BIN)/python docs/_generate/architecture.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP)  ## write docs/reference/commands.md and docs/results/performance.md again, from the help texts and the results
+docs: $(STAMP)  ## write the generated pages again, from the help texts, the tests' table and the results
 	$(BIN)/python docs/_generate/commands.py
 	$(BIN)/python docs/_generate/performance.py
 	$(BIN)/python docs/_generate/families.py
 	$(BIN)/python docs/_generate/papers.py
+	$(BIN)/python docs/_generate/architecture.py
+
+$(DOCS)/.installed: docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -r docs/requirements.txt
+	@touch $@
+
+site: $(DOCS)/.installed  ## build site/ from docs/, without a warning, and check its links; needs neither torch nor .venv
+	$(DOCS)/bin/python docs/_generate/site.py
 
 wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules would be packed again
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) $(DOCS) site build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

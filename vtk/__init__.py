@@ -10,6 +10,9 @@ if as_command():  # before anything else is imported
     leave_current_folder()
 
 from vtk._lazy import attach
+from vtk._moved import install
+
+install()
 
 __version__ = "0.1.0"
 
@@ -36,7 +39,7 @@ _where = {
     "StepInfo": "vtk.training.engine.callbacks",
     "Task": "vtk.packs.load",
     "TaskBank": "vtk.bank.bank",
-    "TasksConfig": "vtk_export.onnx.config",
+    "TasksConfig": "vtk_export.tasks.config",
     "TensorrtConfig": "vtk_export.tensorrt.config",
     "TrainConfig": "vtk.training.train_config",
     "TritonConfig": "vtk_export.triton.config",
@@ -57,7 +60,7 @@ _where = {
     "load_checkpoint": "vtk.packs.load",
     "load_task": "vtk.packs.load",
     "merge_task": "vtk.packs.merge",
-    "open_source": "vtk.runtime.source",
+    "open_source": "vtk.runtime.opening",
     "parallelize": "vtk.branches.join",
     "predict": "vtk.answers",
     "pretrain": "vtk.training.pretrain.run",

@@ -28,9 +28,9 @@ from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes
 from vtk.runtime.backends.base import load_backend as load_backend
+from vtk.runtime.opening import open_source as open_source
 from vtk.runtime.source import Opening as Opening
 from vtk.runtime.source import Source as Source
-from vtk.runtime.source import open_source as open_source
 from vtk.training.engine.callbacks import Callback as Callback
 from vtk.training.engine.callbacks import EpochInfo as EpochInfo
 from vtk.training.engine.callbacks import EpochStart as EpochStart
@@ -46,8 +46,8 @@ from vtk.training.train_config import TrainConfig as TrainConfig
 from vtk_export.aoti.config import AotiConfig as AotiConfig
 from vtk_export.aoti.export import export_aoti as export_aoti
 from vtk_export.onnx.config import OnnxConfig as OnnxConfig
-from vtk_export.onnx.config import TasksConfig as TasksConfig
 from vtk_export.onnx.export import export_onnx as export_onnx
+from vtk_export.tasks.config import TasksConfig as TasksConfig
 from vtk_export.tasks.export import export_tasks as export_tasks
 from vtk_export.tensorrt.config import TensorrtConfig as TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt as export_tensorrt

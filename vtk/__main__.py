@@ -1,4 +1,4 @@
-"""The ``vtk`` command: picks the subcommand and turns errors into one line and an exit code."""
+"""The ``vtk`` command: runs a subcommand, and reports errors as one line and an exit code."""
 
 import difflib
 import importlib
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.set_json("--json" in args)
     console.set_command(True)
     try:
-        return _reported(args)
+        return _run_reported(args)
     except BrokenPipeError:
         # the reader (head, less) went away: nothing to report, and nothing more to flush to it
         stdio.discard_unwritten()
@@ -29,15 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not stdio.is_full(error):
             raise
         stdio.discard_unwritten()
-        console.complain(f"vtk: error: cannot write the output: {error.strerror}; give it another place")
+        console.complain(f"vtk: error: cannot write the output: {error.strerror}; write to another disk or file")
         return 1
     finally:
         console.set_json(False)
         console.set_command(False)
 
 
-def _reported(args: list[str]) -> int:
-    """Run one command, say what went wrong, and return its exit code once all of its output is written."""
+def _run_reported(args: list[str]) -> int:
+    """Run one command, report its error if it has one, and return the exit code after its output is written."""
     try:
         code = _run(args)
         sys.stdout.flush()
@@ -46,7 +46,7 @@ def _reported(args: list[str]) -> int:
         sys.stdout.flush()
         raise
     except StoppedError as error:
-        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+        if os.environ.get("RANK", "0") == "0":  # only one of several processes reports it
             console.complain(f"vtk {args[0]}: {error}")
             console.emit_json({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
@@ -68,7 +68,7 @@ def _reported(args: list[str]) -> int:
         if isinstance(error, OSError) and error.filename is not None:
             return _report(error, 1, args)
         console.emit_json({"error": f"{type(error).__name__}: {error}", "exit_code": 1})
-        raise  # a fault of the toolkit: its traceback is wanted
+        raise  # a bug of the toolkit: show its traceback
 
 
 def _run(args: list[str]) -> int:
@@ -89,12 +89,12 @@ def entry() -> None:
         sys.exit(1)
     leave_plot_settings()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows its number
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal cannot show becomes an escape
             stream.reconfigure(errors="backslashreplace")
     console.guard_messages()
     try:
         code = main()
-    except Exception:  # a fault of the toolkit
+    except Exception:  # a bug of the toolkit
         console.show_traceback()
         code = 1
     sys.exit(code)

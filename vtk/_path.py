@@ -1,7 +1,7 @@
-"""Keeps modules of the current folder out, in this process and in every interpreter that it starts.
+"""Keeps the current folder off the module search path, in this process and in every interpreter it starts.
 
-A command is often run in a folder of somebody else's files, where a file called ``msvcrt.py`` is imported by whatever
-asks for a module of that name. ``python -P`` and ``PYTHONSAFEPATH`` leave that folder off the search path; an empty
+A command is often run in a folder of somebody else's files. A file there called ``msvcrt.py`` would be imported in
+place of the module of that name. ``python -P`` and ``PYTHONSAFEPATH`` leave that folder off the search path; an empty
 part of ``PYTHONPATH`` puts it there all the same. Imports nothing but what every interpreter has loaded already.
 """
 
@@ -13,9 +13,9 @@ _left = False
 
 
 def leave_current_folder() -> None:
-    """Take the current folder off the search path of ``python -m vtk`` and of children; what names it itself stays.
+    """Remove the current folder from the search path of ``python -m vtk`` and of its children; explicit entries stay.
 
-    It stays where this toolkit lies in it and nowhere else: a checkout that is not installed.
+    It stays if the toolkit itself is imported from it: a checkout that is not installed.
     """
     global _left
     if _left:
@@ -34,8 +34,8 @@ def leave_current_folder() -> None:
 def leave_plot_settings() -> None:
     """Import matplotlib without the ``matplotlibrc`` of the current folder, which it reads before the user's own.
 
-    Such a file may start LaTeX and change every plot. To be called before there are threads: it leaves the folder for
-    the time of the import, and does nothing where there is no such file.
+    Such a file may start LaTeX and change every plot. Call it before there are threads: it changes the current folder
+    during the import. Without such a file it does nothing.
     """
     if not os.path.exists("matplotlibrc"):
         return
@@ -50,7 +50,7 @@ def leave_plot_settings() -> None:
 
 
 def by_module() -> bool:
-    """Tell whether this is ``python -m vtk``, for which Python puts the current folder first."""
+    """Return whether this is ``python -m vtk``, for which Python puts the current folder first."""
     words = getattr(sys, "orig_argv", [])
     return not sys.flags.safe_path and any(
         word == "-mvtk" or (word.startswith("-") and word.endswith("m") and after == "vtk")
@@ -59,7 +59,7 @@ def by_module() -> bool:
 
 
 def as_command() -> bool:
-    """Tell whether this process is the command ``vtk``, and not a program of somebody else that imports it."""
+    """Return whether this process is the command ``vtk``, and not another program that imports it."""
     name = sys.argv[0] if getattr(sys, "argv", None) else ""
     return (name == "-m" and by_module()) or os.path.basename(name) in ("vtk", "vtk.exe")
 
@@ -75,10 +75,10 @@ def environment() -> dict[str, str]:
 
 
 def search_path() -> list[str]:
-    """Return where a child looks for modules: as this process does, but not in the current folder."""
+    """Return the module search path of a child: this process's own, without the current folder."""
     here = _here()
-    found = [entry for entry in sys.path if entry and os.path.abspath(entry) != here]
-    return found if _ROOT in found else [_ROOT, *found]
+    entries = [entry for entry in sys.path if entry and os.path.abspath(entry) != here]
+    return entries if _ROOT in entries else [_ROOT, *entries]
 
 
 def _settings() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``evaluate`` and ``predict``: the metric of a model on a folder of images, and labels for images, in any back-end."""
+"""``evaluate`` and ``predict``: metrics and labels of a model on images, in any back-end."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,9 +12,9 @@ from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.options import expect
 from vtk.runtime.backends.base import check_backend
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_source, open_with_notes
 from vtk.runtime.prediction import PredictResult, predict_images
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.source import Opening, Source
 
 if TYPE_CHECKING:  # scikit-learn, which measures, is not needed to predict
     from vtk.evaluation.metrics import Metrics
@@ -73,7 +73,7 @@ def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]
 
     if config.backend is not None:
         check_backend(config.backend)
-    opened = open_and_tell(source, **opening)
+    opened = open_with_notes(source, **opening)
     reference = None if config.reference is None else open_source(config.reference, trust=opening.get("trust", False))
     for note in reference.notes if reference else ():
         console.say(note)
@@ -100,7 +100,7 @@ def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening
     expect(config, PredictConfig, "predict")
     if config.backend is not None:
         check_backend(config.backend)
-    opened = open_and_tell(source, **opening)
+    opened = open_with_notes(source, **opening)
     opened.require_description("predict")
     with runnable(opened, config.backend) as run:
         return predict_images(run, config)
@@ -120,5 +120,5 @@ def runnable(source: Source, backend: str | None) -> Iterator[Source]:
     check_backend(backend)
     from vtk_export.onnx.export import temporary_onnx  # takes packages that a machine which only evaluates may lack
 
-    with temporary_onnx(source) as made:
-        yield made
+    with temporary_onnx(source) as onnx:
+        yield onnx

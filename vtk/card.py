@@ -1,7 +1,7 @@
-"""What a model is: the card that travels with every pack, checkpoint and exported file.
+"""The card: the description that travels with every pack, checkpoint and exported file.
 
 It is ``task.json`` in a pack, ``__metadata__["vtk"]`` in a merged safetensors file, and ``metadata_props["vtk"]`` plus
-``model.json`` beside an ONNX file, so that no later command needs flags about size, labels or preprocessing.
+``model.json`` beside an ONNX file, so that no later command needs options for size, labels or preprocessing.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from vtk.formats import parse_json, to_json
 from vtk.readers import reading
 
 SCHEMA = 1
-"""Version of the card's layout; a reader refuses a newer one."""
+"""Version of the card's format; a newer one is refused."""
 
 MIN_CROP = 0.05
 """Smallest ``crop_pct``: an image is enlarged to ``size / crop_pct`` before the crop."""
 
 MAX_PIXELS, MAX_CHANNELS, MAX_NUMBER, MAX_LAYERS = 1 << 26, 1024, 1 << 16, 256
-"""Bounds of what a card may ask for, far above any model: building one costs memory before its tensors are compared."""
+"""Upper bounds of a card's numbers, far above any model: building one costs memory before its tensors are compared."""
 
 MAX_NAME = 256
-"""Letters of a model's name, which stands in tables."""
+"""Longest model name, in characters."""
 
 VALUE_TYPES = ("int8", "uint16", "int16", "uint32", "int32", "float16", "float32", "float64")
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
@@ -47,7 +47,7 @@ OWN_ARGUMENTS: Mapping[str, str] = {
     **dict.fromkeys(("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"), "--weights"),
     **dict.fromkeys(("features_only", "scriptable", "exportable", "no_jit"), "nothing: it is refused"),
 }
-"""Arguments of timm that ``ModelSpec.kwargs`` must not have, with what sets them: some would read or fetch files."""
+"""timm arguments that ``ModelSpec.kwargs`` must not have, and what sets them: some would read or fetch files."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class InputSpec:
     value_type: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; what version 0.1 does not know is left out where it says nothing."""
+        """Return plain JSON values; fields unknown to version 0.1 are left out while they have their defaults."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if name not in _NEWER or value != _NEWER[name]}
 
     def describe_range(self) -> str:
-        """Return what becomes 0 to 255, for people; empty where images have 8 bits."""
+        """Return the value range as a sentence; empty for images of 8 bits."""
         ranges = ", ".join(f"{low:g} to {high:g}" for low, high in self.value_range)
         return f"{self.value_type} values from {ranges} become 0 to 255" if ranges else ""
 
@@ -111,7 +111,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class BaseRef:
-    """Where the shared base weights came from (``hub:NAME``, a path, or ``random:SEED``) and the id of their values."""
+    """The source of the shared base weights (``hub:NAME``, a path, or ``random:SEED``) and the id of their values."""
 
     source: str
     id: str
@@ -127,7 +127,7 @@ class Transform:
 
 @dataclass(frozen=True)
 class Regime:
-    """The precision, batch size and device type of the evaluation that gave ``Card.metrics``."""
+    """Precision, batch size and device type of the evaluation behind ``Card.metrics``."""
 
     precision: str = "fp32"
     batch_size: int = 64
@@ -136,7 +136,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Card:
-    """Everything about a trained model but its tensors.
+    """Everything about a trained model except its tensors.
 
     Attributes:
         model: timm name and arguments.
@@ -147,13 +147,12 @@ class Card:
         metrics: of the held-out images, accuracies as fractions.
         data: how the training run split its folder (``layout``, ``val_split``, ``seed``), so that an evaluation of the
             same folder takes the same images.
-        regime: under which ``metrics`` were measured.
+        regime: conditions under which ``metrics`` were measured.
         versions: of Python, torch, timm and this toolkit.
         command: the command line that made it.
         pack: what the tensor file holds (dtype, trained names).
         schema: version of this layout.
-        multi_label: whether an image may have any number of the classes: each logit is then a decision of its own
-            (sigmoid), in place of one among all (softmax).
+        multi_label: whether an image may have any number of the classes: a sigmoid per logit in place of one softmax.
     """
 
     model: ModelSpec
@@ -171,7 +170,7 @@ class Card:
     multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; what an older reader does not know is left out where it says nothing."""
+        """Return plain JSON values; fields unknown to older readers are left out while they have their defaults."""
         values = {**dataclasses.asdict(self), "input": self.input.to_dict()}
         if not self.multi_label:
             del values["multi_label"]

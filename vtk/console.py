@@ -1,7 +1,6 @@
 """Output for people: tables and progress on a terminal, plain lines elsewhere, one JSON object with ``--json``.
 
-Whatever is printed here, or by another library through Python's warnings and logging, may have text from outside in it:
-it is made harmless in this one place (`vtk.text`), so nobody else has to.
+Text from outside (file names, messages of libraries) is escaped here, in one place, by `vtk.text`.
 """
 
 import contextlib
@@ -31,36 +30,36 @@ from vtk.text import printable, printable_json, several_lines
 _json_mode = False
 _in_command = False
 _stages: ContextVar[bool] = ContextVar("stages", default=False)
-_WIDEST = 1 << 16  # of a table that nothing folds
+_WIDEST = 1 << 16  # columns of a table that is not folded
 _WORDS = re.compile(r"\S+\s*|\s+")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Say that the reader went away as the rest of Python does; rich would exit with code 1."""
+        """Raise as the rest of Python does when the reader went away; rich would exit with code 1."""
         raise BrokenPipeError
 
 
 def set_json(on: bool) -> None:
-    """With ``on``, stdout is kept for the one JSON object and everything else goes to stderr."""
+    """Reserve stdout for the one JSON object; everything else goes to stderr."""
     global _json_mode
     _json_mode = on
 
 
 def set_command(on: bool) -> None:
-    """Let `note` print: a command runs, and no function that was called from Python."""
+    """Let `note` print: a command is running, rather than a function called from Python."""
     global _in_command
     _in_command = on
 
 
 def stream(width: int | None = None) -> Console:
-    """Return the console for people: stdout, or stderr under ``--json``. Made anew so that redirection is honoured."""
+    """Return a new console for people: stdout, or stderr under ``--json``; new, so that redirection is honoured."""
     file = sys.stderr if _json_mode else sys.stdout
     return _Console(file=file, highlight=False, soft_wrap=not _is_terminal(), width=width)
 
 
 def say(text: str = "", *more: str, style: str | None = None) -> None:
-    """Print one line for people, and each of ``more`` on a line of its own; nothing in them is markup."""
+    """Print lines for people; markup in them is not interpreted."""
     for line in (text, *more):
         _print(stream(), line, style)
 
@@ -76,27 +75,27 @@ def complain(text: str) -> None:
 
 
 def show_traceback() -> None:
-    """Print the traceback of the exception that is handled on stderr."""
+    """Print the traceback of the current exception on stderr."""
     stdio.say_error(several_lines(traceback.format_exc().rstrip()))
 
 
 def guard_messages() -> None:
-    """Make warnings and log records of other libraries harmless, too: they quote names of files and parts of them."""
+    """Escape the warnings and log records of other libraries, too: they quote file names and contents."""
     as_text, record = warnings.formatwarning, logging.getLogRecordFactory()
 
-    def guarded(*given: Any, **options: Any) -> logging.LogRecord:
-        made = record(*given, **options)
+    def escaped_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        entry = record(*args, **kwargs)
         with contextlib.suppress(Exception):  # its arguments do not fit, which logging itself reports
-            made.msg, made.args = several_lines(made.getMessage()), ()
-        return made
+            entry.msg, entry.args = several_lines(entry.getMessage()), ()
+        return entry
 
-    warnings.formatwarning = lambda *given, **options: several_lines(as_text(*given, **options))
-    logging.setLogRecordFactory(guarded)
+    warnings.formatwarning = lambda *args, **kwargs: several_lines(as_text(*args, **kwargs))
+    logging.setLogRecordFactory(escaped_record)
 
 
 @contextlib.contextmanager
 def stages(on: bool) -> Iterator[None]:
-    """Let `stage` print inside of the context, or not: work that is called from Python is silent unless it is told."""
+    """Turn `stage` on or off inside the context; work that is called from Python is silent by default."""
     token = _stages.set(on)
     try:
         yield
@@ -105,13 +104,13 @@ def stages(on: bool) -> Iterator[None]:
 
 
 def stage(text: str) -> None:
-    """Say what long work does next, inside of `stages`; with ``--json`` nothing."""
+    """Announce the next step of long work, inside `stages`; silent with ``--json``."""
     if _stages.get() and not _json_mode:
         say(f"{text} …", style="dim")
 
 
 def note(text: str) -> None:
-    """Say what a command meets on its way; called from Python, or with ``--json``, nothing is said."""
+    """Print a remark of a command; silent in functions called from Python, and with ``--json``."""
     if _in_command and not _json_mode:
         say(text, style="dim")
 
@@ -124,10 +123,10 @@ def emit_json(value: dict[str, Any]) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0,)) -> None:
-    """Print a table; columns whose index is in ``left`` are text, all others are numbers and align right.
+    """Print a table; columns whose index is in ``left`` are text, the others are numbers and align right.
 
-    Where it would be wider than the terminal and its first column is text, such as a path, that stands on a line of its
-    own, which can be copied as a whole, and the other columns below it.
+    A table wider than the terminal has its first column, if that is text such as a path, on lines of their own, so that
+    it can be copied as a whole, and the other columns below.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     grid, out = _grid(columns, cells, left), stream()
@@ -179,17 +178,17 @@ def size(n_bytes: float) -> str:
 
 
 class Tracker(Protocol):
-    """What `progress` yields."""
+    """The interface of what `progress` yields."""
 
     def advance(self, n: int = 1, note: str = "") -> None:
-        """Count ``n`` more units done; ``note`` replaces the text behind the bar."""
+        """Count ``n`` more units; ``note`` replaces the text after the bar."""
 
 
 @contextlib.contextmanager
 def progress(title: str, total: int, *, unit: str = "images", enabled: bool = True, done: int = 0) -> Iterator[Tracker]:
     """Show a bar with rate and time left on a terminal, at most one plain line per ten seconds elsewhere.
 
-    ``done`` units of the total were done before.
+    ``done`` units of the total count as done at the start.
     """
     if not enabled:
         yield _Silent()
@@ -247,7 +246,7 @@ def _is_terminal() -> bool:
 
 
 def _print(out: Console, text: str, style: str | None) -> None:
-    """Print one line; a terminal gets lines that end between words, and a longer word, such as a path, in one piece."""
+    """Print one line; on a terminal it wraps between words, and a long word, such as a path, stays in one piece."""
     shown = printable(text)
     for line in _lines(shown, out.width) if out.file.isatty() else (shown,):
         out.print(Text(line), style=style, soft_wrap=True)

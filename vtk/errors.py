@@ -7,7 +7,7 @@ _LONGEST = 3_000
 
 
 class VtkError(Exception):
-    """Base of every error this toolkit raises on purpose; what it quotes of a file does not make it endless."""
+    """Base of every error that the toolkit raises on purpose; messages are cut at 3,000 characters."""
 
     exit_code = 1
 
@@ -29,25 +29,25 @@ class DataError(VtkError):
 
 
 class HeldError(DataError):
-    """Somebody else writes there now."""
+    """Another process is writing to the same place."""
 
 
 class BaseError(DataError):
-    """The base weights of a pack were not found, or they are not the ones it was trained on."""
+    """The base weights of a pack were not found, or are not those it was trained on."""
 
 
 class VerificationError(VtkError):
-    """An artefact was built but does not do what it should; it was not kept."""
+    """An artefact failed verification and was not kept."""
 
     exit_code = 4
 
 
 class StoppedError(VtkError):
-    """A signal ended a run, which saved what it had done.
+    """A signal ended a run, which saved its state.
 
     Args:
-        line: what was done, and how to go on.
-        signal: its number; the exit code is 128 more, as a shell has it: 130 of Ctrl-C, 143 of SIGTERM.
+        line: what was saved, and how to resume.
+        signal: its number; the exit code is 128 + number, as in shells: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, line: str, signal: int) -> None:
@@ -56,6 +56,6 @@ class StoppedError(VtkError):
 
 
 class UnavailableError(VtkError):
-    """A device, back-end or optional package was asked for and is not here."""
+    """A requested device, back-end or optional package is not available."""
 
     exit_code = 5

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: write to a temporary name, flush, then rename."""
+"""Atomic writes of files and folders: write to a temporary name, flush, then rename."""
 
 import contextlib
 import ctypes
@@ -89,7 +89,7 @@ def replace_dir(path: Path, *, beside: Path | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def as_data_error(path: Path) -> Iterator[None]:
-    """Say of a write that fails inside the context what it was of, why, and what to do.
+    """Turn a failed write inside the context into one line: the path, the reason, what to do.
 
     Raises:
         DataError: ``path`` cannot be written, or the disk is full.
@@ -103,14 +103,14 @@ def as_data_error(path: Path) -> Iterator[None]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder of ours, if it is there; one operation of a shaky disk may fail."""
+    """Delete a folder if it is there; tried twice, as an operation of a failing disk may fail once."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def temporary(name: str) -> str:
-    """Return a temporary name that no other writer has, in this process or in another one of this machine."""
+    """Return a temporary name that is unique on this machine."""
     return f"{name}.tmp-{os.getpid()}-{next(_NUMBERS)}"
 
 
@@ -122,18 +122,18 @@ def flush(folder: Path) -> None:
 
 
 def flush_names(*folders: Path) -> None:
-    """Flush which names folders have to the disk, after files were moved."""
+    """Flush the entries of folders to the disk, after files were moved."""
     for folder in folders:
         _fsync(folder)
 
 
 def _old_name(name: str) -> str:
-    """Return the name of a folder that is being replaced: none that a person would give a copy of their own."""
+    """Return the hidden name of a folder while it is being replaced."""
     return f".{name}.vtk-old"
 
 
 def existing_dir(path: Path) -> Path:
-    """Return ``path``, or where its contents are when a writer was stopped between its two renames.
+    """Return ``path``, or the folder with its contents if a writer was stopped between its two renames.
 
     Version 0.1 moved them to ``path.old``.
     """
@@ -143,12 +143,12 @@ def existing_dir(path: Path) -> Path:
 
 
 def old_places(path: Path) -> tuple[Path, Path]:
-    """Return where a replaced folder may have been left: by this version, and by 0.1."""
+    """Return the names under which a replaced folder may remain: of this version, and of 0.1."""
     return path.with_name(_old_name(path.name)), path.with_name(f"{path.name}.old")
 
 
 def sweep(folder: Path, own: Callable[[str], bool], *, age: float = 0.0) -> None:
-    """Delete the temporary files and folders of writers that were killed.
+    """Delete temporary files and folders of killed writers.
 
     Args:
         folder: that they wrote to.
@@ -185,7 +185,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def prepare_output(path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Make sure that results can go to ``path`` without mixing with something else.
+    """Check that results can go to ``path`` without mixing with other files.
 
     `vtk.filesets.open_folder` does so and more: it keeps other writers away.
 
@@ -214,7 +214,7 @@ def check_writable(folder: Path) -> None:
 
 
 def _write_failure(error: Exception) -> str | None:
-    """Return why a file could not be written, and what to do; None if that was not what failed.
+    """Return why a file could not be written, and what to do; None if something else failed.
 
     safetensors and torch.save raise kinds of their own on a full disk.
     """

@@ -1,4 +1,4 @@
-"""Sets of files: those that one command writes take the place of the earlier ones all at once, or not at all.
+"""Sets of files: the files that one command writes replace the earlier ones all at once, or not at all.
 
 They are written to a hidden folder first, so that a full disk or an error leaves everything as it was. Then, where the
 folder holds nothing but the set and the system can exchange two names (Linux), the new set appears in one step.
@@ -51,7 +51,7 @@ def open_folder(
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder holds nothing, or what holds and killed writers leave."""
+    """Return whether a folder is empty but for locks and what killed writers left."""
     return all(name.startswith(HIDDEN) for name in os.listdir(folder))
 
 

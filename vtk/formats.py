@@ -1,4 +1,4 @@
-"""JSON and safetensors: written so that every reader takes them, read as what others may have written or changed."""
+"""JSON and safetensors: strict writers, and readers that check files others may have written or changed."""
 
 import json
 import stat
@@ -20,12 +20,12 @@ _DEEPEST = 64
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON; NaN and infinity are refused, since other readers would stumble over them."""
+    """Write ``value`` as indented JSON; NaN and infinity are refused, since many readers do not take them."""
     write_text(path, to_json(value, indent=2, allow_nan=False) + "\n")
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return JSON that is readable text, escaped where a file name is not UTF-8 and could not be written otherwise."""
+    """Return readable JSON; all is escaped if a file name in it is not valid UTF-8."""
     text = json.dumps(value, ensure_ascii=False, **options)
     try:
         text.encode()
@@ -38,14 +38,14 @@ def read_json(path: Path, limit: int = 64 << 20) -> Any:
     """Read JSON of at most ``limit`` bytes.
 
     Raises:
-        DataError: the file is absent, no plain file, too large or not JSON (`parse_json`).
+        DataError: the file is absent, not a regular file, too large or not JSON (`parse_json`).
     """
     with reading(path, _JSON, _EDITED):
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # a pipe would wait for ever, a device never end
-            raise DataError(f"{path} is no plain file; a file of this kind is JSON")
-        if found.st_size > limit:
-            raise DataError(f"{path} has {found.st_size:,} bytes; a file of this kind has at most {limit:,}")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for ever, a device never end
+            raise DataError(f"{path} is not a regular file; a file of this kind is JSON")
+        if status.st_size > limit:
+            raise DataError(f"{path} has {status.st_size:,} bytes; a file of this kind has at most {limit:,}")
         text = path.read_text(encoding="utf-8")
     return parse_json(text, path)
 
@@ -89,10 +89,10 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[
 
 
 def check_safetensors(path: Path) -> None:
-    """Refuse a safetensors file whose header a reader would wait for, mistake, or choke on (`read_header`).
+    """Refuse a safetensors file whose header is cut, oversized or invalid (`read_header`).
 
     Raises:
-        DataError: no plain file, cut short, or with a header that `parse_json` refuses.
+        DataError: not a regular file, cut short, or with a header that `parse_json` refuses.
     """
     read_header(path)
 
@@ -101,7 +101,7 @@ def read_header(path: Path) -> dict[str, Any]:
     """Return the header of a safetensors file: eight bytes with its length, then JSON; nothing else of it is read.
 
     Raises:
-        DataError: no plain file, cut short, or with a header that `parse_json` refuses.
+        DataError: not a regular file, cut short, or with a header that `parse_json` refuses.
     """
     check_plain(path, "safetensors")
     with reading(path, "is not a whole safetensors file", "was it damaged?"), path.open("rb") as file:

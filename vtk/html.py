@@ -1,4 +1,4 @@
-"""Pages of one file: pictures are inside, nothing is fetched, and they can be read on a phone and on paper."""
+"""Self-contained HTML pages: pictures are embedded, nothing is fetched, readable on a phone and on paper."""
 
 import base64
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; fo
 
 
 def document(title: str, body: str, *, style: str = "") -> str:
-    """Return a whole page around ``body``, which is HTML; ``title`` is text, ``style`` rules after the common ones."""
+    """Return a page around ``body`` (HTML); ``title`` is text, ``style`` CSS rules after the common ones."""
     head = (
         '<meta charset="utf-8">\n<meta name="generator" content="vtk">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -48,10 +48,10 @@ def table(names: Sequence[str], rows: Sequence[str]) -> str:
 
 
 def text(value: str) -> str:
-    """Escape what comes from outside, for HTML; what cannot be printed is shown as `printable` does."""
+    """Escape text from outside for HTML; characters that cannot be printed are escaped by `printable`."""
     return escape(printable(value))
 
 
 def data_uri(data: bytes, kind: str = "image/png") -> str:
-    """Return a picture as the address of an ``img``."""
+    """Return a picture as a ``data:`` URI for an ``img``."""
     return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

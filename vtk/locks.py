@@ -1,4 +1,4 @@
-"""One writer at a time: a lock on an output folder, held by the operating system for as long as the process lives.
+"""Locks on output folders: one writer at a time, held by the operating system while the process lives.
 
 The lock is that of an open file, ``.vtk-lock`` in the folder, whose contents tell people who holds it. What a killed
 process leaves is only the file: nobody holds its lock, so the next writer takes it over.
@@ -38,7 +38,7 @@ _held: dict[tuple[int, int], int] = {}
 
 @dataclass(frozen=True)
 class Holder:
-    """Who writes to a folder, as its lock file tells.
+    """The writer of a folder, as its lock file names it.
 
     Attributes:
         command: what was started.

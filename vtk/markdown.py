@@ -1,4 +1,4 @@
-"""Values in Markdown: code spans and blocks, in which nothing is markup, whatever text comes from outside."""
+"""Values in Markdown: code spans and blocks that stay literal whatever text they hold."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Recognises the files that this toolkit wrote by what is in them, never by their names alone.
+"""Recognises files that this toolkit wrote by their contents, never by their names alone.
 
 A command knows each name that it writes, and for each name how its own file is recognised (`Marks`). What is there
 under such a name and is not recognised belongs to somebody else: it is neither replaced nor deleted.

@@ -1,4 +1,4 @@
-"""Refuses output paths that are neither free nor a regular file or folder."""
+"""Checks of output paths: free, a regular file or a folder, and nothing else."""
 
 import os
 import stat

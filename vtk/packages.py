@@ -1,4 +1,4 @@
-"""Packages that a slim environment may lack: what does not work without each, and how to install it.
+"""Optional packages: what does not work without each, and how to install it.
 
 `pip install vit-toolkit` brings them all but those of an extra. ``requirements/*.txt`` list smaller environments, in
 which a job that needs an absent package ends with one line (`vtk.errors.UnavailableError`, exit code 5).

@@ -1,7 +1,7 @@
-"""The boundary of every reader of others' files: whatever a parser raises becomes one line that says what to do.
+"""Error boundary for readers of foreign files: whatever a parser raises becomes one line that says what to do.
 
 Parsers of damaged files raise nearly anything, so no list of exceptions is complete. Each reader runs its parser inside
-of `reading`, and checks afterwards what the parser made.
+`reading`, and then checks the result.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ def reading(
 
 
 def check_plain(path: Path, what: str) -> None:
-    """Refuse what no file of others should be: a pipe would wait for ever, a device never end.
+    """Refuse what is not a regular file: a pipe would wait for ever, a device never end.
 
     Raises:
-        DataError: ``path`` is absent, or no plain file nor a link to one.
+        DataError: ``path`` is absent, or neither a regular file nor a link to one.
     """
     try:
         mode = os.stat(path).st_mode
@@ -68,12 +68,12 @@ def check_plain(path: Path, what: str) -> None:
         reason = getattr(failure, "strerror", None) or failure
         raise DataError(f"cannot read {_shown(path)}: {reason}") from failure
     if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "no plain file"
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise DataError(f"{_shown(path)} is {kind}; a file of this kind is {what}")
 
 
 def short(error: BaseException, longest: int = _LONGEST) -> str:
-    """Return in one short line of printable characters why something failed: a parser quotes what it was given."""
+    """Return the reason of an error as one short printable line: parsers quote their input."""
     name = type(error).__name__
     if isinstance(error, RecursionError):
         return "it is nested too deeply"

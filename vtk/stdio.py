@@ -1,4 +1,4 @@
-"""Standard input, output and error of a command: closed, full, or a pipe whose reader has gone."""
+"""Standard streams that are closed, full, or pipes whose reader has gone."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ _FULL = tuple(getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EI
 
 
 def open_closed() -> bool:
-    """Open the null device where a standard stream is closed: the next file to be opened would else be that stream.
+    """Open the null device for each closed standard stream; otherwise the next opened file would become that stream.
 
     Returns:
         Whether standard output was closed.
@@ -28,12 +28,12 @@ def open_closed() -> bool:
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether an error is that of a stream whose device takes no more; one of a file has the file's name."""
+    """Return whether an error is of a stream on a full device; errors of files have a file name."""
     return error.filename is None and error.errno in _FULL
 
 
 def discard_unwritten() -> None:
-    """Let what is left of standard output and error go nowhere, if it cannot be written: Python tries again at last."""
+    """Discard unwritten standard output and error if they cannot be written: Python would try again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -45,7 +45,7 @@ def discard_unwritten() -> None:
 
 
 def say_error(line: str) -> None:
-    """Print a line on standard error, if anybody reads it: that nobody does changes no exit code."""
+    """Print a line on standard error; a closed stream changes no exit code."""
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):

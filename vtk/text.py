@@ -1,7 +1,7 @@
-"""Text from others, made harmless for a terminal, a page or a plot.
+"""Escapes text from outside for terminals, pages and plots.
 
-Names of files and classes, fields of cards and messages of servers may hold anything: sequences that drive a terminal,
-line ends that make a second line look like our own, marks that turn the order of reading round.
+Names of files and classes, fields of cards and messages of servers may hold terminal control sequences, line ends that
+forge a second line, or marks that reverse the reading order.
 """
 
 import os
@@ -21,13 +21,13 @@ def one_line(path: str | os.PathLike[str]) -> str:
 
 
 def several_lines(value: str) -> str:
-    """Return a text whose line ends and tabs stay: a traceback, a help, the message of a library."""
+    """Return a text of several lines, each escaped: a traceback, a help text, the message of a library."""
     return "\n".join(printable(line.expandtabs()) for line in value.split("\n"))
 
 
 def printable_json(value: str) -> str:
-    """Return JSON of the same values in which nothing but line ends drives a terminal."""
-    return _HIDDEN.sub(lambda found: found[0] if found[0].isprintable() else _unicode(found[0]), value)
+    """Return JSON of the same values, with control characters but line ends escaped."""
+    return _HIDDEN.sub(lambda match: match[0] if match[0].isprintable() else _unicode(match[0]), value)
 
 
 def in_plot(value: str) -> str:

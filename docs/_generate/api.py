@@ -21,7 +21,8 @@ def lazy_names(module: griffe.Module) -> dict[str, str]:
             tables[node.targets[0].id] = node.value
         if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "attach":
             table = node.value.args[1]
-            return ast.literal_eval(tables[table.id] if isinstance(table, ast.Name) else table)
+            table = tables[table.id] if isinstance(table, ast.Name) else table
+            return ast.literal_eval(table) if isinstance(table, ast.Dict) else {}  # computed: an alias of version 0.1
     if "_WHERE" in tables:  # the kernels know nothing of the toolkit: their table names submodules
         return {name: f"{module.path}.{part}" for name, part in ast.literal_eval(tables["_WHERE"]).items()}
     return {}

@@ -1,4 +1,4 @@
-"""Exporters: each builds a file, verifies it through a back-end of ``vtk.runtime``, and keeps it only if right."""
+"""Exporters: each writes files, verifies them through a back-end of ``vtk.runtime``, and keeps only verified ones."""
 
 from vtk._lazy import attach
 
@@ -10,7 +10,7 @@ __getattr__, __dir__, __all__ = attach(
         "ExportResult": "vtk_export.onnx.export",
         "GateRow": "vtk_export.gate.verify",
         "OnnxConfig": "vtk_export.onnx.config",
-        "TasksConfig": "vtk_export.onnx.config",
+        "TasksConfig": "vtk_export.tasks.config",
         "TasksExportResult": "vtk_export.tasks.export",
         "TensorrtConfig": "vtk_export.tensorrt.config",
         "TensorrtResult": "vtk_export.tensorrt.export",

@@ -159,7 +159,7 @@ for file in {files}:
 
 def test_every_file_with_a_test_that_needs_a_gpu_is_a_unit():
     units = _units.gpu_tests()
-    for part in ("fused/test_gpu.py", "serving/test_gpu.py", "test_memory_blocks.py", "test_precision.py"):
+    for part in ("fused/test_gpu.py", "bank/test_gpu.py", "test_memory_blocks.py", "test_precision.py"):
         assert any(unit.endswith(part) for unit in units)
     assert set(_units.ALONE) == {
         unit[: len(alone)] for alone in _units.ALONE for unit in units if unit.startswith(alone)

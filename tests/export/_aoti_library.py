@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vtk.card import Card
-from vtk.runtime.backends import aoti_backend
+from vtk.runtime import aoti_file
 
 Model = Callable[[Tensor], Tensor]
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
@@ -74,8 +74,8 @@ def write_file(path: Path, card: Card, names: tuple[str, ...] = ("batch_1", "bat
     """A .pt2 with metadata and no library; of version 0.1 with the name ``model``."""
     spec = card.input
     meta = {
-        "vtk": card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_backend.cpu_level(),
-        "vtk.torch": aoti_backend.torch_release(), "AOTI_DEVICE_KEY": "cpu",
+        "vtk": card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_file.cpu_level(),
+        "vtk.torch": aoti_file.torch_release(), "AOTI_DEVICE_KEY": "cpu",
     }  # fmt: skip
     if names != ("model",):
         meta |= {"vtk.input": f"{spec.in_chans},{spec.height},{spec.width}", "vtk.max_batch": "4096"}

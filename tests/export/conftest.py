@@ -173,6 +173,6 @@ def _faker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
                 fault(proto)
             return proto
 
-        monkeypatch.setattr("vtk_export.graph.build.convert", convert)
+        monkeypatch.setattr("vtk_export.onnx.build.convert", convert)
 
     return use

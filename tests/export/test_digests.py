@@ -26,7 +26,7 @@ def export(calm: Any, fake_calm: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     """Export the calm pack, its weights in the file or beside it."""
 
     def run(name: str, *flags: str, beside: bool = True) -> Path:
-        monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000 if beside else 1 << 40)
+        monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", 1000 if beside else 1 << 40)
         fake_calm()
         argv = ["export", "onnx", str(calm.path), "--out", str(tmp_path / name), "--threads", "1", *flags]
         assert main(argv) == 0

@@ -20,8 +20,9 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.runtime.source import Source
+from vtk_export.graph.convert import choose_form, convert, export_form
 from vtk_export.onnx.config import OnnxConfig
-from vtk_export.onnx.export import choose_form, convert, export_form, export_onnx
+from vtk_export.onnx.export import export_onnx
 
 SIZE = {"img_size": 32, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 
@@ -154,7 +155,7 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
         seen.append(divide_scores)
         raise DataError("far enough")
 
-    monkeypatch.setattr("vtk_export.graph.build.choose_form", form)
+    monkeypatch.setattr("vtk_export.onnx.build.choose_form", form)
     with pytest.raises(DataError, match="far enough"):
         export_onnx(given(2), OnnxConfig(out=tmp_path / "onnx", **options), show=False)
     assert seen == [divides]
@@ -200,7 +201,7 @@ def test_unasked_every_known_vit_is_fused_and_nothing_else(capsys: pytest.Captur
     assert capsys.readouterr().out == ""
     odd = timm.create_model("test_vit", scale_mlp_norm=True)
     assert choose_form(odd, None, vits=True) is odd
-    assert "exported as it is: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
+    assert "exported unfused: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("flag", "expected"), [([], None), (["--fuse"], True), (["--no-fuse"], False)])
@@ -221,7 +222,7 @@ def test_the_flag_has_three_states(
 def test_a_parallel_model_that_cannot_be_fused_is_exported_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     model = parallel(act_layer=partial(nn.Softmax, dim=-1))
     assert choose_form(model, None) is model
-    assert "exported as it is: cannot fuse `blocks.0.ffns.0.mlp.act` (Softmax)" in capsys.readouterr().out
+    assert "exported unfused: cannot fuse `blocks.0.ffns.0.mlp.act` (Softmax)" in capsys.readouterr().out
     assert choose_form(model, False) is model
     with pytest.raises(UsageError, match="Softmax"):
         choose_form(model, True)

@@ -18,7 +18,7 @@ from vtk.errors import DataError, UsageError
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.pack import update_card
-from vtk.runtime.data_option import folders_of, give_images
+from vtk.runtime.data_option import data_images, folders_of
 
 
 @pytest.fixture
@@ -46,16 +46,16 @@ def test_what_calibrates_was_trained_on_and_what_judges_was_not(trained: tuple[P
     pack, data = trained
     audit, card = scan(data), read_card(pack)
     train, val = (contents(sample.path for sample in part) for part in (audit.train, audit.val))
-    given = give_images(card, data)
+    given = data_images(card, data)
     assert given is not None and contents(given.judging.paths) == val
     calibrating, judging = given.calibration
     assert (contents(calibrating.paths), contents(judging.paths)) == (train, val)
     for split, wanted in (("train", train), ("val", val), ("all", train | val)):
-        one = give_images(card, data, split)  # type: ignore[arg-type]
+        one = data_images(card, data, split)  # type: ignore[arg-type]
         assert one is not None and contents(one.judging.paths) == wanted
         halves = [contents(half.paths) for half in one.calibration]  # of one part, no image does both
         assert not halves[0] & halves[1] and halves[0] | halves[1] == wanted
-    assert give_images(card, None) is None
+    assert data_images(card, None) is None
 
 
 def test_copies_of_what_calibrates_do_not_judge(trained: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
@@ -67,7 +67,7 @@ def test_copies_of_what_calibrates_do_not_judge(trained: tuple[Path, Path], tmp_
         Image.open(path).rotate(180).save(target)
         if i % 4 == 1:
             shutil.copy(target, target.with_name("2copy.png"))
-    given = give_images(read_card(pack), fresh)
+    given = data_images(read_card(pack), fresh)
     assert given is not None
     calibrating, judging = given.calibration
     assert not contents(calibrating.paths) & contents(judging.paths) and judging.labels is not None
@@ -118,7 +118,7 @@ def test_the_gate_prints_the_accuracy_that_eval_prints(
         in said
     )
     if flags[0] != "--with-preproc":
-        assert f"on {count} held-out images of {data}: torch's class in" in said
+        assert f"on {count} held-out images of {data}: top-1 agreement with PyTorch" in said
         assert f"torch fp32 {100 * evaluated['top1']:.2f} %" in said
     else:
         assert f"on {count} held-out images of {data}" in said

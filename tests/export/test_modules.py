@@ -17,8 +17,8 @@ from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.evaluation import evaluate_source
+from vtk.runtime.opening import open_source
 from vtk.runtime.prediction import predict_images
-from vtk.runtime.source import open_source
 from vtk_export.aoti.config import AotiConfig
 from vtk_export.aoti.export import export_aoti
 from vtk_export.onnx.config import OnnxConfig

@@ -18,7 +18,8 @@ from vtk.data.loading.eval_transform import eval_transform, read_input
 from vtk.packs.checkpoint_readme import page_beside
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.export import export_onnx
-from vtk_export.readme import onnx_page, tasks_page
+from vtk_export.readme import onnx_page
+from vtk_export.tasks.readme import tasks_page
 
 ALONE = Path(__file__).with_name("_alone.py")
 Cases = dict[str, dict[str, Any]]
@@ -138,7 +139,7 @@ def test_a_page_of_dynamic_int8_says_one_image_a_call(packed: Any) -> None:
         onnx_page(packed.card, names=("logits",), precision="fp32", half_io=False, int8=kind)
         for kind in ("static", "dynamic")
     ]
-    assert ["Run one image a call" in page for page in pages] == [False, True]
+    assert ["Run one image per call" in page for page in pages] == [False, True]
     assert all('`classify("photo.jpg")` gives' in page for page in pages)
 
 

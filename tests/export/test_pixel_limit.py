@@ -17,7 +17,7 @@ from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.packs.cards import read_card
 from vtk.packs.pack import update_card
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.images import gate_images
 
@@ -39,7 +39,7 @@ def limited(calm: Any, tmp_path: Path) -> Path:
 def test_a_larger_image_is_skipped_and_named(limited: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos = limited.parent / "photos"
     many = len(list(photos.rglob("*.png")))
-    chosen = Chosen(tuple(list_images(photos)), None, f"images of {photos}")
+    chosen = ImageSelection(tuple(list_images(photos)), None, f"images of {photos}")
     found, text = gate_images(SPEC, many, chosen=chosen, seed=0, max_pixels=LIMIT)
     assert text.startswith("1 images of") and len(found) == many
     assert capsys.readouterr().err.count("more than --max-pixels 2,399") == many - 1

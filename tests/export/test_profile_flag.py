@@ -102,7 +102,7 @@ def test_weights_outside_the_file_are_found(
     calm, fake_calm, short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_calm()
-    monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
+    monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", 1000)
     argv = ["export", "onnx", str(calm.path), "--out", str(tmp_path), "--threads", "1", "--profile", "2"]
     assert main(argv) == 0
     assert (tmp_path / "model.onnx.data").is_file()
@@ -117,7 +117,7 @@ def raw(calm, exported_calm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a file that takes bytes of decoded images."""
     out = tmp_path_factory.mktemp("raw")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vtk_export.graph.build.convert", lambda *_, **__: exported_calm.proto)
+        patch.setattr("vtk_export.onnx.build.convert", lambda *_, **__: exported_calm.proto)
         patch.setattr(SECONDS, 0.02)
         argv = ["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", "--with-preproc"]
         assert main([*argv, "--profile", "1,3"]) == 0

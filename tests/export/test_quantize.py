@@ -17,7 +17,7 @@ from onnx import TensorProto, numpy_helper
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.backends.ort_quantize import quantize_static
-from vtk.runtime.data_option import give_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.judge import Judgement, check_judgement
 from vtk_export.gate.limits import LIMITS
@@ -135,7 +135,7 @@ def test_static_scales_come_from_the_images(export: Any, calm: Any, exported_cal
     proto, _, _ = export("--int8", "static", "--calibration-images", 3)
     node = next(node for node in proto.graph.node if node.op_type == "QuantizeLinear" and "pixel" in node.input[0])
     scale = next(numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == node.input[1])
-    seen = Photographs(give_images(calm.card, calm.photos).calibration[0], 3)
+    seen = Photographs(data_images(calm.card, calm.photos).calibration[0], 3)
     (images, _), *_ = seen.batches(calm.card.input, 8)
     assert len(images) == 3
     assert scale == pytest.approx(float(images.abs().max()) / 127.5, rel=0.01)
@@ -159,20 +159,28 @@ def test_an_int8_file_with_wrong_weights_is_not_kept(
     fake_calm(_zero_head)
     out = tmp_path / "out"
     assert main(["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", "--int8", "dynamic"]) == 4
-    assert "the cosine with torch is" in capsys.readouterr().err
+    assert "the cosine with PyTorch is" in capsys.readouterr().err
     assert not out.exists()
 
 
 @pytest.mark.parametrize(
     ("result", "kind", "message"),
     [
-        (Judgement(200, 0.985, 0.99999, 0.99995), "fp16", r"torch's in 98.50 %, at least 99.50 % is allowed"),
-        (Judgement(200, 1.0, 0.99985, 0.99), "fp16", r"cosine with torch is 0.999850 on average"),
-        (Judgement(200, 1.0, float("nan"), 0.99), "fp16", r"cosine with torch is nan"),
-        (Judgement(200, 0.99, 0.95, 0.9, 0.80, 0.82), "int8", r"top-1 falls from 82.00 % to 80.00 %, at most 1.0 %"),
-        (Judgement(200, 0.88, 0.95, 0.9), "int8", r"torch's in 88.00 %"),
+        (
+            Judgement(200, 0.985, 0.99999, 0.99995),
+            "fp16",
+            r"agreement with PyTorch is 98.50 %, at least 99.50 % is required",
+        ),
+        (Judgement(200, 1.0, 0.99985, 0.99), "fp16", r"mean cosine with PyTorch is 0.999850, at least 0.9999"),
+        (Judgement(200, 1.0, float("nan"), 0.99), "fp16", r"cosine with PyTorch is nan"),
+        (
+            Judgement(200, 0.99, 0.95, 0.9, 0.80, 0.82),
+            "int8",
+            r"top-1 drops from 82.00 % to 80.00 %, by more than 1",
+        ),
+        (Judgement(200, 0.88, 0.95, 0.9), "int8", r"agreement with PyTorch is 88.00 %"),
         # one wrong matrix can leave most classes as they are
-        (Judgement(200, 1.0, 0.945, 0.6, 0.8, 0.8), "int8", r"cosine with torch is 0.945000 on average, at least 0.95"),
+        (Judgement(200, 1.0, 0.945, 0.6, 0.8, 0.8), "int8", r"cosine with PyTorch is 0.945000, at least 0.95"),
     ],
 )
 def test_a_judgement_beyond_its_bound_fails(result: Judgement, kind: str, message: str) -> None:
@@ -195,20 +203,20 @@ def test_a_judgement_within_its_bounds_passes(result: Judgement, kind: str) -> N
 
 
 def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> None:
-    halves = give_images(calm.card, calm.photos).calibration
+    halves = data_images(calm.card, calm.photos).calibration
     calibrated, judged = (Photographs(half, 10) for half in halves)
     assert len(judged.paths) == len(calibrated.paths) == 3
     assert not set(judged.paths) & set(calibrated.paths)
     assert judged.labels == [0, 0, 0]
     other = dataclasses.replace(calm.card, classes=("x", "y"))
-    assert Photographs(give_images(other, calm.photos).judging, 2).labels is None
+    assert Photographs(data_images(other, calm.photos).judging, 2).labels is None
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"int8": "static"}, "give --data FOLDER"),
-        ({"int8": "dynamic", "dtype": "fp16"}, "contradicts it"),
+        ({"int8": "dynamic", "dtype": "fp16"}, "contradicts"),
         ({"calibration_images": 0}, "--calibration-images"),
     ],
 )

@@ -78,7 +78,7 @@ def test_int8_for_tensorrt_has_the_form_that_its_parser_takes(
         seen.extend([fuse, options, {m.fused_attn for m in model.modules() if hasattr(m, "fused_attn")}])
         raise UsageError("enough")
 
-    monkeypatch.setattr("vtk_export.graph.build.choose_form", form)
+    monkeypatch.setattr("vtk_export.onnx.build.choose_form", form)
     flags = ["--int8", "static", "--data", str(calm.photos), "--target", "trt:10.9"]
     assert main(["export", "onnx", str(calm.path), "--out", str(tmp_path), *flags]) == 2
     assert seen == [None, {"vits": True, "divide_scores": False}, {False}]

@@ -29,9 +29,9 @@ from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
 from vtk_export.graph.preproc import prepend
+from vtk_export.triton.ensemble_config import raw_slot
 from vtk_export.triton.files import decoding_code
 from vtk_export.triton.served import vtk_images
-from vtk_export.triton.steps import raw_slot
 
 RNG = np.random.default_rng(0)
 TWELVE: dict[str, Any] = {"decoding": "srgb", "value_range": ((0.0, 4095.0),), "value_type": "uint16"}

@@ -51,7 +51,7 @@ def _make_aoti(folder: Path) -> None:
 
 
 def _read_aoti(folder: Path, file: Path) -> None:
-    from vtk.runtime.backends.aoti_backend import device_of, is_ours, open_aoti
+    from vtk.runtime.aoti_file import device_of, is_ours, open_aoti
 
     assert is_ours(file) in (True, False)
     source = open_aoti(file)
@@ -80,7 +80,7 @@ def _read_engine(folder: Path, file: Path) -> None:
 
 def _read_repository(folder: Path, file: Path) -> None:
     from vtk_export.tasks.index import known_files
-    from vtk_export.triton.packs import has_base
+    from vtk_export.triton.bank_packs import has_base
     from vtk_export.triton.publish import find_existing
 
     at = folder / "digits" / "1"

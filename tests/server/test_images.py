@@ -114,7 +114,7 @@ def made_up_engine(repo: Path, folder: Path) -> Path:
     """Make the folder of an engine of a published ONNX model: real shapes and stamp, no engine."""
     import onnx
 
-    from vtk_export.graph.targets import parse_target
+    from vtk_export.targets import parse_target
 
     folder.mkdir()
     for name in ("model.onnx", "model.json"):
@@ -132,9 +132,9 @@ def once() -> Iterator[None]:
     """Let torch's exporter convert a model once, however many files are made of it; it takes seconds."""
     import copy
 
-    import vtk_export.graph.build
+    import vtk_export.onnx.build
 
-    plain, made = vtk_export.graph.build.convert, {}
+    plain, made = vtk_export.onnx.build.convert, {}
 
     def convert(model: torch.nn.Module, *args: Any, **options: Any) -> Any:
         weights = sum(p.double().abs().sum().item() for p in model.parameters())
@@ -144,7 +144,7 @@ def once() -> Iterator[None]:
         return copy.deepcopy(made[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vtk_export.graph.build, "convert", convert)
+        patch.setattr(vtk_export.onnx.build, "convert", convert)
         yield
 
 

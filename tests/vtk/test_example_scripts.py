@@ -1,5 +1,6 @@
 """The scripts in examples/ run, share FFN tensors as they say, and are better than chance."""
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, jaccard_score
 
+from tests.vtk._example_output import RECORDED, differences
+from tests.vtk._example_output import run as run_recorded
 from vtk.data.loading.samplers import EpochSampler
 from vtk.packs.cards import read_card
 
@@ -59,6 +62,41 @@ def test_pixels_are_told_apart(tmp_path: Path) -> None:
     assert scores["uper+CB"] > scores["linear"]
     for task, least in (("base", 0.8), ("crops", 0.8)):  # of three classes each
         assert read_card(tmp_path / "out" / task / "task").metrics["top1"] > least, task
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_example_prints_what_is_recorded(name: str, tmp_path: Path) -> None:
+    recorded = (EXAMPLES / name / "output.txt").read_text("utf-8")
+    assert not differences(recorded, run_recorded(name, tmp_path)), "python tests/vtk/_example_output.py --write"
+
+
+def test_every_example_is_run() -> None:
+    assert {path.parent.name for path in EXAMPLES.glob("*/main.py")} == {*RECORDED, "reid", "segmentation"}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_an_example_of_a_job_is_short_and_uses_public_names(name: str) -> None:
+    code = (EXAMPLES / name / "main.py").read_text("utf-8")
+    assert len(code.splitlines()) <= 60
+    modules = {node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)}
+    modules |= {a.name for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import) for a in node.names}
+    assert {m for m in modules if m is not None and m.startswith("vtk")} <= {"vtk", "vtk.data.digits"}
+
+
+RECORD = "best epoch 6: top-1 85.2 %, loss 0.36\nerror 2.3e-06\na.png: 3\n359 images in 0.7 s\n"
+
+
+@pytest.mark.parametrize(("printed", "same"), [
+    (RECORD, True),
+    ("best  epoch 5: top-1 80.1 %, loss 0.51\nerror 1.1e-05\na.png: 4\n359 images in 9.0 s\n", True),
+    (RECORD.replace("85.2", "55.2"), False), (RECORD.replace("0.36", "1.36"), False), (RECORD + "more\n", False),
+    (RECORD.replace("e-06", "e-03"), False), (RECORD.replace("359", "358"), False),
+    (RECORD.replace("0.7 s", "0.7"), False),
+    (RECORD.replace("error", "difference"), False), (RECORD.removesuffix("359 images in 0.7 s\n"), False),
+])  # fmt: skip
+def test_a_record_agrees_with_another_machine_and_not_with_another_program(printed: str, same: bool) -> None:
+    assert (differences(RECORD, printed) == []) is same
 
 
 def test_map_is_scikit_learns(metric: Any) -> None:

@@ -165,9 +165,9 @@ def test_json_that_readers_would_understand_differently_or_choke_on(text: str, m
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes with names")
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is no plain file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         formats.read_json(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is no plain file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         formats.check_safetensors(tmp_path / "pipe")
 
 

@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vtk import html, marks
-from vtk.analysis.run import marks as analysis_marks
+from vtk.analysis.result_files import file_marks as analysis_marks
 from vtk.errors import DataError
 from vtk.packs.bundle import PACK_MARKS
 from vtk.packs.to_peft import _MARKS as ADAPTER
 from vtk.profiling.report import MARKS as PROFILE
 from vtk.runtime.evaluation import MARKS as EVALUATION
 from vtk.training.runs import outputs
-from vtk_export.place import MARKS as EXPORT
+from vtk_export.output_folder import MARKS as EXPORT
 from vtk_export.tasks.index import known_files
 from vtk_export.tasks.index import marks as tasks_marks
 

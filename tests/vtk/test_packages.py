@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 import vtk.packages
 from vtk.__main__ import main
-from vtk.commands._checks import REQUIRED, normalise
+from vtk.commands._doctor_checks import REQUIRED, normalise
 from vtk.errors import UnavailableError
 from vtk.packages import CORE, ORT, PACKAGES
 

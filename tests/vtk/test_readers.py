@@ -27,7 +27,7 @@ from vtk.models.weights.sources import read_base
 from vtk.options.files import read_values
 from vtk.packs.hub_errors import explained
 from vtk.readers import reading, short
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.finetune_config import FinetuneConfig
 
 V0_1 = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"

@@ -1,4 +1,4 @@
-"""Why a model behaves as it does: curvature of its loss, density of its attention, likeness of its tokens."""
+"""Explains why a model behaves as it does: curvature of its loss, its attention, its features, its robustness."""
 
 from vtk._lazy import attach
 
@@ -57,7 +57,7 @@ __getattr__, __dir__, __all__ = attach(
         "parameter_blocks": "vtk.analysis.probes.parameter_groups",
         "pgd": "vtk.analysis.measures.attacks",
         "random_directions": "vtk.analysis.probes.directions",
-        "residual_units": "vtk.analysis.probes.units",
+        "residual_units": "vtk.analysis.probes.residual_units",
         "tangent_kernel": "vtk.analysis.measures.ntk",
         "token_similarity": "vtk.analysis.measures.similarity",
         "weight_norms": "vtk.analysis.measures.norms",

@@ -49,4 +49,4 @@ def print_result(result: "BenchResult") -> None:
     if result.not_fused:
         console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)
-    console.say(f"logits of all agree within {worst:.1e} of the largest")
+    console.say(f"all logits agree within {worst:.1e} of the largest")

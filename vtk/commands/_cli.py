@@ -1,4 +1,4 @@
-"""From a command line to a config: the options' own checks judge its words, a YAML file gives defaults."""
+"""Command lines to configs: words are converted and checked by the options, a YAML file gives defaults."""
 
 import dataclasses
 import typing
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from vtk import console
-from vtk.commands import _help, _words
+from vtk.commands import _arguments, _help
 from vtk.errors import UsageError
 from vtk.options import Config, Option, option_of, type_of
 from vtk.options.config import flag_of, set_value
@@ -25,9 +25,9 @@ Preset = tuple[str, Callable[[str], Mapping[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Config):
-    """Flags that every command has."""
+    """Options of every command."""
 
-    config: Annotated[Path | None, Option("YAML file with defaults; flags win over it", "general", often=True)] = None
+    config: Annotated[Path | None, Option("YAML file with defaults; options override it", "general", often=True)] = None
     json: Annotated[bool, Option("one JSON object on stdout, everything else on stderr", "general", often=True)] = False
     debug: Annotated[bool, Option("show the traceback of an error", "general")] = False
 
@@ -51,15 +51,15 @@ def parse(
         description: first paragraphs of the help.
         positional: options given without a flag, in order.
         examples: command lines shown in the help.
-        preset: an option whose value names further defaults, and what reads them; the file of ``--config`` wins.
+        preset: an option whose value names further defaults, and their reader; the file of ``--config`` overrides them.
 
     Raises:
         UsageError: a flag or the YAML file is wrong, or ``kind`` refuses the values.
         SystemExit: help was asked for and printed.
     """
-    if "" in argv:  # as a path it would be the folder one is in
-        raise UsageError("an argument is empty (a variable that is not set?); give its value, or leave it out")
-    flags = _words.before_dashes(argv)
+    if "" in argv:  # as a path it would be the current folder
+        raise UsageError("an argument is empty (an unset variable?); give its value, or leave it out")
+    flags = _arguments.before_dashes(argv)
     if (every := "--help-all" in flags) or {"-h", "--help"} & set(flags):
         rest = [word for word in argv if word not in ("-h", "--help", "--help-all")]
         known = _known(kind, rest, prog, positional, preset)
@@ -82,17 +82,17 @@ def parse(
 def _values(
     kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values that flags and files give, and those of the flags that every command has."""
-    words = _words.read(kind, Common, argv, prog, positional)
-    given = {name: _value(kind, name, value, positional) for name, value in words.items()}
-    common = {name: given.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in given}
-    return _file_defaults(kind, common.get("config"), given, preset) | given, common
+    """Return the values of a command's own options, and those of the options of every command."""
+    words = _arguments.read(kind, Common, argv, prog, positional)
+    values = {name: _value(kind, name, value, positional) for name, value in words.items()}
+    common = {name: values.pop(name) for name in [f.name for f in dataclasses.fields(Common)] if name in values}
+    return _file_defaults(kind, common.get("config"), values, preset) | values, common
 
 
 def _known(
     kind: type[Config], argv: Sequence[str], prog: str, positional: Sequence[str], preset: Preset | None
 ) -> dict[str, Any]:
-    """Return what help shows as defaults: what stands beside ``--help``, if it is right."""
+    """Return the defaults that help shows: the values given beside ``--help``, if they are valid."""
     try:
         return _values(kind, argv, prog, positional, preset)[0]
     except UsageError:
@@ -100,12 +100,12 @@ def _known(
 
 
 def _wanted(kind: type[Config], name: str) -> str:
-    """Return what an option wants, after "give"."""
-    hint, told = type_of(kind, name), option_of(kind, name).help
+    """Return what an option takes, as the object of "give"."""
+    hint, text = type_of(kind, name), option_of(kind, name).help
     if typing.get_origin(hint) is Literal:
         return describe(hint)
-    bare = told.startswith(("a ", "an ", "the ")) or " " not in told or told.split()[0].endswith("s")
-    return told if bare else f"a {told}"
+    bare = text.startswith(("a ", "an ", "the ")) or " " not in text or text.split()[0].endswith("s")
+    return text if bare else f"a {text}"
 
 
 def _value(kind: type[Config], name: str, words: Any, positional: Sequence[str]) -> Any:
@@ -136,10 +136,10 @@ def _value(kind: type[Config], name: str, words: Any, positional: Sequence[str])
 def _file_defaults(
     kind: type[Config], path: Path | None, given: Mapping[str, Any], preset: Preset | None
 ) -> dict[str, Any]:
-    """Return what files say about the options: a preset's, and over it those of ``--config``."""
+    """Return the values from files: a preset's, overridden by those of ``--config``."""
     values = {} if path is None else read_values(path, kind, "--config")
     if preset is None:
         return values
     name, read = preset
-    chosen = given.get(name) or values.get(name)
-    return values if chosen is None else {**read(chosen), **values, name: chosen}
+    selected = given.get(name) or values.get(name)
+    return values if selected is None else {**read(selected), **values, name: selected}

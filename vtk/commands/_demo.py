@@ -1,4 +1,4 @@
-"""The steps of the demo; each uses the same functions as the commands it stands for."""
+"""The steps of the demo, by the functions behind the commands."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from vtk.packs.merge import merge_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.engine.result import FinetuneResult
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
@@ -24,7 +24,7 @@ from vtk_export.onnx.export import export_onnx
 MODEL = "vit_tiny_patch16_224"
 MODEL_KWARGS = ("patch_size=8", "embed_dim=96", "depth=6", "num_heads=3")
 FLOORS = {"base": 0.85, "digits": 0.85, "parity": 0.90}
-"""Lowest held-out accuracy that counts as working; docs/start/tutorial.md has what was measured."""
+"""Lowest held-out accuracy that passes; docs/start/tutorial.md lists measured ones."""
 
 _MARK = "demo.json"
 _IS_DEMO = json_with("finished")
@@ -34,7 +34,7 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
     """Run the demo into ``out`` and return 0.
 
     Raises:
-        DataError: ``out`` holds something else.
+        DataError: ``out`` holds other files.
         VerificationError: an accuracy is below its floor, packs do not share the FFN, or the ONNX file is wrong.
     """
     start = time.perf_counter()
@@ -43,14 +43,14 @@ def run(out: Path, *, seed: int = 0, overwrite: bool = False) -> int:
 
 
 def _is_demo(out: Path) -> bool:
-    """Whether an earlier demo went there: what it made, and nothing else, is made again."""
+    """Return whether the folder holds an earlier demo, which is replaced."""
     return (out / _MARK).is_file() and _IS_DEMO(out / _MARK)
 
 
 def _run(out: Path, seed: int, start: float) -> int:
     formats.write_json(out / _MARK, {"finished": False})
 
-    _heading("1/5  a base: a small ViT trained on handwritten digits, all weights")
+    _heading("1/5  a base: train all weights of a small ViT on handwritten digits")
     digits = write_digits(out / "data" / "digits", "digits")
     parity = write_digits(out / "data" / "parity", "parity")
     base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
@@ -58,19 +58,19 @@ def _run(out: Path, seed: int, start: float) -> int:
     weights = out / "base.safetensors"
     merge_task(base.task, weights, overwrite=True)
 
-    _heading("2/5  two tasks on it, attention weights only: ten digits at 32 px, odd or even at 48 px")
+    _heading("2/5  two tasks: fine-tune attention only, ten digits at 32 px, odd or even at 48 px")
     shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn"}
     first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=2e-4, **shared))
     second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=2, lr=3e-4, **shared))
 
-    _heading("3/5  what the two packs share")
+    _heading("3/5  compare the two packs")
     diff = _shared(first, second)
 
-    _heading("4/5  ONNX, verified against torch")
+    _heading("4/5  export to ONNX, verified against PyTorch")
     config = OnnxConfig(out=out / "onnx", data=parity / "val", overwrite=True)
     exported = export_onnx(open_source(str(second.task)), config)
 
-    _heading("5/5  latency per batch size")
+    _heading("5/5  measure latency per batch size")
     result = profile(
         second.task,
         ProfileConfig(backends=("eager", "ort-cpu"), duration=0.5, out=out / "profile", seed=seed, overwrite=True),
@@ -91,21 +91,23 @@ def _run(out: Path, seed: int, start: float) -> int:
 
 
 def _config(data: Path, out: Path, seed: int, **options: Any) -> FinetuneConfig:
-    """A run of the demo, on images whose border shows part of the digit."""
+    """Return the options of a run; crops keep at least 80 % of an image, as digits fill theirs."""
     return FinetuneConfig(data=data, out=out, seed=seed, model=MODEL, crop_scale=(0.8, 1.0), workers=0,
                           device="cpu", overwrite=True, **options)  # fmt: skip
 
 
 def _shared(first: FinetuneResult, second: FinetuneResult) -> Diff:
     diff = diff_task(first.task, second.task)
-    console.say(f"{diff.shared_ffn} of {diff.total_ffn} FFN tensors are equal, value for value")
+    console.say(f"{diff.shared_ffn} of {diff.total_ffn} FFN tensors are identical")
     if diff.shared_ffn != diff.total_ffn:
-        raise VerificationError(f"only {diff.shared_ffn} of {diff.total_ffn} FFN tensors are equal; please report this")
+        raise VerificationError(
+            f"only {diff.shared_ffn} of {diff.total_ffn} FFN tensors are identical; please report this"
+        )
     return diff
 
 
 def _summary(out: Path, weights: Path, runs: dict[str, FinetuneResult], diff: Diff) -> dict[str, Any]:
-    """Print the closing table; bytes are those of the files."""
+    """Print the closing table; sizes are those of the files."""
     full = weights.stat().st_size
     packs = {name: pack_bytes(runs[name].task) for name in ("digits", "parity")}
     rows = [("base, all weights", "32", console.percent(runs["base"].top1), "100.0 %", console.size(full))]
@@ -114,7 +116,7 @@ def _summary(out: Path, weights: Path, runs: dict[str, FinetuneResult], diff: Di
         rows.append((f"{name}, attention only", px, console.percent(runs[name].top1),
                      console.percent(census.trained / census.total), console.size(packs[name])))  # fmt: skip
     console.say()
-    console.table("what the demo made", ("model", "px", "top-1", "trained", "on disk"), rows)
+    console.table("results", ("model", "px", "top-1", "trained", "on disk"), rows)
     alone, together = 2 * full, full + sum(packs.values())
     console.say(
         f"two full checkpoints: {console.size(alone)}; one base and two packs: {console.size(together)}; each further "
@@ -151,7 +153,7 @@ def _check(top1: dict[str, float], profile_code: int) -> None:
             f"held-out accuracy is below its floor: {', '.join(low)}; please report this with the seed"
         )
     if profile_code:
-        raise VerificationError("a back-end gave outputs that differ from torch's; see the table above")
+        raise VerificationError("the outputs of a back-end differ from PyTorch's; see the table above")
 
 
 def _heading(text: str) -> None:

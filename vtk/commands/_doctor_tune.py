@@ -1,4 +1,4 @@
-"""``vtk doctor --tune``: the quickest implementations of this machine's card, measured for the models one uses."""
+"""``vtk doctor --tune``: measures the fastest implementations on this card for the given models."""
 
 import dataclasses
 import signal
@@ -12,7 +12,7 @@ from vtk.errors import StoppedError, UnavailableError, UsageError
 from vtk.options import Config, Option
 
 if TYPE_CHECKING:
-    from vtk.fused.tuning import Tuning
+    from vtk.fused.tuning_result import Tuning
     from vtk.runtime.source import Source
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
@@ -21,7 +21,7 @@ MOST_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Config):
-    """What ``vtk doctor`` does beside looking.
+    """Options of ``vtk doctor``.
 
     Raises:
         UsageError: models without ``tune``, or a value out of range.
@@ -34,7 +34,7 @@ class DoctorConfig(Config):
         Option(f"--tune: packs or timm names (default: {', '.join(MODELS)})", often=True, metavar="MODEL", unique=True),
     ] = ()
     tune: Annotated[
-        bool, Option("measure on the CUDA card which implementations are quickest, and keep that", often=True,
+        bool, Option("measure the fastest implementations on the CUDA card, and store the choice", often=True,
                      only_yes=True)
     ] = False  # fmt: skip
     batch_sizes: Annotated[
@@ -49,16 +49,16 @@ class DoctorConfig(Config):
     ] = MOST_SECONDS
 
     def check(self) -> None:
-        """Refuse models that nothing is done with."""
+        """Refuse models and options that only --tune uses."""
         if self.models and not self.tune:
-            raise UsageError(f"`vtk doctor {' '.join(self.models)}` names models and tunes none; add --tune")
+            raise UsageError(f"`vtk doctor {' '.join(self.models)}` names models, which only --tune uses; add --tune")
         for f in dataclasses.fields(self):
             if not self.tune and f.name not in ("models", "tune") and getattr(self, f.name) != f.default:
-                raise UsageError(f"`--{f.name.replace('_', '-')}` is for --tune; add that, or leave it out")
+                raise UsageError(f"`--{f.name.replace('_', '-')}` only works with --tune; add that, or leave it out")
 
 
 def run(config: DoctorConfig) -> int:
-    """Tune, print a line for each model and batch size, and say where the choices are kept.
+    """Tune, print a line for each model and batch size, and where the choices are stored.
 
     Raises:
         UnavailableError: there is no CUDA device.
@@ -69,11 +69,11 @@ def run(config: DoctorConfig) -> int:
     from vtk.models.devices import resolve_device
 
     if not torch.cuda.is_available():
-        raise UnavailableError("`--tune` measures on a CUDA device, and torch sees none here; leave it out")
+        raise UnavailableError("`--tune` needs a CUDA device, and torch sees none; leave it out")
     device = resolve_device(config.device)
     end = time.monotonic() + config.seconds
     found: list[Tuning] = []
-    sources = [_open(name) for name in config.models or MODELS]  # a wrong name ends it before anything is measured
+    sources = [_open(name) for name in config.models or MODELS]  # a wrong name is an error before anything is measured
     for i, source in enumerate(sources):
         found += _one(source, config, device, (end - time.monotonic()) / (len(sources) - i))
         if found and found[-1].stopped:
@@ -84,10 +84,10 @@ def run(config: DoctorConfig) -> int:
 
 
 def _open(name: str) -> "Source":
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     source = open_source(name)
-    # random weights take as long; what is no timm name says itself what it is
+    # random weights are as fast; other errors are raised by the first call
     return open_source(name, pretrained=False) if source.kind == "timm" else source
 
 

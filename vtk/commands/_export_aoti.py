@@ -7,11 +7,11 @@ from vtk.profiling.export_profile import profile_export
 _TEXT = """Compile a pack, a merged checkpoint or a timm model ahead of time to DIR/model.pt2 with torch's AOTInductor.
 
 The model is folded and merged first, as far as it can be (--fuse insists, --no-fuse leaves it as it is). The file takes
-any batch up to 4096, holds its weights and its card, and needs none of this toolkit to run. It belongs to this torch
-release, this kind of device and this CPU's instruction set.
+any batch up to 4096, holds its weights and its card, and needs none of this toolkit to run. It is specific to this
+torch release, kind of device and CPU instruction set.
 
-Compiled code does not look at what it is given, so load it with DIR/load.py, or as DIR/example.cpp does; DIR/README.md
-says how. `vtk profile`, `vtk eval` and `vtk predict` take the file.
+Compiled code does not check its inputs, so load it with DIR/load.py, or as DIR/example.cpp does; see DIR/README.md.
+`vtk profile`, `vtk eval` and `vtk predict` take the file.
 
 load.py and the compiled code are run in a process of their own, at batch sizes 1, 2, 3, 7 and 16 on different images in
 ten memory layouts, and compared with torch in fp32; images of other types, sizes and numbers must be refused. What
@@ -33,10 +33,10 @@ def main(argv: list[str]) -> int:
             "vtk export aoti vit_small_patch16_224 --dtype bf16 --device cuda --out exports/vits --profile 1,8,32",
         ),
     )
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.aoti.export import export_aoti
 
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_aoti(source, config)
     graph = "fused" if result.fused else "as it is"
     size = console.size(result.bytes)

@@ -9,14 +9,14 @@ from vtk.commands import _cli
 if TYPE_CHECKING:
     from vtk_export.tensorrt.config import TensorrtCommand
 
-_TEXT = """Export an ONNX file that TensorRT's parser takes, with what builds an engine of it on the GPU that runs it.
+_TEXT = """Export an ONNX file for TensorRT's parser, with scripts that build an engine on the target GPU.
 
 The graph has q, k and v as three products, the scale folded into q, one Softmax between two products, and norms as one
 node each: the form that TensorRT's fused kernels are found in. It is verified with ONNX Runtime against torch (exit
-code 4 otherwise), then linted: an operator, type or shape that the version does not take is named, and nothing kept.
+code 4 otherwise), then linted: if it has an operator, type or shape that the version does not support, nothing is kept.
 
 Beside model.onnx: build.sh (trtexec), build_engine.py (the same by TensorRT's Python package, with a stamp that is
-checked on loading), compare.sh (polygraphy against ONNX Runtime), profile.json (shapes). --lint only looks at an .onnx.
+checked on loading), compare.sh (polygraphy against ONNX Runtime), profile.json (shapes). --lint only checks an .onnx.
 
 Linted; not yet built on a device."""
 
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     if config.lint:
         return _lint(config)
     from vtk.profiling.export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.tensorrt.export import export_tensorrt
 
     backends = onnx_backends(config.dtype, engine=config.build) if config.profile else ()
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_tensorrt(source, config)
     for finding in result.findings:
         console.say(f"slow: {finding.line()}")
@@ -57,12 +57,14 @@ def main(argv: list[str]) -> int:
     if result.precision == "fp32":
         console.say("TensorRT has no fused attention in fp32: --dtype fp16 or bf16 is faster")
     if result.engine is None:
-        console.say("on the GPU that is to run it: bash build.sh, or python build_engine.py")
+        console.say("on the target GPU: bash build.sh, or python build_engine.py")
     found, code = result.to_dict(), 0
     if config.profile:
         if result.engine is None:
-            console.say("of the ONNX file in ONNX Runtime; TensorRT's own latency is that of an engine (--build)")
-        code, found["profile"] = profile_onnx(result.path, config, source, backends)
+            console.say("latency of the ONNX file in ONNX Runtime; --build measures the TensorRT engine")
+        code, found["profile"] = profile_onnx(
+            result.path, config.profile, source, precision=config.rest, threads=config.threads, backends=backends
+        )
     console.emit_json(found)
     return code
 

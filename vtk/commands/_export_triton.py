@@ -1,5 +1,6 @@
 """``vtk export triton``."""
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,15 +9,15 @@ from vtk.commands import _cli
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Source
-    from vtk_export.onnx.config import OnnxConfig
+    from vtk_export.triton.config import TritonCommand
 
-_TEXT = """Write models into the repository of a Triton Inference Server: config, weights, class names and a client.
+_TEXT = """Write models into a model repository of Triton Inference Server: config, weights, class names and a client.
 
 onnxruntime: each source is a model with a whole copy of its weights, input `pixel_values`, output `logits`. tensorrt:
 the same, with engines that the server builds on its GPU, or with an --engine that was built for it. python: all packs
-of one base are one model on numpy and onnxruntime, what they have in common in memory once. vtk: the same in a bank of
-this toolkit; a batch mixes tasks, and exporting again with other packs adds and removes them while it serves. Models of
-tasks take a `task` name beside each image and give `logits`, `label` and `score`.
+of one base are one model on numpy and onnxruntime, shared weights in memory once. vtk: the same in a bank of
+this toolkit; a batch can mix tasks, and exporting again with other packs adds and removes tasks while it serves.
+Models of tasks take a `task` name beside each image and give `logits`, `label` and `score`.
 
 With --with-preproc a model takes images: in its graph (`images`, uint8 RGB), or by a step of its own before it, which
 also takes files such as JPEG (`encoded`); the logits are compared with the toolkit's own preprocessing.
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     )
     from vtk_export.triton.export import export_triton
 
-    result = export_triton(config.sources, config, measure=_measure, **config.opening())
+    result = export_triton(config.sources, config, measure=functools.partial(_measure, config), **config.opening())
     for model in result.models:
         what = "updated in place" if model.updated else f"version {model.version}"
         tasks = f"{len(model.tasks)} task{'s' * (len(model.tasks) != 1)}"
@@ -59,7 +60,9 @@ def main(argv: list[str]) -> int:
     return max(model.code for model in result.models)
 
 
-def _measure(path: Path, shown: Path, config: "OnnxConfig", source: "Source") -> tuple[int, dict[str, Any]]:
+def _measure(
+    config: "TritonCommand", path: Path, shown: Path, precision: str, source: "Source"
+) -> tuple[int, dict[str, Any]]:
     from vtk.profiling.export_profile import profile_onnx
 
-    return profile_onnx(path, config, source, shown=shown)
+    return profile_onnx(path, config.profile, source, precision=precision, threads=config.threads, shown=shown)

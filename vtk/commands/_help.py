@@ -1,4 +1,4 @@
-"""Help texts: titled groups of options in 80 columns; the options that people use, or all of them."""
+"""Help texts in 80 columns: the common options of a command, or all of them, in titled groups."""
 
 import dataclasses
 import textwrap
@@ -30,12 +30,12 @@ def text(
     Args:
         kind: config of the command.
         common: config with the flags of every command.
-        defaults: that take the place of the config's own, for instance of a recipe.
+        defaults: values that replace the config's own, for instance those of a recipe.
         prog: name of the command.
         description: first paragraphs.
         positional: options given without a flag, in order.
         examples: command lines.
-        every: all options, in place of those that people use.
+        every: show all options, not only the common ones.
     """
     shown = {name: _positional(kind, name) for name in positional}
     lines = [f"usage: {prog} {' '.join([*shown.values(), '[OPTIONS]'])}", ""]
@@ -54,7 +54,7 @@ def text(
             lines += _entry(owner, name, shown.get(name), defaults)
     lines.append("")
     if every:
-        lines.append("-h, --help shows only the options that people use most.")
+        lines.append("-h, --help shows only the most common options.")
     else:
         lines.append("Every command takes --config FILE.yaml, --json and --debug.")
         if hidden:
@@ -63,7 +63,7 @@ def text(
 
 
 def _sections(kind: type[Config], common: type[Config] | None) -> list[tuple[type[Config], str, list[str]]]:
-    """Return the groups of options: what to open, then in the order of the config, at the end what all have."""
+    """Return the groups of options: sources first, then in the order of the config, general options last."""
     own = groups_of(kind)
     order = [*_FIRST, *(title for title in own if title not in (*_FIRST, *_LAST)), *_LAST]
     found = [(kind, title, own[title]) for title in order if title in own]
@@ -82,26 +82,26 @@ def _required(kind: type[Config], name: str) -> bool:
 
 
 def _entry(kind: type[Config], name: str, positional: str | None, defaults: Mapping[str, Any]) -> list[str]:
-    """Return the lines of an option: its flag, and beside or below it what it does and its default."""
+    """Return the lines of an option: its flag, then its help and default beside or below it."""
     option, hint = option_of(kind, name), type_of(kind, name)
     (own,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
     default = defaults.get(name, own)
-    told = option.help
+    text = option.help
     if bool in alternatives(hint):
         flag = flag_of(kind, name)
-        head, told = (f"--no-{flag[2:]}", option.off) if own is True else (flag, told)
-        if own is None and not option.only_yes:  # to be left open, or said either way
+        head, text = (f"--no-{flag[2:]}", option.off) if own is True else (flag, text)
+        if own is None and not option.only_yes:  # unset by default
             head = f"{flag}, --no-{flag[2:]}"
     else:
         head = positional or f"{flag_of(kind, name)} {option.metavar or placeholder(hint)}"
-        if _worth_telling(default):
-            told += f" (default: {_shown(default)})"
+        if _worth_showing(default):
+            text += f" (default: {_shown(default)})"
         elif _required(kind, name):
-            told += " (required)"
-    if not positional and len(head) > 60 and "{" in head:  # too many choices for one line: among the words below
-        told = f"{option.help}; one of {', '.join(_choices(hint))}{told.removeprefix(option.help)}"
+            text += " (required)"
+    if not positional and len(head) > 60 and "{" in head:  # too many choices for one line: they go into the help
+        text = f"{option.help}; one of {', '.join(_choices(hint))}{text.removeprefix(option.help)}"
         head = f"{flag_of(kind, name)} NAME"
-    body = textwrap.wrap(told, WIDTH - _INDENT, break_on_hyphens=False)
+    body = textwrap.wrap(text, WIDTH - _INDENT, break_on_hyphens=False)
     head = f"  {head}"
     if len(head) <= _INDENT - 2:
         body[0] = head.ljust(_INDENT) + body[0]
@@ -113,7 +113,7 @@ def _choices(hint: Any) -> list[str]:
     return placeholder(hint).strip("{}").split(",")
 
 
-def _worth_telling(default: Any) -> bool:
+def _worth_showing(default: Any) -> bool:
     return default not in (None, (), "", False, dataclasses.MISSING)
 
 

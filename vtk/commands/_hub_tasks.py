@@ -8,8 +8,8 @@ from vtk.errors import UsageError
 from vtk.packs.config import PullConfig, PushConfig
 
 HELP = {
-    "push": "a pack to the Hugging Face hub, with a model card",
-    "pull": "a pack from the Hugging Face hub",
+    "push": "upload a pack to the Hugging Face hub, with a model card",
+    "pull": "download a pack from the Hugging Face hub",
 }
 
 
@@ -35,7 +35,7 @@ def _push(argv: list[str]) -> int:
     console.table(f"{made.repo_id}, {'private' if made.private else 'public'}", ("file", "size"), rows)
     console.say(f"pushed {console.size(total)} in commit {made.commit[:12]}: {made.url}")
     if config.license is None:
-        console.say("its model card names no license; `--license` does")
+        console.say("its model card names no license; `--license` sets it")
     console.emit_json({
         "repo_id": made.repo_id, "url": made.url, "commit": made.commit, "bytes": total, "files": made.files,
         "private": made.private,
@@ -59,11 +59,14 @@ def _pull(argv: list[str]) -> int:
     top1 = card.metrics.get("top1")
     console.say(
         f"wrote {got.path} ({console.size(total)}): {card.model.name}, {card.input.height}×{card.input.width} px, "
-        f"{len(card.classes)} classes" + ("" if top1 is None else f", top-1 {console.percent(top1)} of its own images")
+        f"{len(card.classes)} classes"
+        + ("" if top1 is None else f", top-1 {console.percent(top1)} on its own held-out images")
     )
     assert card.base is not None
     if not bundled:
-        console.say(f"its base is {card.base.source}, id {card.base.id[:12]}; --base FILE where it is not found")
+        console.say(
+            f"its base is {card.base.source}, id {card.base.id[:12]}; give --base FILE if it is not found automatically"
+        )
     console.emit_json({
         "path": str(got.path), "bytes": total, "files": got.files, "model": card.model.name,
         "classes": list(card.classes), "top1": top1, "base": card.base.id, "bundled": bundled,
@@ -75,6 +78,6 @@ def _token(name: str | None) -> str | None:
     if name is None:
         return None
     if not (value := os.environ.get(name, "").strip()):
-        # what was given may be the token itself, so it is not repeated
+        # the value may be the token itself, so it is not printed
         raise UsageError("`--token-env` names no environment variable that is set; give its name, not the token")
     return value

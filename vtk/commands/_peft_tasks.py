@@ -1,4 +1,4 @@
-"""``vtk tasks bundle``, ``convert``, ``to-peft`` and ``from-peft``: packs in other forms."""
+"""``vtk tasks bundle``, ``convert``, ``to-peft`` and ``from-peft``: conversions of packs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,10 @@ from vtk.errors import DataError
 from vtk.packs.config import BundleConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
 
 HELP = {
-    "bundle": "a pack and the base tensors it needs in one folder, for a machine without the base",
-    "convert": "a pack again, its tensors as fp32, bf16 or int8; says what rounding cost",
-    "to-peft": "an adapter that timm and PEFT load without this toolkit",
-    "from-peft": "an adapter of PEFT (LoRA, LN_TUNING, …) as a pack",
+    "bundle": "bundle a pack with the base tensors it needs, for a machine without the base",
+    "convert": "convert a pack to fp32, bf16 or int8, and report the rounding error",
+    "to-peft": "convert to an adapter that timm and PEFT load without this toolkit",
+    "from-peft": "convert an adapter of PEFT (LoRA, LN_TUNING, …) to a pack",
 }
 
 
@@ -35,7 +35,7 @@ def _bundle(argv: list[str]) -> int:
     task = bundle_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size, base = pack_bytes(config.out), (config.out / BUNDLED).stat().st_size
     console.say(
-        f"wrote {config.out} ({console.size(size)}, of these {console.size(base)} base tensors: {len(task.needed)}); "
+        f"wrote {config.out} ({console.size(size)}, {console.size(base)} of it {len(task.needed)} base tensors); "
         "every command takes it as a pack, without --base"
     )
     console.emit_json({
@@ -59,10 +59,10 @@ def _convert(argv: list[str]) -> int:
     if drift:
         worst = sorted(drift["max_relative"].items(), key=lambda item: -item[1])
         rows = [(name, f"{value:.2e}") for name, value in worst[:5]]
-        console.table("the tensors that rounding moved most", ("tensor", "largest error / largest value"), rows)
+        console.table("largest rounding errors", ("tensor", "largest error / largest value"), rows)
         console.say(
             f"logits of random images: cosine ≥ {drift['logits_cosine']:.7f}, largest error "
-            f"{drift['logits_relative']:.1e} of the largest logit; the card's metrics are those from before: `vtk eval`"
+            f"{drift['logits_relative']:.1e} of the largest logit; the card's metrics are from before: run `vtk eval`"
         )
     console.emit_json({"path": str(config.out), "pack_bytes": size, "pack_dtype": config.pack_dtype, "drift": drift})
     return 0
@@ -84,8 +84,8 @@ def _to_peft(argv: list[str]) -> int:
         + f"; its logits differ from the pack's by at most {made.max_difference:.0e}"
     )
     if made.in_base:
-        console.say(f"beyond any adapter, so in base.safetensors: {', '.join(made.in_base)}")
-    console.say("in that folder, timm and PEFT load it with", *made.code.splitlines())
+        console.say(f"not expressible as an adapter, so stored in base.safetensors: {', '.join(made.in_base)}")
+    console.say("in that folder, load it with timm and PEFT:", *made.code.splitlines())
     console.emit_json({
         "path": str(config.out), "modules": list(made.modules), "in_base": list(made.in_base),
         "adapter_bytes": made.adapter_bytes, "base_bytes": made.base_bytes, "max_difference": made.max_difference,
@@ -104,17 +104,16 @@ def _from_peft(argv: list[str]) -> int:
     )  # fmt: skip
     from vtk.models.arguments import parse_model_kwargs
     from vtk.packs.cards import pack_bytes
-    from vtk.packs.from_peft import Described, from_peft
+    from vtk.packs.from_peft import ModelDescription, from_peft
 
-    told = Described(
+    told = ModelDescription(
         config.card, config.model, parse_model_kwargs(config.model_kwargs), _classes(config.classes), config.img_size
     )  # fmt: skip
     card = from_peft(config.adapter, config.out, base=config.base, described=told, overwrite=config.overwrite)
     size = pack_bytes(config.out)
     console.say(
         f"wrote {config.out} ({console.size(size)}, {len(card.classes)} classes, {len(card.pack['trained'])} tensors "
-        "other than the base's); "
-        "it has no metrics yet: `vtk eval`"
+        "that differ from the base); it has no metrics yet: run `vtk eval`"
     )
     console.emit_json({
         "path": str(config.out), "pack_bytes": size, "classes": list(card.classes), "trained": card.pack["trained"],

@@ -1,4 +1,4 @@
-"""``vtk analyze``: why a model behaves as it does, as JSON, plots and one report."""
+"""``vtk analyze``: diagnostics of a model as JSON, plots and one report."""
 
 import os
 import shlex
@@ -7,14 +7,14 @@ from vtk import console
 from vtk.analysis.config import AnalyzeCommand
 from vtk.commands import _cli
 
-_DESCRIPTION = """Why a model behaves as it does, and what to change: its attention, features, loss, robustness.
+_DESCRIPTION = """Diagnose a model and suggest changes: attention, features, loss landscape, robustness.
 
-Every diagnostic is measured on the same images, drawn, read in plain words, and put into one report.html that needs no
-network. A model without what a diagnostic looks at (a ResNet has no attention) gets a line that says so."""
+All diagnostics use the same images. Each is plotted and explained in plain words, in one self-contained report.html.
+A diagnostic that does not apply (a ResNet has no attention) is reported as skipped."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``vtk analyze``; exit code 5 where a diagnostic named one by one could not be done."""
+    """Run ``vtk analyze``; exit code 5 if a diagnostic named by --what could not run."""
     config = _cli.parse(
         AnalyzeCommand,
         argv,
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     first, second = config.compare or (config.model, None)
     command = shlex.join(["vtk", "analyze", *argv])
     result = analyze(first, config, against=second, command=command, **config.opening())
-    if int(os.environ.get("RANK", "0")):  # of several processes the main one prints
+    if int(os.environ.get("RANK", "0")):  # only the main process prints
         return 0
     console.emit_json(result.to_dict())
     return 5 if result.missing else 0

@@ -1,23 +1,23 @@
-"""``vtk data``: look at a folder of images before anything is trained on it."""
+"""``vtk data``: audit a folder of images before training."""
 
 from vtk import console
 from vtk.commands import _cli
 from vtk.data.config import AuditCommand
 from vtk.errors import UsageError
 
-_HELP = {"audit": "decode every image once; classes, split, bad files, what is odd"}
+_HELP = {"audit": "decode every image once; report classes, split, bad files, anomalies"}
 
-_TEXT = """Decode every image below a folder once, and say what `vtk finetune` would make of it.
+_TEXT = """Decode every image below a folder once, and report how `vtk finetune` would use it.
 
-Classes and split, unreadable files with the reason, sizes and modes. --out FILE writes one self-contained HTML page
-with small pictures of what is unusual and what is done about it. What was decoded is remembered: finetune and eval do
-not decode it again for their own audit."""
+Reports classes and split, unreadable files with the reason, sizes and modes. --out FILE writes one self-contained HTML
+page with thumbnails of anomalies and how each is handled. Results are cached: finetune and eval do not decode the
+images again for their own audit."""
 
 
 def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
     if not argv or argv[0] in ("-h", "--help", "--help-all"):
-        print("usage: vtk data COMMAND [OPTIONS]\n\nLook at folders of images.\n")
+        print("usage: vtk data COMMAND [OPTIONS]\n\nAudit folders of images.\n")
         print("\n".join(f"  {name:<6} {text}" for name, text in _HELP.items()))
         return 0
     if argv[0] not in _HELP:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
 
 
 def run_audit(argv: list[str]) -> int:
-    """Scan, print, write the page; with ``--on-bad-image fail`` refuse afterwards."""
+    """Scan, print and write the page; ``--on-bad-image fail`` then refuses bad images."""
     config = _cli.parse(
         AuditCommand, argv, prog="vtk data audit", description=_TEXT, positional=("data",),
         examples=(
@@ -38,6 +38,6 @@ def run_audit(argv: list[str]) -> int:
 
     found = audit(config.data, config)
     if config.out is None and (found.odd or found.bad):
-        console.say("--out audit.html writes a page with pictures of what is unusual")
+        console.say("--out audit.html writes a page with pictures of the anomalies")
     console.emit_json({**found.to_dict(), "page": None if config.out is None else str(config.out)})
     return 0

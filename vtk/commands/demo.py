@@ -1,4 +1,4 @@
-"""``vtk demo``: the whole path on bundled digits, offline."""
+"""``vtk demo``: the whole workflow on bundled digits, offline."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,16 +7,16 @@ from vtk.commands import _cli
 from vtk.options import Config
 from vtk.options.shared import Out, Overwrite, Seed
 
-_TEXT = """The whole path on scikit-learn's handwritten digits, offline, in about two minutes on two CPU cores.
+_TEXT = """Run the whole workflow on scikit-learn's handwritten digits, offline, in about two minutes on two CPU cores.
 
-Trains a small ViT as the base, then two tasks on it by their attention weights only (the ten digits at 32 px; odd or
-even at 48 px), shows that both share every FFN tensor and what that saves, exports one to ONNX, verifies it, and
+Trains a small ViT as the base, fine-tunes two tasks on it by their attention weights only (the ten digits at 32 px; odd
+or even at 48 px), shows that both share every FFN tensor and how much that saves, exports one to ONNX, verifies it, and
 measures its latency per batch size. Exit code 4 if an accuracy is below its floor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(Config):
-    """Where the demo goes."""
+    """Options of ``vtk demo``."""
 
     out: Out = Path("demo-out")
     seed: Seed = 0

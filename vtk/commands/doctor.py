@@ -1,6 +1,6 @@
-"""``vtk doctor``: versions, devices, ONNX Runtime providers that really load, conflicts; and how to mend each.
+"""``vtk doctor``: checks versions, devices, ONNX Runtime providers and conflicts, and suggests fixes.
 
-`vtk doctor --tune` measures on a CUDA card which implementations are quickest for one's models, and keeps that."""
+`vtk doctor --tune` measures on a CUDA card which implementations are fastest for your models, and keeps the result."""
 
 import dataclasses
 import itertools
@@ -8,17 +8,17 @@ import textwrap
 from collections.abc import Iterator
 
 from vtk import console
-from vtk.commands import _checks, _cli, _providers
-from vtk.commands._checks import Check
+from vtk.commands import _cli, _doctor_checks, _doctor_providers
+from vtk.commands._doctor_checks import Check
 from vtk.commands._doctor_tune import DoctorConfig, run
 
 _STYLES = {"ok": None, "note": "dim", "problem": "yellow", "fatal": "bold red"}
 
 
 def main(argv: list[str]) -> int:
-    """Run ``vtk doctor``; exit code 1 when something makes fine-tuning, evaluating or exporting impossible.
+    """Run ``vtk doctor``; exit code 1 if fine-tuning, evaluating or exporting cannot work.
 
-    With ``--tune`` nothing is examined: choices are measured on the card.
+    With ``--tune`` nothing is checked: choices are measured on the card.
     """
     config = _cli.parse(
         DoctorConfig, argv, prog="vtk doctor", description=__doc__, positional=("models",),
@@ -26,60 +26,65 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     if config.tune:
         return run(config)
-    found = tuple(examine())
-    show(found)
-    code = exit_code(found)
-    checks = [dataclasses.asdict(check) for check in found]
-    problems = sum(check.status in ("problem", "fatal") for check in found)
-    console.emit_json({"checks": checks, "problems": problems, "exit_code": code})
+    checks = tuple(examine())
+    show(checks)
+    code = exit_code(checks)
+    problems = sum(check.status in ("problem", "fatal") for check in checks)
+    console.emit_json({"checks": [_plain(check) for check in checks], "problems": problems, "exit_code": code})
     return code
 
 
 def examine() -> Iterator[Check]:
-    """Run all checks; those that need torch are left out, and said to be, when torch does not import."""
-    trial = _providers.Trial(with_torch=_checks.nvidia_driver())  # runs while the other checks do
-    installed = _checks.distributions()
-    yield from _checks.check_python()
-    yield from _checks.check_packages(installed)
-    broken = tuple(_checks.check_torch())
+    """Run all checks; if torch does not import, those that need it are skipped, and a note says so."""
+    trial = _doctor_providers.Trial(with_torch=_doctor_checks.nvidia_driver())  # runs while the other checks do
+    installed = _doctor_checks.distributions()
+    yield from _doctor_checks.check_python()
+    yield from _doctor_checks.check_packages(installed)
+    broken = tuple(_doctor_checks.check_torch())
     yield from broken
     if broken:
-        yield Check("devices", "torch", "note", "devices were not looked at, as torch does not import")
+        yield Check("devices", "torch", "note", "devices were not checked, as torch does not import")
         cuda_device, torch_cuda = False, None
     else:
         import torch
 
-        yield from _checks.check_devices()
+        yield from _doctor_checks.check_devices()
         cuda_device, torch_cuda = torch.cuda.is_available(), torch.version.cuda
-    yield from _checks.check_triton()
-    yield from _providers.check_providers(trial, cuda_device, torch_cuda)
-    yield from _checks.check_conflicts(installed)
-    yield from _checks.check_storage()
+    yield from _doctor_checks.check_triton()
+    yield from _doctor_providers.check_providers(trial, cuda_device, torch_cuda)
+    yield from _doctor_checks.check_conflicts(installed)
+    yield from _doctor_checks.check_storage()
 
 
-def exit_code(found: tuple[Check, ...]) -> int:
-    """Return 1 when a check is fatal, else 0."""
-    return int(any(check.status == "fatal" for check in found))
+def _plain(check: Check) -> dict[str, str]:
+    """Return a check as JSON, in which the fix has kept its name of version 0.1, ``mend``."""
+    values = dataclasses.asdict(check)
+    return {**{name: value for name, value in values.items() if name != "fix"}, "mend": check.fix}
 
 
-def show(found: tuple[Check, ...]) -> None:
-    """Print the checks under their headings, each with how to mend it, and a summary."""
-    for group, checks in itertools.groupby(found, key=lambda check: check.group):
+def exit_code(checks: tuple[Check, ...]) -> int:
+    """Return 1 if a check is fatal, else 0."""
+    return int(any(check.status == "fatal" for check in checks))
+
+
+def show(checks: tuple[Check, ...]) -> None:
+    """Print the checks under their headings, each with its fix, and a summary."""
+    for group, members in itertools.groupby(checks, key=lambda check: check.group):
         console.say(group, style="bold")
-        for check in checks:
+        for check in members:
             start = f"  {check.status:<8}{check.name:<20} "
             text = textwrap.wrap(start + check.detail, 80, subsequent_indent=" " * 31, break_on_hyphens=False)
             console.say(*text, style=_STYLES[check.status])
-            if check.mend:
-                mend = f"          → {check.mend}"
-                told = textwrap.wrap(mend, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
-                console.say(*told, style=_STYLES[check.status])
-    wrong = [check for check in found if check.status in ("problem", "fatal")]
+            if check.fix:
+                fix = f"          → {check.fix}"
+                lines = textwrap.wrap(fix, 80, subsequent_indent=" " * 12, break_on_hyphens=False)
+                console.say(*lines, style=_STYLES[check.status])
+    wrong = [check for check in checks if check.status in ("problem", "fatal")]
     fatal = sum(check.status == "fatal" for check in wrong)
     console.say()
     if fatal:
-        console.say(f"{fatal} of {len(wrong)} problems must be mended before the toolkit can work", style="bold red")
+        console.say(f"{fatal} of {len(wrong)} problems must be fixed before the toolkit can work", style="bold red")
     elif wrong:
-        console.say(f"works, with {len(wrong)} problem{'s' * (len(wrong) > 1)} to mend", style="yellow")
+        console.say(f"works, with {len(wrong)} problem{'s' * (len(wrong) > 1)} to fix", style="yellow")
     else:
-        console.say("all is well", style="green")
+        console.say("no problems", style="green")

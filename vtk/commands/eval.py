@@ -6,8 +6,8 @@ from vtk.evaluation.config import EvalCommand
 
 _DESCRIPTION = """Evaluate a task pack, a merged checkpoint or an .onnx on a folder of images.
 
-Size, preprocessing and class names come from the source; class folders are matched by name. With no further flags a
-pack is run in its training precision and batch size, and gives the metric of its training run exactly."""
+Size, preprocessing and class names come from the source; class folders are matched by name. Without further
+options a pack runs in its training precision and batch size, and reproduces the metric of its training run exactly."""
 
 
 def main(argv: list[str]) -> int:

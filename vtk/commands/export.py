@@ -1,4 +1,4 @@
-"""``vtk export TARGET``: files for other run times, each verified before it is kept."""
+"""``vtk export TARGET``: files for other runtimes, each verified before it is kept."""
 
 import difflib
 
@@ -9,7 +9,7 @@ from vtk.errors import UsageError
 TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
     "aoti": "a .pt2 compiled by AOTInductor, for C++ and Python",
-    "tasks": "packs as ONNX files that share weights, or one for mixed batches",
+    "tasks": "one ONNX file per task, sharing one file of weights, or one for mixed batches",
     "tensorrt": "an ONNX file for TensorRT, with scripts that build its engine",
     "triton": "a model repository for Triton Inference Server, one task or many",
 }
@@ -21,16 +21,15 @@ it is kept only if the largest error is at most 1e-4 of the largest logit and th
 Size, preprocessing and class names travel inside the file and beside it in model.json.
 
 fp16, bf16 (--dtype) and int8 files (--int8) are judged by the cosine with torch, and with --data by the share of images
-with torch's class and by the accuracy on folders named after the classes. docs/guides/export.md tells the bounds.
+with torch's class and by the accuracy on folders named after the classes. docs/guides/export.md has the bounds.
 
-Vision Transformers of timm are folded and merged first, where all their parts are known: fewer nodes, standard
-operators only, the same numbers up to rounding. --fuse refuses what it does not know by name, --no-fuse leaves all as
-it is."""
+Vision Transformers of timm are fused first if all their parts are supported: fewer nodes, standard operators only, the
+same numbers up to rounding. --fuse makes an unsupported part an error, --no-fuse exports the model as it is."""
 
-_TASKS = """Export packs of one base as one folder, in one or both of two forms.
+_TASKS = """Export packs of one base to one folder, in one or both of two forms.
 
-files: DIR/NAME.onnx for each task, each of its own image size; all refer to one data file with the weights that tasks
-have in common, which ONNX Runtime maps into memory once (session options: docs/guides/bank.md). gathered: one
+files: one DIR/NAME.onnx per task, each with its own image size; all refer to one data file with the shared weights,
+which ONNX Runtime maps into memory once (session options: docs/guides/bank.md). gathered: one
 DIR/gathered.onnx with the inputs `pixel_values` and `task` (int32 per image), for tasks of one image size; its
 `logits` are padded to the most classes, `num_classes` says how many are an image's own.
 
@@ -81,11 +80,11 @@ def _onnx(argv: list[str]) -> int:
         ),
     )
     from vtk.profiling.export_profile import onnx_backends, profile_onnx
-    from vtk.runtime.opening import open_and_tell
+    from vtk.runtime.opening import open_with_notes
     from vtk_export.onnx.export import export_onnx
 
     backends = onnx_backends(config.dtype) if config.profile else ()
-    source = open_and_tell(config.source, **config.opening())
+    source = open_with_notes(config.source, **config.opening())
     result = export_onnx(source, config)
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = f"{result.nodes} nodes" + (", fused" if result.fused else "")
@@ -94,13 +93,15 @@ def _onnx(argv: list[str]) -> int:
     console.say(f"{result.path}: opset {result.opset}, {batch}, {graph}, {size}, {result.seconds:.1f} s")
     found, code = result.to_dict(), 0
     if config.profile:
-        code, found["profile"] = profile_onnx(result.path, config, source, backends)
+        code, found["profile"] = profile_onnx(
+            result.path, config.profile, source, precision=config.rest, threads=config.threads, backends=backends
+        )
     console.emit_json(found)
     return code
 
 
 def _tasks(argv: list[str]) -> int:
-    from vtk_export.onnx.config import TasksCommand
+    from vtk_export.tasks.config import TasksCommand
 
     config = _cli.parse(
         TasksCommand,

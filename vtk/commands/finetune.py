@@ -1,10 +1,10 @@
-"""``vtk finetune``: adapt a Vision Transformer to a folder of images, by default its attention weights only."""
+"""``vtk finetune``: fine-tune a Vision Transformer on a folder of images, by default its attention weights only."""
 
 from vtk import console
 from vtk.commands import _cli
 from vtk.training.finetune_config import FinetuneConfig
 
-_TEXT = "Adapt a Vision Transformer to a folder of images, by default its attention weights only."
+_TEXT = "Fine-tune a Vision Transformer on a folder of images, by default its attention weights only."
 
 _EXAMPLES = (
     "vtk finetune data/pets --attn-only",

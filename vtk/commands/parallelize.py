@@ -1,15 +1,15 @@
-"""``vtk parallelize``: a sequential ViT with its blocks side by side, and how far that is from the original."""
+"""``vtk parallelize``: converts a sequential ViT to parallel blocks and reports the drift."""
 
 from vtk import console
 from vtk.branches.config import ParallelizeCommand
 from vtk.commands import _cli
 
-_DESCRIPTION = """Join every P consecutive blocks of a sequential Vision Transformer into one of P parallel branches.
+_DESCRIPTION = """Convert every P consecutive blocks of a sequential Vision Transformer to one block of P branches.
 
-The weights are kept, the function changes (the paper's eq. 1-2): the logits and each block are compared with the
+The weights stay, the function changes (Touvron et al. 2022, eq. 1-2): the logits and each block are compared with the
 original's. DIR gets model.safetensors, which every command takes, load.py, which loads it with plain timm, and
 drift.json. With --finetune the parallel model is then trained on the folder, and accuracies are reported; with
---distill the original is its teacher, which brings it closer to that, with --no-labels from the images alone."""
+--distill the original is the teacher; with --no-labels no labels are used."""
 
 _EXAMPLES = (
     "vtk parallelize runs/pets/task --branches 2 --data data/pets --out parallel/pets",

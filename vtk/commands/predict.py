@@ -4,7 +4,7 @@ from vtk import console
 from vtk.commands import _cli
 from vtk.evaluation.config import PredictCommand
 
-_DESCRIPTION = """Label an image, or every image below a folder; --out FILE writes a CSV file in place of printing all.
+_DESCRIPTION = """Predict the label of an image, or of every image below a folder; --out FILE writes a CSV file.
 
 Size, preprocessing and class names come from the source. A file that cannot be read is named, skipped and counted."""
 

@@ -1,4 +1,4 @@
-"""``vtk pretrain``: teach a Vision Transformer about images without labels, by hiding patches of them."""
+"""``vtk pretrain``: pre-train a Vision Transformer on images without labels by masked image modelling."""
 
 from vtk import console
 from vtk.commands import _cli

@@ -1,4 +1,4 @@
-"""``vtk profile``: latency, throughput and memory per batch size and back-end, outputs compared before any number."""
+"""``vtk profile``: latency, throughput and memory per batch size and back-end, after a comparison of outputs."""
 
 import shlex
 from pathlib import Path
@@ -7,19 +7,19 @@ from vtk import console
 from vtk.commands import _cli
 from vtk.profiling.config import ProfileCommand
 
-_TEXT = """Latency, throughput and memory per batch size and back-end, outputs compared before any number.
+_TEXT = """Measure latency, throughput and memory per batch size and back-end; outputs are compared first.
 
 `vtk profile --server HOST:PORT` drives a live inference server instead; `--server x --help` shows its options."""
 
-_SERVER = """Drive a live server that speaks KServe's v2 protocol (Triton and others), and measure it from outside.
+_SERVER = """Load-test a live server that speaks KServe's v2 protocol (Triton and others).
 
-Closed loops (--concurrency) keep so many requests under way. Open loops (--rate) send them at random times whatever the
-server does, and time each from the moment it was due: percentiles are free of coordinated omission. Queue and compute
-times are the server's own. With --reference, answers are compared before and after every load (exit code 4)."""
+Closed loops (--concurrency) keep a number of requests in flight. Open loops (--rate) send requests at random times,
+independent of the server, and time each from its due time: percentiles are free of coordinated omission. Queue and
+compute times are the server's own. With --reference, answers are compared before and after every load (exit code 4)."""
 
 
 def main(argv: list[str]) -> int:
-    """Run ``vtk profile``; exit code 4 when a back-end gave wrong outputs."""
+    """Run ``vtk profile``; exit code 4 if the outputs of a back-end are wrong."""
     if any(arg == "--server" or arg.startswith("--server=") for arg in argv):
         return _server(argv)
     config = _cli.parse(
@@ -107,7 +107,7 @@ def _ceilings(config: ProfileCommand) -> int:
     device, threads = resolve_device(config.device), config.threads or torch.get_num_threads()
     found = ceilings.measure(device, threads)
     console.say(f"{ceilings.key(device, threads)}: {ceilings.describe(found)}")
-    console.say(f"kept in {ceilings.path()}")
+    console.say(f"stored in {ceilings.path()}")
     console.emit_json({"device": ceilings.key(device, threads), **dataclasses.asdict(found)})
     return 0
 

@@ -10,10 +10,10 @@ from vtk.errors import DataError, UsageError
 from vtk.packs.config import DiffConfig, ListConfig, MergeConfig
 
 _HELP = {
-    "list": "packs under folders: model, size, classes, accuracy, base, bytes",
-    "diff": "what a pack changed against its base, or against another pack",
-    "merge": "base and pack in one checkpoint, which plain timm loads",
-    "bench": "several packs on one base against as many separate models",
+    "list": "list the packs under folders: model, size, classes, accuracy, base, bytes",
+    "diff": "compare a pack with its base or with another pack",
+    "merge": "merge base and pack into one checkpoint, which plain timm loads",
+    "bench": "measure several packs on one base against as many separate models",
     **_peft_tasks.HELP,
     **_hub_tasks.HELP,
 }
@@ -22,7 +22,7 @@ _HELP = {
 def main(argv: list[str]) -> int:
     """Dispatch to one of the subcommands."""
     if not argv or argv[0] in ("-h", "--help", "--help-all"):
-        print("usage: vtk tasks COMMAND [OPTIONS]\n\nWork on task packs.\n")
+        print("usage: vtk tasks COMMAND [OPTIONS]\n\nManage task packs.\n")
         for name, about in _HELP.items():
             print(textwrap.fill(about, 80, initial_indent=f"  {name:<10}", subsequent_indent=" " * 12))
         return 0
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def run_list(argv: list[str]) -> int:
-    """List the packs under folders; a damaged one is named and skipped."""
+    """List the packs under folders; damaged ones are named and skipped."""
     config = _cli.parse(
         ListConfig, argv, prog="vtk tasks list", description=_HELP["list"], positional=("folders",),
         examples=("vtk tasks list runs",),
@@ -62,7 +62,7 @@ def run_list(argv: list[str]) -> int:
                           "width": card.input.width, "classes": len(card.classes), "top1": top1,
                           "base": card.base.id if card.base else None, "pack_bytes": size})  # fmt: skip
     if not packs:
-        console.say(f"no packs under {', '.join(config.folders)}; `vtk finetune` makes them")
+        console.say(f"no packs under {', '.join(config.folders)}; `vtk finetune` writes them")
     else:
         console.table(f"{len(packs)} packs", ("pack", "model", "px", "classes", "top-1", "base", "size"), rows,
                       left=(0, 1, 5))  # fmt: skip
@@ -85,7 +85,7 @@ def run_diff(argv: list[str]) -> int:
     ]
     console.table(f"{config.pack} against {against}", ("part", "differ", "change ‖a−b‖/‖b‖", "other shape"), rows)
     console.say(
-        f"equal, value for value: {console.size(diff.shared_bytes)} of {console.size(diff.total_bytes)}; "
+        f"identical: {console.size(diff.shared_bytes)} of {console.size(diff.total_bytes)}; "
         f"FFN tensors {diff.shared_ffn} of {diff.total_ffn}"
     )
     console.emit_json({
@@ -99,7 +99,7 @@ def run_diff(argv: list[str]) -> int:
 
 
 def run_merge(argv: list[str]) -> int:
-    """Write base and pack as one checkpoint."""
+    """Merge base and pack into one checkpoint."""
     config = _cli.parse(
         MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
         examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
@@ -110,13 +110,13 @@ def run_merge(argv: list[str]) -> int:
 
     task = merge_task(config.pack, config.out, base=config.base, overwrite=config.overwrite)
     size = config.out.stat().st_size
-    console.say(f"wrote {config.out} ({console.size(size)}) and {page_beside(config.out)}, which says how it is used")
+    console.say(f"wrote {config.out} ({console.size(size)}) and {page_beside(config.out)}, which shows how to use it")
     try:
         code = plain_call(task.card).code(repr(str(config.out)))
-        console.say("plain timm loads it with", *code.splitlines())
+        console.say("load it with plain timm:", *code.splitlines())
     except UsageError as error:
         code = None
-        console.warn(f"not for plain timm: {error}")
+        console.warn(f"plain timm cannot load it: {error}")
     console.emit_json({
         "path": str(config.out), "file_bytes": size, "classes": list(task.card.classes), "timm_code": code,
         "readme": str(page_beside(config.out)),

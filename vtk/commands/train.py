@@ -1,4 +1,4 @@
-"""``vtk train``: train a whole model on a folder of images, from random weights or on from a checkpoint."""
+"""``vtk train``: train a whole model on a folder of images, from random weights or from a checkpoint."""
 
 from vtk import console
 from vtk.commands import _cli
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
         TrainConfig, argv, prog="vtk train", description=f"{__doc__ or ''} Recipes: {', '.join(names())}.",
-        positional=("data",), examples=_EXAMPLES, preset=("recipe", read_recipe),
+        positional=("data",), examples=_EXAMPLES, preset=("recipe", lambda name: read_recipe(name, TrainConfig)),
     )  # fmt: skip
     if config.dry_run:
         from vtk.training.preview import dry_run

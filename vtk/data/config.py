@@ -14,8 +14,8 @@ MultiLabel = Annotated[
 ]
 
 _Page = Annotated[
-    Path | None, Option("HTML page to write, such as audit.html; an earlier audit page is replaced", "output",
-                        often=True)
+    Path | None,
+    Option("HTML page to write, such as audit.html; replaces an earlier audit page", "output", often=True),
 ]  # fmt: skip
 
 _ONE = r"comma|semicolon|tab|space|pipe|\\t|."

@@ -11,12 +11,11 @@ from vtk.errors import UsageError
 from vtk.fused.blocks import fold_block
 from vtk.fused.checks import check_silent
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.model import FusedViT
 from vtk.fused.norms import refusal
-from vtk.fused.stages import MlpStage, Stage
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""What a model can be fused to."""
+from vtk.fused.stages import Stage
+from vtk.models.devices import check_dtype
 
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 
@@ -51,9 +50,7 @@ def fuse(
     """
     check_model(model)
     parameter = next(model.parameters())
-    target = parameter.dtype if dtype is None else dtype
-    if target not in DTYPES:
-        raise UsageError(f"`dtype` is {target}; give {', '.join(map(str, DTYPES))}")
+    target = check_dtype(parameter.dtype if dtype is None else dtype)
     before = 0
     with torch.no_grad():
         like = torch.empty(0, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)

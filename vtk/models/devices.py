@@ -5,8 +5,7 @@ import torch
 from vtk.errors import UnavailableError, UsageError
 
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Names of precisions on the command line and in cards."""
-
+"""Names of precisions, on the command line, in cards and in exported files, to torch's types."""
 
 FP8 = "fp8"
 """Name of fp8 precision: matrix products in e4m3, everything else in bf16; no dtype of a whole model."""
@@ -48,6 +47,22 @@ def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
     raise UsageError(f"unknown precision `{dtype}`; give {', '.join(DTYPES)}")
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return a type that fused models and banks compute in: fp16, bf16, fp32 or fp64.
+
+    Raises:
+        UsageError: any other type.
+    """
+    if dtype not in (types := (torch.float16, torch.bfloat16, torch.float32, torch.float64)):
+        raise UsageError(f"`dtype` is {dtype}; give {', '.join(map(str, types))}")
+    return dtype
+
+
+def itemsize(precision: str) -> int:
+    """Return the bytes of a number; of fp8 those of its products' inputs."""
+    return 1 if precision == FP8 else DTYPES[precision].itemsize
 
 
 def dtype_name(dtype: torch.dtype) -> str:

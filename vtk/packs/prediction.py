@@ -1,4 +1,4 @@
-"""`Task.predict`: labels of images, prepared as the task's card says."""
+"""`Task.predict`: predicts labels of images, preprocessed as the task's card says."""
 
 import contextlib
 import copy

@@ -1,17 +1,17 @@
 """``--profile 1,8,32`` of any export: the file's latency, left beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtk import console
 
 if TYPE_CHECKING:
-    from vtk.profiling.session import Answers
+    from vtk.profiling.inputs import Inputs
+    from vtk.profiling.reference import Answers
     from vtk.runtime.source import Source
-    from vtk_export.onnx.config import OnnxConfig, TasksCommand
+    from vtk_export.tasks.config import TasksCommand
     from vtk_export.tasks.export import TasksExportResult
-    from vtk_export.tensorrt.config import TensorrtConfig
 
 SECONDS = 3.0
 """Of each cell, at most; `vtk profile` on the file takes longer and says more."""
@@ -47,8 +47,11 @@ def onnx_backends(precision: str, *, engine: bool = False) -> tuple[str, ...]:
 
 def profile_onnx(
     path: Path,
-    config: "OnnxConfig | TensorrtConfig",
+    batches: Sequence[int],
     source: "Source",
+    *,
+    precision: str,
+    threads: int | None,
     backends: tuple[str, ...] | None = None,
     shown: Path | None = None,
 ) -> tuple[int, dict[str, Any]]:
@@ -56,19 +59,20 @@ def profile_onnx(
 
     Args:
         path: of the file.
-        config: what it was exported with.
+        batches: images per call.
         source: what it was exported from.
+        precision: of the file.
+        threads: CPU threads.
         backends: of `onnx_backends`, where it was asked before the export.
         shown: as of `profile_export`.
 
     Returns:
         As of `profile_export`.
     """
-    chosen = onnx_backends(config.rest) if backends is None else backends
+    chosen = onnx_backends(precision) if backends is None else backends
     return profile_export(
-        path, config.profile, backends=chosen, precision=config.rest, threads=config.threads, reference=source,
-        shown=shown,
-    )  # fmt: skip
+        path, batches, backends=chosen, precision=precision, threads=threads, reference=source, shown=shown
+    )
 
 
 def check_task_names(config: "TasksCommand") -> None:
@@ -95,8 +99,8 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
     Returns:
         The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
     """
-    from vtk.profiling.task_reference import mixed_answers
-    from vtk.runtime.source import open_source
+    from vtk.profiling.export_profile import mixed_answers
+    from vtk.runtime.opening import open_source
     from vtk_export.tasks.index import remember
     from vtk_export.tasks.names import named_packs
 
@@ -115,6 +119,33 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
         remember(result.path, [f"{stem}.json", f"{stem}.png"])
         code = max(code, status)
     return code, found
+
+
+def mixed_answers(packs: Mapping[str, Path], *, base: Path | None = None) -> "Answers":
+    """Return what computes logits (n, most classes), fp32, padded with the type's lowest number as the file's are.
+
+    Args:
+        packs: name to folder, in the order of the tasks' numbers.
+        base: base weights of the packs, if they moved.
+    """
+
+    import torch
+
+    from vtk.profiling.compare import torch_reference
+    from vtk.profiling.reference import Reference
+    from vtk.runtime.opening import open_source
+
+    def answers(inputs: "Inputs") -> Reference:
+        sources = [open_source(path, base=base) for path in packs.values()]
+        most = max(len(source.card.classes) for source in sources)
+        logits = torch.full((len(inputs.images), most), torch.finfo(torch.float32).min)
+        for number, source in enumerate(sources):
+            rows = (inputs.more["task"] == number).nonzero()[:, 0]
+            if len(rows):
+                logits[rows, : len(source.card.classes)] = torch_reference(source.model(), inputs.images[rows])
+        return Reference(logits, "torch fp32 on the CPU, each image with its own task's model", "fp32")
+
+    return answers
 
 
 def profile_export(
@@ -155,7 +186,7 @@ def profile_export(
     from vtk.profiling.profile import run
     from vtk.profiling.report import MARKS, print_result
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from vtk.card import InputSpec
@@ -55,6 +54,7 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         tasks: of a file of many tasks; they take turns.
     """
     from vtk.data.decoding.raw_images import spread
+    from vtk.data.random_images import smooth_bytes
 
     spec = source.card.input
     if not source.facts.preprocessing:
@@ -65,10 +65,8 @@ def make_inputs(source: Source, count: int, *, seed: int, tasks: int = 0) -> Inp
         return Inputs(images, f"{what}, {tasks} tasks in turn", more={"task": turns})
     height, width = (max(round(scale * side), 1) for scale, side in zip(RAW_SCALE, spec.size, strict=True))
     rng = np.random.default_rng(seed)
-    # coarse noise made smooth: a filter sees edges and areas, as in a photograph
-    coarse = [Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)) for _ in range(count)]
-    small = [np.asarray(image.resize((width, height), Image.Resampling.BICUBIC)) for image in coarse]
-    pixels = [spread(image, spec.value_range, spec.value_type) for image in small]
+    drawn = [smooth_bytes(rng, height, width) for _ in range(count)]
+    pixels = [spread(image, spec.value_range, spec.value_type) for image in drawn]
     kind = spec.value_type or "uint8"
     what = f"{count} smoothed random images of {height}×{width} pixels, {kind} (seed {seed}), prepared in the graph"
     return Inputs(torch.from_numpy(np.stack(pixels)), what, name="images")

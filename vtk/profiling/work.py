@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Of one number in each precision; of fp8 the least, which is that of its wide matrices."""
+from vtk.models.devices import itemsize
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Work:
 
     def moved_bytes(self, batch: int, precision: str) -> int:
         """Return the bytes of weights, images and logits."""
-        return BYTES[precision] * (self.parameters + batch * self.values)
+        return itemsize(precision) * (self.parameters + batch * self.values)
 
 
 @dataclass(frozen=True)

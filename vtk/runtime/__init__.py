@@ -1,4 +1,4 @@
-"""Run a model: one `Backend` protocol over torch eager, torch.compile and ONNX Runtime, and what a model can come from.
+"""Opens models from any source and runs them with any back-end, through one `Backend` protocol.
 
 Nobody else in the toolkit opens an ONNX Runtime session.
 """
@@ -12,7 +12,7 @@ __getattr__, __dir__, __all__ = attach(
         "Source": "vtk.runtime.source",
         "evaluate_source": "vtk.runtime.evaluation",
         "load_backend": "vtk.runtime.backends.base",
-        "open_source": "vtk.runtime.source",
+        "open_source": "vtk.runtime.opening",
         "predict_images": "vtk.runtime.prediction",
         "predictor": "vtk.runtime.backends.base",
     },

@@ -1,4 +1,4 @@
-"""The images of ``--data``: held-out ones judge what was made of a model, training images calibrate it."""
+"""The images of ``--data``: held-out images verify an exported model, training images calibrate it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from vtk.data.probing.probe import content_digest
 from vtk.errors import DataError, UsageError
 from vtk.models.devices import FP8
 from vtk.runtime.data_parts import Split
-from vtk.runtime.images import Chosen, choose_images
+from vtk.runtime.images import ImageSelection, choose_images
 from vtk.runtime.source import Source
 
 
 @dataclass(frozen=True)
-class Given:
+class DataImages:
     """Images of a folder for one model.
 
     Attributes:
@@ -27,14 +27,14 @@ class Given:
         described: whether the card's classes have names.
     """
 
-    judging: Chosen
+    judging: ImageSelection
     data: Path
     card: Card = field(repr=False)
     split: Split | None
     described: bool
 
     @cached_property
-    def calibration(self) -> tuple[Chosen, Chosen]:
+    def calibration(self) -> tuple[ImageSelection, ImageSelection]:
         """Images to calibrate on, and those that are left to judge the calibrated file.
 
         They are the training images and the held-out ones. Where both would be the same images, each gets every second
@@ -52,7 +52,9 @@ class Given:
         return halves[0], _without_copies(halves[1], halves[0])
 
 
-def give_images(card: Card, data: Path | None, split: Split | None = None, *, described: bool = True) -> Given | None:
+def data_images(
+    card: Card, data: Path | None, split: Split | None = None, *, described: bool = True
+) -> DataImages | None:
     """Return the images of ``--data`` for a model, and say which they are; None without ``--data``.
 
     Raises:
@@ -60,28 +62,28 @@ def give_images(card: Card, data: Path | None, split: Split | None = None, *, de
     """
     if data is None:
         return None
-    return Given(choose_images(card, data, split or "val", described=described), data, card, split, described)
+    return DataImages(choose_images(card, data, split or "val", described=described), data, card, split, described)
 
 
-def fp8_images(source: Source, precision: str, data: Path | None) -> dict[str, Given | None]:
+def fp8_images(source: Source, precision: str, data: Path | None) -> dict[str, DataImages | None]:
     """Return the arguments of `load_backend` that a precision needs besides: for fp8, the images."""
     if precision != FP8:
         return {}
-    return {"given": give_images(source.card, data, described=source.described)}
+    return {"given": data_images(source.card, data, described=source.described)}
 
 
-def judging(given: Given | None) -> Chosen | None:
+def judging_images(given: DataImages | None) -> ImageSelection | None:
     """Return the images that judge; None without ``--data``."""
     return None if given is None else given.judging
 
 
-def _every_second(chosen: Chosen, first: int) -> Chosen:
+def _every_second(chosen: ImageSelection, first: int) -> ImageSelection:
     paths = chosen.paths[first::2] or chosen.paths  # of one image, both halves are that one
     labels = None if chosen.labels is None else (chosen.labels[first::2] or chosen.labels)
-    return Chosen(paths, labels, f"{chosen.what}, every second one")
+    return ImageSelection(paths, labels, f"{chosen.what}, every second one")
 
 
-def _without_copies(chosen: Chosen, others: Chosen) -> Chosen:
+def _without_copies(chosen: ImageSelection, others: ImageSelection) -> ImageSelection:
     """Leave out images of which others have a copy, unless that leaves none."""
     seen = {digest for path in others.paths if (digest := _digest(path))}
     kept = [i for i, path in enumerate(chosen.paths) if _digest(path) not in seen]
@@ -89,7 +91,7 @@ def _without_copies(chosen: Chosen, others: Chosen) -> Chosen:
         return chosen
     console.say(f"left out of those that judge: {len(chosen.paths) - len(kept)} copies of images that calibrate")
     labels = None if chosen.labels is None else tuple(chosen.labels[i] for i in kept)
-    return Chosen(tuple(chosen.paths[i] for i in kept), labels, chosen.what)
+    return ImageSelection(tuple(chosen.paths[i] for i in kept), labels, chosen.what)
 
 
 def _digest(path: Path) -> str:

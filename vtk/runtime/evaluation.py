@@ -1,4 +1,4 @@
-"""Evaluate anything that runs on a folder of images, with the metric of training."""
+"""Evaluates any source on a folder of images, with the metrics of training."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from vtk.runtime.backends.base import load_backend, precision_of, predictor
 from vtk.runtime.data_option import fp8_images
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.images import find_images
-from vtk.runtime.run_conditions import choose_conditions
+from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 
 _FEW = 200
@@ -112,15 +112,7 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
 
 
 def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> EvalResult:
-    conditions = choose_conditions(
-        source,
-        backend=config.backend,
-        precision=config.precision,
-        device=config.device,
-        batch_size=config.batch_size,
-    )
-    for note in conditions.notes:
-        console.say(note)
+    conditions = conditions_of(source, config)
     audit, part = find_images(source, config.data, config.split or "val")
     samples = part.samples
     # for a few images, starting processes takes longer than decoding

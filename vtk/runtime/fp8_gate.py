@@ -1,4 +1,4 @@
-"""A model in fp8, rounded for training images and held, before it answers anything, against fp32 on held-out ones."""
+"""Calibrates a model in fp8 on training images, and accepts it only if it agrees with fp32 on held-out images."""
 
 import math
 
@@ -12,7 +12,7 @@ from vtk.errors import VerificationError
 from vtk.fused import Fp8ViT, fuse, to_fp8
 from vtk.fused.fp8 import check_fp8_device
 from vtk.models.fp32 import FullPrecision
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 
 CALIBRATED, JUDGED = 128, 256
@@ -24,7 +24,7 @@ LEAST_AGREEMENT = 0.99
 _BATCH = 16
 
 
-def calibrate(model: nn.Module, device: torch.device, given: Given) -> Fp8ViT:
+def calibrate(model: nn.Module, device: torch.device, given: DataImages) -> Fp8ViT:
     """Round a model to fp8 and return it, if its answers stay.
 
     Args:

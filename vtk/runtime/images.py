@@ -1,4 +1,4 @@
-"""The images of a folder that belong to a model: its classes, and the part that is asked for."""
+"""Finds the images of a folder that belong to a model's classes, in the requested split."""
 
 import contextlib
 from pathlib import Path
@@ -64,7 +64,7 @@ def _reading(card: Card, multi_label: bool) -> dict[str, Any]:
     return told | {name: value for name in names if isinstance(value := card.data.get(name), str)}
 
 
-class Chosen(NamedTuple):
+class ImageSelection(NamedTuple):
     """Image files that an export is judged with, or calibrated on.
 
     Attributes:
@@ -78,7 +78,7 @@ class Chosen(NamedTuple):
     what: str
 
 
-def choose_images(card: Card, data: Path, split: Split, *, described: bool = True) -> Chosen:
+def choose_images(card: Card, data: Path, split: Split, *, described: bool = True) -> ImageSelection:
     """Return images of a part of a folder, and say which; nothing is decoded, but for cards that do not list images.
 
     Args:
@@ -91,7 +91,7 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
         DataError: there is no such image.
     """
     if data.is_file() and not is_table(data):
-        return Chosen((data,), None, f"{data}")
+        return ImageSelection((data,), None, f"{data}")
     look = _look(card)
     options: dict[str, Any] = {
         "in_chans": card.input.in_chans, "max_pixels": pixel_limit(card), "look": look, "spec": card.input,
@@ -104,13 +104,13 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
     except DataError:  # its folders are not the model's classes
         audit = _loose(data, look)
         if audit.layout == "flat" and look != "read":
-            return Chosen(tuple(sample.path for sample in audit.train), None, f"images of {data}")
+            return ImageSelection(tuple(sample.path for sample in audit.train), None, f"images of {data}")
     for warning in audit.warnings:
         console.warn(warning)
     part = choose_part(card, audit, data, split, described=described)
     known = described and not card.multi_label and audit.classes == card.classes
     labels = tuple(sample.label for sample in part.samples) if known else None
-    return Chosen(tuple(sample.path for sample in part.samples), labels, part.what)
+    return ImageSelection(tuple(sample.path for sample in part.samples), labels, part.what)
 
 
 def _look(card: Card) -> Look:

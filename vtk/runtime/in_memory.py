@@ -1,18 +1,17 @@
-"""Sources that are in memory: a `Task` that was loaded, or any module that maps images to logits."""
+"""Opens sources in memory: a loaded `Task`, or any module that maps images to logits."""
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.models.create import facts_of
 from vtk.models.inputs import channel_values, pair
 from vtk.packs.load import Task
+from vtk.runtime.module_copy import copy_module, first_line
 from vtk.runtime.source import Source, pack_name
 
 _PROBED = 2
@@ -71,38 +70,6 @@ def open_module(
     )  # fmt: skip
 
 
-def copy_module(module: nn.Module) -> nn.Module:
-    """Return a copy in fp32, on the CPU, in eval mode; what the original is on is not used for it.
-
-    Raises:
-        UsageError: it cannot be copied.
-    """
-    name = type(module).__name__
-    memo: dict[int, Any] = {}
-    if isinstance(module, torch.jit.ScriptModule):
-        raise UsageError(f"{name} is a module of TorchScript; give the module that it was made from")
-    for tensor in (*module.parameters(), *module.buffers()):
-        if is_lazy(tensor):
-            raise UsageError(f"{name} has weights without a shape yet; call it once on images of its size first")
-        if tensor.is_meta:
-            raise UsageError(f"{name} is on the meta device, without values for its weights; load them first")
-        if type(tensor) is nn.Parameter:  # of other classes only they themselves know how they are copied
-            memo[id(tensor)] = nn.Parameter(_plain(tensor), requires_grad=tensor.requires_grad)
-        elif type(tensor) is Tensor:
-            memo[id(tensor)] = _plain(tensor)
-    try:
-        return copy.deepcopy(module, memo).float().cpu().eval()
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(
-            f"{name} cannot be copied ({_first_line(error)}); give a module that copy.deepcopy takes"
-        ) from (error)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-    return tensor.detach().to("cpu", dtype, copy=True)
-
-
 def _unwrap(module: nn.Module) -> nn.Module:
     """Return what ``torch.compile``, DataParallel or DistributedDataParallel was put around."""
     while True:
@@ -153,7 +120,7 @@ def _count_outputs(module: nn.Module, channels: Sequence[int], size: tuple[int, 
             with torch.inference_mode(), torch.random.fork_rng(devices=[]):
                 logits = module(images)
         except Exception as error:  # a module of the user's raises whatever it likes
-            failure = failure or f"images ({_PROBED}, {chans}, {size[0]}, {size[1]}): {_first_line(error)}"
+            failure = failure or f"images ({_PROBED}, {chans}, {size[0]}, {size[1]}): {first_line(error)}"
             continue
         if not isinstance(logits, Tensor):
             raise UsageError(f"{name} gives a {type(logits).__name__}, not one tensor of logits; wrap it in a module "
@@ -172,7 +139,3 @@ def _spec(config: dict[str, Any], size: tuple[int, int], chans: int) -> InputSpe
         std=channel_values(config.get("std") or half, chans),
         interpolation=config.get("interpolation") or "bicubic", crop_pct=float(config.get("crop_pct") or 1.0),
     )  # fmt: skip
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(".")

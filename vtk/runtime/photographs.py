@@ -1,4 +1,4 @@
-"""Images of a folder as model inputs, decoded as they are needed."""
+"""Batches of model inputs from image files, decoded on demand."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from vtk import console
 from vtk.card import InputSpec
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.errors import DataError
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 
 
 class Photographs:
@@ -22,7 +22,7 @@ class Photographs:
         what: they are, in words.
     """
 
-    def __init__(self, chosen: Chosen, count: int, *, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, chosen: ImageSelection, count: int, *, max_pixels: int = MAX_PIXELS) -> None:
         own, self.max_pixels, self.what = len(chosen.paths), max_pixels, chosen.what
         taken = [i * own // count for i in range(count)] if own > count else range(own)
         self.paths = [chosen.paths[i] for i in taken]

@@ -1,4 +1,4 @@
-"""Labels for images: every file is decoded as in the evaluation, a file that cannot be read is named and skipped."""
+"""Predicts labels of image files; a file that cannot be read is reported and skipped."""
 
 import csv
 import re
@@ -26,7 +26,7 @@ from vtk.files import replace_file
 from vtk.nodes import check_file
 from vtk.runtime.backends.base import describe, load_backend, predictor
 from vtk.runtime.data_option import fp8_images
-from vtk.runtime.run_conditions import choose_conditions
+from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 from vtk.text import one_line
 
@@ -87,15 +87,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     check_threshold(source.card, config.threshold, source.name)
     paths = list_images(config.images)
     _check_out(config)
-    conditions = choose_conditions(
-        source,
-        backend=config.backend,
-        precision=config.precision,
-        device=config.device,
-        batch_size=config.batch_size,
-    )
-    for note in conditions.notes:
-        console.say(note)
+    conditions = conditions_of(source, config)
     backend = load_backend(
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads,
         **fp8_images(source, conditions.precision, config.data),

@@ -1,10 +1,12 @@
-"""Under which conditions a source is run: those of its training run's metric unless other ones are asked for."""
+"""Chooses back-end, precision, device and batch size: by default those that measured the training run's metrics."""
 
 from dataclasses import dataclass
 
 import torch
 
+from vtk import console
 from vtk.errors import DataError
+from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.models.devices import DTYPES, FP8, resolve_device
 from vtk.runtime.source import Source
 
@@ -28,6 +30,20 @@ class Conditions:
     batch_size: int
     same: bool
     notes: tuple[str, ...] = ()
+
+
+def conditions_of(source: Source, config: EvalConfig | PredictConfig) -> Conditions:
+    """Return what a config says, filled in by `choose_conditions`, and print the notes."""
+    conditions = choose_conditions(
+        source,
+        backend=config.backend,
+        precision=config.precision,
+        device=config.device,
+        batch_size=config.batch_size,
+    )
+    for note in conditions.notes:
+        console.say(note)
+    return conditions
 
 
 def choose_conditions(
@@ -56,7 +72,7 @@ def choose_conditions(
     if regime.precision not in DTYPES:
         raise DataError(f"the card says precision `{regime.precision}`; this version runs {', '.join(DTYPES)}")
     if source.kind == "aoti":
-        from vtk.runtime.backends.aoti_backend import device_of
+        from vtk.runtime.aoti_file import device_of
 
         name, own = backend or "aoti", precision or source.facts.precision
         return Conditions(name, own, device or device_of(source), batch_size or regime.batch_size, same=False)

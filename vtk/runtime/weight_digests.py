@@ -1,4 +1,4 @@
-"""Digests by which weights are known: written into an ONNX file when it is made, held against it when it is opened.
+"""Writes digests of the weights into an ONNX file at export, and checks them when the file is opened.
 
 A zeroed or exchanged block of weights leaves a file that every parser takes. So an exported file has in its metadata,
 under `KEY`, the SHA-256 of what the graph looks like, of the weights inside it and of each file beside it. Another
@@ -51,7 +51,7 @@ def check(proto: Any, path: Path) -> str:
     """Hold a model against the digests in its metadata; once for as long as its files do not change.
 
     Args:
-        proto: the model, read without the weights beside it; `vtk.runtime.data_files` has found these whole.
+        proto: the model, read without the weights beside it; `vtk.runtime.onnx_file` has found these whole.
         path: of the model.
 
     Returns:

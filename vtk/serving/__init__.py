@@ -1,10 +1,14 @@
-"""The name of `vtk.bank` in version 0.1, which files of that version import; it warns, and goes with version 1."""
+"""`vtk.bank` under its name of version 0.1; importing it warns. It goes with version 1."""
 
-import warnings
+from typing import TYPE_CHECKING
 
-import vtk.bank
-from vtk._lazy import attach
+from vtk._moved import alias
 
-warnings.warn("vtk.serving is now vtk.bank; import that", FutureWarning, stacklevel=2)
+if TYPE_CHECKING:
+    from vtk.bank.bank import TaskBank as TaskBank
+    from vtk.bank.kernel_count import launches as launches
+    from vtk.bank.memory_report import Memory as Memory
+    from vtk.bank.memory_report import TaskInfo as TaskInfo
+    from vtk.bank.memory_report import TaskMemory as TaskMemory
 
-__getattr__, __dir__, __all__ = attach(__name__, dict.fromkeys(vtk.bank.__all__, "vtk.bank"))
+alias(__name__)

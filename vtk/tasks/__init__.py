@@ -1,10 +1,16 @@
-"""The name of `vtk.packs` in version 0.1, which files of that version import; it warns, and goes with version 1."""
+"""`vtk.packs` under its name of version 0.1; importing it warns. It goes with version 1."""
 
-import warnings
+from typing import TYPE_CHECKING
 
-import vtk.packs
-from vtk._lazy import attach
+from vtk._moved import alias
 
-warnings.warn("vtk.tasks is now vtk.packs; import that", FutureWarning, stacklevel=2)
+if TYPE_CHECKING:
+    from vtk.packs.base_files import store_base as store_base
+    from vtk.packs.cards import read_card as read_card
+    from vtk.packs.load import Task as Task
+    from vtk.packs.load import load_checkpoint as load_checkpoint
+    from vtk.packs.load import load_task as load_task
+    from vtk.packs.merge import merge_task as merge_task
+    from vtk.packs.pack import save_task as save_task
 
-__getattr__, __dir__, __all__ = attach(__name__, dict.fromkeys(vtk.packs.__all__, "vtk.packs"))
+alias(__name__)

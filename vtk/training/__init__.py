@@ -13,7 +13,7 @@ __getattr__, __dir__, __all__ = attach(
         "TrainResult": "vtk.training.engine.result",
         "apply_memory_mode": "vtk.training.frozen_ffn.blocks",
         "finetune_tasks": "vtk.training.finetune",
-        "from_recipe": "vtk.training.recipes",
+        "from_recipe": "vtk.training.train_config",
         "fit": "vtk.training.engine.fit",
         "dry_run": "vtk.training.preview",
         "memory_report": "vtk.training.finetune",

@@ -1,7 +1,7 @@
-"""Compiles a model to a ``.pt2`` that holds two libraries: one for one image, one for more.
+"""Compiles a model to a ``.pt2`` that holds two libraries: one for a batch of one, one for larger batches.
 
-torch.export takes a batch of one for a constant, and the check that a library makes of its input (see
-`vtk.runtime.backends.aoti_load`) refuses it where the batch may vary. With two libraries every check can be on.
+torch.export treats a batch of one as a constant, and a library whose batch may vary refuses it when it checks its input
+(`vtk.runtime.aoti_load`). With two libraries every check can be on.
 """
 
 from pathlib import Path
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.card import Card
 from vtk.errors import VerificationError, VtkError
-from vtk.runtime.backends import aoti_backend
-from vtk.runtime.backends.aoti_load import MORE, ONE
+from vtk.runtime import aoti_file
+from vtk.runtime.aoti_load import MORE, ONE
 from vtk_export.graph.convert import silence
 
 
 def compile_package(
     model: nn.Module, example: Tensor, card: Card, precision: str, path: Path,
-    max_batch: int = aoti_backend.MAX_BATCH,
+    max_batch: int = aoti_file.MAX_BATCH,
 ) -> None:  # fmt: skip
     """Write ``model`` as a ``.pt2`` that takes 1 to ``max_batch`` images.
 
@@ -38,19 +38,19 @@ def compile_package(
     from torch._inductor.package import package_aoti  # type: ignore[attr-defined]
 
     metadata = {
-        aoti_backend.CARD: card.to_json(), aoti_backend.DTYPE: precision, aoti_backend.CPU: aoti_backend.cpu_level(),
-        aoti_backend.TORCH: aoti_backend.torch_release(), aoti_backend.INPUT: ",".join(map(str, example.shape[1:])),
-        aoti_backend.BATCH: str(max_batch),
+        aoti_file.CARD: card.to_json(), aoti_file.DTYPE: precision, aoti_file.CPU: aoti_file.cpu_level(),
+        aoti_file.TORCH: aoti_file.torch_release(), aoti_file.INPUT: ",".join(map(str, example.shape[1:])),
+        aoti_file.BATCH: str(max_batch),
     }  # fmt: skip
     # threads are those of the run, not those of the machine that compiled
     options: dict[str, Any] = {"aot_inductor.package": True, "aot_inductor.metadata": metadata}
     options["cpp.dynamic_threads"] = True
     model = model.eval().requires_grad_(False)
     try:
-        console.stage("compiling it for one image")  # `silence` keeps lines back
+        console.stage("compiling for a batch of one")  # `silence` keeps lines back
         with silence(), torch.no_grad():
             files = {ONE: _compile(model, example[:1].contiguous(), None, options)}
-        console.stage(f"compiling it for 2 to {max_batch:,} images")
+        console.stage(f"compiling for batches of 2 to {max_batch:,} images")
         with silence(), torch.no_grad():
             files[MORE] = _compile(model, example, torch.export.Dim("batch", min=2, max=max_batch), options)
             package_aoti(str(path), files)

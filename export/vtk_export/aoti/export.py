@@ -1,7 +1,7 @@
-"""AOTInductor export: the fused model compiled to one ``.pt2``, kept only if its values are torch's.
+"""Exports one model with AOTInductor: fuses and compiles it to one ``.pt2``, and keeps it only if verified.
 
-For C++ servers and Python programs that cannot wait for `torch.compile` at every start. torch's own compiler was chosen
-over a runtime of another project: nothing is converted, so nothing can be lost on the way.
+For C++ servers, and for Python programs that cannot wait for `torch.compile` at every start. The compiler is PyTorch's
+own, so no operator has to be converted.
 """
 
 import contextlib
@@ -19,25 +19,24 @@ import torch
 from torch import nn
 
 from vtk import console
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UsageError
 from vtk.files import as_data_error
 from vtk.formats import write_json
 from vtk.fused import fuse
 from vtk.models.devices import DTYPES, resolve_device
 from vtk.options import expect
+from vtk.runtime import aoti_file
 from vtk.runtime.backends import aoti_backend
-from vtk.runtime.data_option import give_images, judging
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
 from vtk_export.aoti.compile import compile_package
 from vtk_export.aoti.config import AotiConfig
 from vtk_export.aoti.files import MARKS, write_beside
 from vtk_export.aoti.gate import check_zeros, print_rows, verify_aoti
-from vtk_export.gate.images import gate_images
-from vtk_export.gate.verify import BATCHES, GateRow, check_rows
-from vtk_export.gate.zero_head import FILLED, fill_zero_head, tell_zero_head
-from vtk_export.place import move, workspace
+from vtk_export.gate.images import gate_inputs
+from vtk_export.gate.verify import GateRow, check_rows
+from vtk_export.gate.zero_head import FILLED, fill_zero_head, say_zero_head
+from vtk_export.output_folder import move, workspace
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -98,9 +97,9 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
     expect(config, AotiConfig, "export_aoti")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
-        raise UsageError(f"{source.path} is an exported file already; give the pack it was made from")
+        raise UsageError(f"{source.path} is already an exported file; give the pack it was made from")
     aoti_backend.AotiBackend.check_compiler()
     device, dtype = resolve_device(config.device), DTYPES[config.dtype]
     start = time.perf_counter()
@@ -108,11 +107,8 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         console.stages(show),
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=MARKS) as folder,
     ):
-        card = dataclasses.replace(source.card, base=None, pack={})
-        given = give_images(source.card, config.data, config.split, described=source.described)
-        images, what = gate_images(
-            card.input, sum(BATCHES), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
-        )  # fmt: skip
+        inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed)
+        card, images = inputs.card, inputs.images
         console.stage(f"loading {source.name}")
 
         def make(model: nn.Module, where: Path) -> bool:
@@ -128,15 +124,15 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         filled = fill_zero_head(source.model(), config.seed)
         compared = folder if filled is None else folder / FILLED
         if filled is not None:
-            tell_zero_head()
+            say_zero_head()
             compared.mkdir()
         fused = make(source.model() if filled is None else filled, compared)
-        console.stage(f"comparing the file with torch at {len(BATCHES)} batch sizes, in a process of its own")
+        console.stage(f"comparing the file with PyTorch at {len(inputs.batches)} batch sizes, in a separate process")
         plain = source.model()
         reference = plain if filled is None else fill_zero_head(plain, config.seed) or plain
         rows = verify_aoti(compared, reference, images, device, config.dtype, config.threads)
         if show or not all(row.passed for row in rows):
-            print_rows(rows, what)
+            print_rows(rows, inputs.what)
         check_rows(rows)
         if filled is not None:
             make(source.model(), folder)
@@ -147,7 +143,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
         move(folder, config.out, command=_COMMAND, marks=MARKS)
     seconds = time.perf_counter() - start
     path = config.out / "model.pt2"
-    return AotiResult(path, config.dtype, str(device), size, tuple(rows), what, seconds, fused)
+    return AotiResult(path, config.dtype, str(device), size, tuple(rows), inputs.what, seconds, fused)
 
 
 @contextlib.contextmanager
@@ -161,7 +157,7 @@ def temporary_aoti(
         result = export_aoti(source, config, show=False)
         worst = max(row.error for row in result.rows)
         console.say(f"{source.name}: compiled by AOTInductor and verified (max error {worst:.1e})")
-        yield dataclasses.replace(aoti_backend.open_aoti(result.path), name=source.name)
+        yield dataclasses.replace(aoti_file.open_aoti(result.path), name=source.name)
 
 
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:
@@ -172,5 +168,5 @@ def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn
         except UsageError as error:
             if wanted:
                 raise
-            console.say(f"compiled as it is: {str(error).partition(';')[0]}")
+            console.say(f"compiled unfused: {str(error).partition(';')[0]}")
     return model.to(dtype), False

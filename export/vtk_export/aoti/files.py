@@ -1,4 +1,4 @@
-"""The files beside a ``.pt2``: a loader for Python programs, an example for C++ ones, and the page for both."""
+"""Writes the files beside a ``.pt2``: a loader for Python, an example for C++, and the README.md for both."""
 
 import inspect
 from pathlib import Path
@@ -9,16 +9,16 @@ from vtk.markdown import span
 from vtk.marks import begins
 from vtk.packs.prepare_code import prepare_code
 from vtk.packs.readme import card_sections, classify_code, code_block
-from vtk.runtime.backends import aoti_backend, aoti_load
-from vtk_export.aoti.cpp import BUILD, EXAMPLE
-from vtk_export.place import CARD, LATENCY
+from vtk.runtime import aoti_file, aoti_load
+from vtk_export.aoti.cpp_example import BUILD, EXAMPLE
+from vtk_export.output_folder import CARD, LATENCY
 
 _TITLE = "# A compiled model (AOTInductor): "
 
 _LOADER = begins('"""' + (aoti_load.__doc__ or "").partition("\n")[0])
 
 MARKS = {
-    "model.pt2": aoti_backend.is_ours, "model.json": CARD, "load.py": _LOADER, "README.md": begins(_TITLE),
+    "model.pt2": aoti_file.is_ours, "model.json": CARD, "load.py": _LOADER, "README.md": begins(_TITLE),
     "example.cpp": begins(EXAMPLE.partition("\n")[0]),
     "__pycache__/load.*.pyc": lambda path: _LOADER(path.parent.parent / "load.py"),  # Python leaves it at an import
     **LATENCY,
@@ -50,13 +50,13 @@ def python_code(card: Card) -> str:
 
 def readme(card: Card, precision: str, device: str) -> str:
     """Return the page of an export."""
-    spec, gpu, most = card.input, device == "cuda", f"{aoti_backend.MAX_BATCH:,}"
-    machine = "a GPU of the kind" if gpu else f"a CPU with at least the instructions ({aoti_backend.cpu_level()})"
+    spec, gpu, most = card.input, device == "cuda", f"{aoti_file.MAX_BATCH:,}"
+    machine = "a GPU of the kind" if gpu else f"a CPU with at least the instructions ({aoti_file.cpu_level()})"
     dtype = str(aoti_load.DTYPES[precision]).removeprefix("torch.")
     build = BUILD.format(cuda=" -ltorch_cuda -lc10_cuda" if gpu else "")
     return f"""{_TITLE}{span(card.model.name)}
 
-`model.pt2` runs with torch {aoti_backend.torch_release()} and {machine} that it was compiled for. It takes images
+`model.pt2` runs with torch {aoti_file.torch_release()} and {machine} that it was compiled for. It takes images
 (B, {spec.in_chans}, {spec.height}, {spec.width}) in {dtype}, B from 1 to {most}, and gives logits
 (B, {len(card.classes)}).
 

@@ -1,4 +1,4 @@
-"""The gate of ``vtk export aoti``: the folder is used as its README says, in a process without this toolkit."""
+"""Verifies an AOTInductor export: follows its README in a process without vtk, and compares with PyTorch in fp32."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from vtk._path import child, environment
 from vtk.errors import VerificationError
 from vtk.models.devices import DTYPES
 from vtk.runtime.backends.torch_backend import EagerBackend
-from vtk_export.aoti import child as aoti_child
+from vtk_export.aoti import trial_process as aoti_child
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.verify import BATCHES, GateRow
 
@@ -60,7 +60,7 @@ def check_zeros(folder: Path, images: Tensor, device: torch.device, precision: s
     """
     for name, logits in _answers_checked(folder, _batches(images), device, precision, threads).items():
         if bool(logits.any()):
-            raise VerificationError(f"the classifier is all zero, and the file gives other logits than zeros ({name})")
+            raise VerificationError(f"the classifier is all zero, but the logits of the file are not ({name})")
 
 
 def _batches(images: Tensor) -> dict[str, Tensor]:
@@ -73,14 +73,14 @@ def _answers_checked(
     given = {batch: part.to(DTYPES[precision]) for batch, part in parts.items()}
     found, answered = answers(folder, given, device.index, threads)
     if answered:
-        raise VerificationError(f"the file answers what it was not made for ({answered[0]}); it is not kept")
+        raise VerificationError(f"the file accepts invalid input ({answered[0]}); it is not kept")
     return found
 
 
 def answers(
     folder: Path, batches: dict[str, Tensor], device_index: int | None, threads: int | None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Run `vtk_export.aoti.child` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
+    """Run `vtk_export.aoti.trial_process` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
 
     Returns:
         Logits by "way, layout, batch", and the wrong inputs that were answered.
@@ -99,11 +99,11 @@ def answers(
                 words, env=variables, capture_output=True, check=False, timeout=_LONGEST, text=True, errors="replace"
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise VerificationError(f"the file cannot be tried in a process of its own: {error}") from error
+            raise VerificationError(f"the file cannot be tested in a separate process: {error}") from error
         if run.returncode:
             said = run.stderr.strip().splitlines()
             how = f"signal {-run.returncode}" if run.returncode < 0 else said[-1] if said else f"code {run.returncode}"
-            raise VerificationError(f"the file does not run in a process of its own: it ended with {how}")
+            raise VerificationError(f"the file does not run in a separate process: it ended with {how}")
         with safe_open(target, "pt") as file:
             answered = json.loads(file.metadata()["answered"])
             return {name: file.get_tensor(name) for name in file.keys()}, answered
@@ -114,7 +114,7 @@ def _row(expected: Tensor, found: Tensor, precision: str, name: str) -> GateRow:
     if found.shape != expected.shape:
         raise VerificationError(f"the file gives {tuple(found.shape)}, torch {tuple(expected.shape)} ({name})")
     if not expected.isfinite().all() or not expected.any():
-        raise VerificationError("torch's own logits are all zero or not finite: nothing can be compared")
+        raise VerificationError("PyTorch's logits are all zero or not finite; nothing can be compared")
     limits = LIMITS[precision]
     error = (found - expected).abs().max().item()
     top = expected.topk(min(2, expected.shape[1])).values
@@ -133,6 +133,6 @@ def print_rows(rows: list[GateRow], images: str) -> None:
     """Print the gate's table."""
     cells = [(r.batch, f"{r.error:.1e}", f"{r.cosine:.6f}", f"{r.agreed} of {r.compared}", r.excluded) for r in rows]
     columns = ("batch", "max error", "least cosine", "argmax agreed", "rows excluded")
-    console.table("AOTInductor's file against torch in fp32", columns, cells, left=())
+    console.table("AOTInductor against PyTorch in fp32", columns, cells, left=())
     ways = f"{len(aoti_child.LAYOUTS)} memory layouts"
     console.say(f"verified with {images}, in {ways}; other types, sizes and numbers of images are refused")

@@ -1,1 +1,1 @@
-"""The gate: an exported file against torch, before it is kept."""
+"""Verification that every export passes before it is kept."""

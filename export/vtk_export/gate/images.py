@@ -1,23 +1,67 @@
-"""Images to verify an exported file with: real ones where given, else smoothed random ones."""
+"""Loads the images that a file is verified with, or generates smoothed random ones."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from vtk import console
-from vtk.card import InputSpec
+from vtk.card import Card, InputSpec
+from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.loading.normalization import to_input
+from vtk.data.random_images import smooth_pixels
 from vtk.errors import DataError
-from vtk.runtime.images import Chosen
+from vtk.runtime.data_option import DataImages, data_images, judging_images
+from vtk.runtime.data_parts import Split
+from vtk.runtime.images import ImageSelection
+from vtk.runtime.source import Source
+from vtk_export.gate.verify import BATCHES
 
-# plain noise excites a ViT unlike any photograph: its patches all look alike. Noise drawn at this many cells per side
-# and interpolated has the smooth areas and few edges of an image.
-_CELLS = 8
+
+@dataclass(frozen=True)
+class GateInputs:
+    """What the file of one model is verified with.
+
+    Attributes:
+        card: of the model, as it goes into the file.
+        images: (``sum(batches)``, in_chans, height, width) fp32, normalised, all different.
+        what: what they are, in words.
+        batches: sizes to run.
+        given: images of ``--data``, None without.
+    """
+
+    card: Card
+    images: Tensor
+    what: str
+    batches: tuple[int, ...]
+    given: DataImages | None
+
+
+def gate_inputs(
+    source: Source, *, data: Path | None, split: Split | None, seed: int, static_batch: int | None = None
+) -> GateInputs:  # fmt: skip
+    """Return what a source's file is verified with, at `BATCHES` or at its fixed batch size.
+
+    Raises:
+        DataError: no image of ``data`` can be read.
+    """
+    card = dataclasses.replace(source.card, base=None, pack={})
+    batches = BATCHES if static_batch is None else (static_batch,)
+    given = data_images(source.card, data, split, described=source.described)
+    images, what = card_images(card, sum(batches), given, seed=seed)
+    return GateInputs(card, images, what, batches, given)
+
+
+def card_images(card: Card, count: int, given: DataImages | None, *, seed: int) -> tuple[Tensor, str]:
+    """Return `gate_images` for a model, from the images of ``--data`` that judge it where there are any."""
+    return gate_images(card.input, count, chosen=judging_images(given), seed=seed, max_pixels=pixel_limit(card))
 
 
 def gate_images(
-    spec: InputSpec, count: int, *, chosen: Chosen | None, seed: int, max_pixels: int = MAX_PIXELS
+    spec: InputSpec, count: int, *, chosen: ImageSelection | None, seed: int, max_pixels: int = MAX_PIXELS
 ) -> tuple[Tensor, str]:  # fmt: skip
     """Return ``count`` different model inputs and one line that says what they are.
 
@@ -45,16 +89,11 @@ def gate_images(
 
 
 def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
-    """Draw coarse noise, interpolate it to size, stretch it over [0, 1] and normalise: (count, C, H, W) fp32."""
-    generator = torch.Generator().manual_seed(seed)
-    coarse = torch.rand((count, spec.in_chans, _CELLS, _CELLS), generator=generator)
-    pixels = functional.interpolate(coarse, size=spec.size, mode="bicubic", align_corners=False)
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    pixels = (pixels - low) / (high - low).clamp_min(1e-6)
-    return to_input(pixels, spec)
+    """Draw smooth images and normalise them: (count, C, H, W) fp32."""
+    return to_input(smooth_pixels(count, spec.in_chans, spec.size, seed=seed), spec)
 
 
-def _real_images(spec: InputSpec, count: int, chosen: Chosen, max_pixels: int) -> list[Tensor]:
+def _real_images(spec: InputSpec, count: int, chosen: ImageSelection, max_pixels: int) -> list[Tensor]:
     from vtk.data.loading.eval_transform import eval_transform, read_input
 
     paths = chosen.paths

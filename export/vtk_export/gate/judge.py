@@ -1,4 +1,4 @@
-"""Counts how often a file of reduced precision has torch's most likely class on real images, and the right one."""
+"""Measures top-1 agreement with PyTorch, and accuracy, of files of reduced precision on real images."""
 
 import dataclasses
 import math
@@ -46,12 +46,12 @@ class Judgement:
     def describe(self) -> str:
         """Return one line for people."""
         text = (
-            f"on {self.count} {self.what}: torch's class in {console.percent(self.agreement, 2)}, cosine mean "
-            f"{self.cosine_mean:.6f}, least {self.cosine_min:.6f}"
+            f"on {self.count} {self.what}: top-1 agreement with PyTorch {console.percent(self.agreement, 2)}, cosine "
+            f"mean {self.cosine_mean:.6f}, min {self.cosine_min:.6f}"
         )
         if self.top1 is None or self.top1_fp32 is None:
             return text
-        return f"{text}; top-1 {console.percent(self.top1, 2)}, torch fp32 {console.percent(self.top1_fp32, 2)}"
+        return f"{text}; top-1 {console.percent(self.top1, 2)}, PyTorch fp32 {console.percent(self.top1_fp32, 2)}"
 
 
 def judge(
@@ -109,21 +109,21 @@ def check_judgement(result: Judgement, limits: Limits) -> None:
     where = f"on {result.count} {result.what}"
     floor = limits.cosine if limits.mean is None else limits.mean
     if floor is not None and not result.cosine_mean >= floor:
-        raise VerificationError(f"{where} the cosine with torch is {result.cosine_mean:.6f} on average, at least "
-                                f"{floor:g} is allowed")  # fmt: skip
+        raise VerificationError(f"{where} the mean cosine with PyTorch is {result.cosine_mean:.6f}, at least "
+                                f"{floor:g} is required")  # fmt: skip
     if limits.top1 is not None and result.top1 is not None and result.top1_fp32 is not None:
         # where one image is more than the bound, one image may differ
         if result.top1_fp32 - result.top1 > max(limits.top1, 1 / result.count) + 1e-9:
             was, now = console.percent(result.top1_fp32, 2), console.percent(result.top1, 2)
             raise VerificationError(
-                f"{where} top-1 falls from {was} to {now}, at most {console.percent(limits.top1)} less is allowed"
+                f"{where} top-1 drops from {was} to {now}, by more than {console.percent(limits.top1)}"
             )
         return
     # one image that differs says nothing about a share
     least = None if limits.agreement is None else min(limits.agreement, 1 - 1 / result.count)
     if least is not None and not result.agreement >= least - 1e-9:
         raise VerificationError(
-            f"{where} the most likely class is torch's in {console.percent(result.agreement, 2)}, at least "
-            f"{console.percent(least, 2)} is allowed"
+            f"{where} top-1 agreement with PyTorch is {console.percent(result.agreement, 2)}, at least "
+            f"{console.percent(least, 2)} is required"
         )
     assert not math.isnan(result.agreement)

@@ -1,4 +1,4 @@
-"""Bounds of how far a file may be from torch in fp32, per precision."""
+"""Error bounds of the gate, per precision."""
 
 from dataclasses import dataclass
 

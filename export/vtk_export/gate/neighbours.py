@@ -1,7 +1,7 @@
-"""Measures how far an image's outputs depend on the other images of its call, and what an image of NaN does to them.
+"""Measures whether an image's outputs depend on the other images of its call, NaN and infinite ones among them.
 
-A server puts images of several clients into one call. Each image is run alone, and then among neighbours of several
-kinds, also such as only a faulty client sends.
+A server puts images of several clients into one call. Each image is run alone, and then with neighbours of several
+kinds, some of which only a faulty client would send.
 """
 
 import math
@@ -59,7 +59,7 @@ class Dependence:
         return (
             f"an image's outputs depend on its neighbours: alone and {among} they differ by up to {self.error:.2g} "
             f"({console.percent(self.relative, 1)} of the largest; {self.worst}), the class in {self.changed} of "
-            f"{self.images}; run one image a call, or take --int8 static"
+            f"{self.images}; run one image per call, or use --int8 static"
         )
 
 
@@ -128,8 +128,8 @@ def check_dependence(found: Dependence, bound: float, *, dynamic: bool = False) 
     if math.isinf(found.error) or not (dynamic or found.relative <= bound):
         by = "become NaN" if math.isinf(found.error) else f"change by {console.percent(found.relative, 2)}"
         raise VerificationError(
-            f"{found.worst} of an image in its call make its outputs {by}, so clients of a server would touch each "
-            "other's answers; nothing was kept, please report this"
+            f"{found.worst} of an image in the same call make its outputs {by}, so clients of a server would affect "
+            "each other's results; nothing was kept, please report this"
         )
     if found.unmarked:
         raise VerificationError(

@@ -1,4 +1,4 @@
-"""The gate's table: what was compared at which batch size, and when a row fails."""
+"""The rows of the gate: errors and agreement at each batch size, their table, and the check that fails an export."""
 
 import math
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def print_rows(rows: Sequence[GateRow]) -> None:
             line[0] = f"{r.batch} of {r.size[0]}×{r.size[1]}"
         cells.append([*([r.output] if several else []), *line, r.excluded, *([f"{r.cosine:.6f}"] if angles else [])])
     columns = [*(["output"] if several else []), *columns, *(["least cosine"] if angles else [])]
-    console.table("ONNX Runtime against torch in fp32", columns, cells, left=(0,) if several else ())
+    console.table("ONNX Runtime against PyTorch in fp32", columns, cells, left=(0,) if several else ())
 
 
 def check_rows(rows: Sequence[GateRow]) -> None:
@@ -77,4 +77,4 @@ def check_rows(rows: Sequence[GateRow]) -> None:
             raise VerificationError(f"{place}: the cosine with torch is {row.cosine:.6f}, at least "
                                     f"{row.least_cosine:g} is allowed")  # fmt: skip
         if not row.passed:
-            raise VerificationError(f"{place}: the class agrees with torch in {row.agreed} of {row.compared}")
+            raise VerificationError(f"{place}: top-1 agrees with PyTorch in {row.agreed} of {row.compared}")

@@ -1,4 +1,4 @@
-"""The first half of the gate: the file itself, before it is run."""
+"""Checks the structure of a written ONNX file: card, opset, operators, types and shapes of inputs and outputs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,11 +66,11 @@ def verify_graph(
     proto = onnx.load(path, load_external_data=False)
     versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
     if versions.get("ai.onnx") != opset:
-        raise VerificationError(f"opset {opset} was asked for, the exporter wrote {versions}; choose the one it writes")
+        raise VerificationError(f"opset {opset} was asked for, the exporter wrote {versions}; choose that one")
     if ir_version is not None and proto.ir_version != ir_version:
         raise VerificationError(f"IR version {ir_version} was asked for, the file has {proto.ir_version}")
     if foreign := sorted({node.domain for node in proto.graph.node} - {"", "ai.onnx"}):
-        raise VerificationError(f"the file uses operators of {', '.join(foreign)}; only the standard one is portable")
+        raise VerificationError(f"the file has operators of {', '.join(foreign)}; only the standard domain is portable")
     batch = "batch" if static_batch is None else static_batch
     _check(proto.graph.input, inputs, batch)
     _check(proto.graph.output, outputs, batch)

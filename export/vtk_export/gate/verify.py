@@ -1,6 +1,6 @@
-"""The gate an ONNX file passes before it is kept: its values against torch in fp32.
+"""Compares an ONNX file in ONNX Runtime with the model in PyTorch, fp32, at several batch sizes.
 
-Each row of a batch is another image, so that an output that mixes rows up, or repeats the first one, is seen.
+The images of a batch differ, so that rows that are mixed up or repeated are noticed.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ def compare(
         if result.shape != expected.shape:
             raise VerificationError(f"the file gives {tuple(result.shape)}, torch {tuple(expected.shape)}")
     if not expected.isfinite().all() or not expected.any():
-        raise VerificationError(f"torch's own {output} are all zero or not finite: nothing can be compared")
+        raise VerificationError(f"PyTorch's {output} are all zero or not finite; nothing can be compared")
     errors = [(result - expected).abs().max().item() for result in results]
     same = torch.ones(len(expected), dtype=torch.bool)
     clear = torch.full_like(same, output != "features")

@@ -1,12 +1,11 @@
-"""Gate of models whose classifier is all zero, as timm starts those of mixers: all logits are, and zeros compare equal.
+"""Verifies models whose classifier is all zero, as timm initialises those of mixers: their logits are zero, too.
 
-So a copy with a random classifier is exported and passes the whole gate. The file that is kept has to be the same graph
-with the same weights, but for tensors that are zero in it, and has to give torch's zeros.
+A copy with a random classifier is exported and passes the whole gate. The file that is kept must be the same graph with
+the same weights, except for tensors that are zero in it, and must return zeros.
 """
 
 import copy
-import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,54 +15,16 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.card import Card
 from vtk.errors import VerificationError
 from vtk_export.gate.verify import open_sessions, run_session
-from vtk_export.graph.build import File
-from vtk_export.place import restamp
 
 FILLED = "filled"
 """Folder, within that of an export, of the copy with a random classifier."""
 
 
-def gate_file(
-    model: nn.Module, folder: Path, card: Card, *, make: Callable[[nn.Module, Path], File],
-    gate: Callable[[File], File], images: Tensor, threads: int | None, seed: int = 0, compare: bool = True,
-) -> tuple[File, File | None]:  # fmt: skip
-    """Write a model's file and pass it through the gate, or a copy of it if its logits are all zero.
-
-    Args:
-        model: timm's.
-        folder: of the file.
-        card: of the model.
-        make: writes the file of a model into a folder.
-        gate: verifies a file, and returns it with what was found.
-        images: what the file takes, one batch.
-        threads: CPU threads.
-        seed: of the copy's classifier.
-        compare: False where logits say nothing of a classifier of zeros: those of int8, or none.
-
-    Returns:
-        The file, and that of the copy, in the folder `FILLED`, None without one.
-    """
-    filled = fill_zero_head(model, seed) if compare else None
-    if filled is None:
-        return gate(make(model, folder)), None
-    tell_zero_head()
-    (folder / FILLED).mkdir()
-    other = gate(make(filled, folder / FILLED))
-    own = make(model, folder)
-    file = dataclasses.replace(other, path=own.path, model=own.model, nodes=own.nodes)
-    if file.facts.verified:
-        check_zero_head(file.path, other.path, images, file.names, threads)
-    else:
-        restamp(file.path, card, file.facts)
-    return file, other
-
-
-def tell_zero_head() -> None:
+def say_zero_head() -> None:
     """Say that a copy is compared."""
-    console.say("the classifier is all zero, so all logits are: the gate compares a copy with a random one")
+    console.say("the classifier is all zero, and so are all logits: a copy with a random classifier is verified")
 
 
 def fill_zero_head(model: nn.Module, seed: int = 0) -> nn.Module | None:
@@ -122,7 +83,7 @@ def check_zero_head(path: Path, filled: Path, images: Tensor, names: tuple[str, 
     alike = len(mine.graph.node) == len(other.graph.node) and all(_same_node(a, b, before) for a, b in pairs)
     ends = [[e.SerializeToString() for e in (*p.graph.input, *p.graph.output)] for p in (mine, other)]
     if not alike or ends[0] != ends[1] or not before.keys() >= {tensor.name for tensor in mine.graph.initializer}:
-        raise VerificationError("with a classifier of zeros the graph is another one than with a random one")
+        raise VerificationError("the graph differs from that of the copy with a random classifier")
     for tensor in mine.graph.initializer:
         value, known = numpy_helper.to_array(tensor), before[tensor.name]
         if value.tobytes() != known.tobytes() and (value.shape != known.shape or value.astype(float).any()):
@@ -130,4 +91,4 @@ def check_zero_head(path: Path, filled: Path, images: Tensor, names: tuple[str, 
     with open_sessions(path, threads, optimize=(True,)) as (session,):
         for name, found in run_session(session, images, names).items():
             if name == "logits" and bool(found.any()):
-                raise VerificationError("the classifier is all zero, and the file gives other logits than zeros")
+                raise VerificationError("the classifier is all zero, but the logits of the file are not")

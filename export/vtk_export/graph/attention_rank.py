@@ -1,4 +1,4 @@
-"""Attention of other ranks than torch's ONNX exporter takes: (batch, heads, tokens, head dim) and nothing else."""
+"""Reshapes attention of other ranks to (batch, heads, tokens, head dim), all that torch's ONNX exporter takes."""
 
 import contextlib
 import math

@@ -1,7 +1,7 @@
-"""From a torch model to an ONNX graph with torch's dynamo exporter.
+"""Converts a torch model to an ONNX graph with torch's dynamo exporter.
 
-torch's exporter was chosen over a writer of our own and over optimum (which needs an old transformers): it follows
-torch's operators, writes a symbolic batch, and needs only onnxscript.
+It was preferred to a writer of our own and to optimum (which needs an old transformers): it follows torch's operators,
+writes a symbolic batch, and needs only onnxscript.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from vtk_export.graph.sizes import Sizes, guard_sizes
 
 
 def is_parallel(model: nn.Module) -> bool:
-    """Return whether a model has blocks of several parallel branches (paper A): merged, half of its nodes go."""
+    """Return whether a model has parallel branches (Touvron et al. 2022): merging them halves the number of nodes."""
     return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
 
 
@@ -48,7 +48,7 @@ def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divi
         except UsageError as error:
             if fuse:
                 raise
-            console.say(f"exported as it is: {str(error).partition(';')[0]}")
+            console.say(f"exported unfused: {str(error).partition(';')[0]}")
     return model
 
 
@@ -146,7 +146,7 @@ def _name_sides(graph: onnx.GraphProto) -> None:
     for dim, name in zip(dims[2:], ("height", "width"), strict=True):
         if dim.HasField("dim_value"):
             raise VerificationError(
-                f"the model's {name} became the number {dim.dim_value} in the graph: leave out --dynamic-size"
+                f"the model's {name} became the constant {dim.dim_value} in the graph; leave out --dynamic-size"
             )
         dim.dim_param = name
     graph.ClearField("value_info")

@@ -1,13 +1,13 @@
-"""An fp32 ONNX graph to one whose wide products read e4m3, written as TensorRT's matcher takes it.
+"""Quantises the wide products of an fp32 ONNX graph to e4m3, in the form that TensorRT's matcher takes.
 
-Before each product of tokens with a weight stand QuantizeLinear and DequantizeLinear on the tokens, with one scale that
-was calibrated, and DequantizeLinear on the weight, which is kept in e4m3 with a scale for each output channel. That is
-what NVIDIA's pages on explicit quantisation ask for ("pre-quantized weights", one scale or a vector of them along an
-axis). Products that share their tokens share the pair. The classifier, attention's own products and the projection
-behind it stay as they are, as in `vtk.fused.fp8`.
+Before each product of tokens with a weight, the tokens pass QuantizeLinear and DequantizeLinear with one calibrated
+scale; the weight is stored in e4m3 with one scale per output channel, behind a DequantizeLinear. NVIDIA's pages on
+explicit quantisation ask for that ("pre-quantized weights", one scale or a vector of them along an axis). Products that
+share their tokens share the pair. The classifier, attention's own products and the projection behind it are left as
+they are, as in `vtk.fused.fp8`.
 
-e4m3 is as exact far below its largest number as at it, so a scale may be too large by two: values twice as large as any
-that calibration saw still fit, at the price of one of fifteen powers of two below.
+The relative precision of e4m3 does not depend on the magnitude, so a scale may be too large by 2: values twice as large
+as any in calibration still fit, at the cost of one of fifteen powers of two at the low end.
 """
 
 from collections.abc import Mapping
@@ -76,22 +76,22 @@ def quantize_fp8(proto: onnx.ModelProto, largest: Mapping[str, float]) -> int:
             "the graph has no product of tokens with a weight that could be in fp8; use --dtype fp16"
         )
     stored = {tensor.name: tensor for tensor in graph.initializer}
-    made: dict[str, list[onnx.NodeProto]] = {}
+    quantizers: dict[str, list[onnx.NodeProto]] = {}
     added: dict[str, TensorProto] = {"fp8_zero": _e4m3(np.zeros((), np.float32), "fp8_zero")}
     for node in products:
         tokens, weight = node.input
-        if tokens not in made:
-            made[tokens] = _pair(tokens, largest[tokens], added)
+        if tokens not in quantizers:
+            quantizers[tokens] = _pair(tokens, largest[tokens], added)
         node.input[0] = f"{tokens}_fp8_read"
         if f"{weight}_fp8" not in added:
-            made[weight] = [_weight(stored[weight], added)]
+            quantizers[weight] = [_weight(stored[weight], added)]
         node.input[1] = f"{weight}_fp8_read"
     kept = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     tensors = [tensor for tensor in graph.initializer if tensor.name in kept]
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for name in node.input:  # before the first product that reads them
-            nodes += made.pop(name.removesuffix("_fp8_read"), []) if name.endswith("_fp8_read") else []
+            nodes += quantizers.pop(name.removesuffix("_fp8_read"), []) if name.endswith("_fp8_read") else []
         nodes.append(node)
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)

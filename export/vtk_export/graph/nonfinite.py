@@ -1,7 +1,7 @@
-"""Nodes that answer an image of NaN or infinite pixels with a row of NaN, where the graph would answer with numbers.
+"""Adds nodes that return a row of NaN for an image with NaN or infinite pixels, where the graph would return numbers.
 
-Rounding to int8 turns NaN into a number, and a maximum with 0 may, as ONNX leaves open. The label of such a row would
-be that of no image.
+Rounding to int8 turns NaN into a number, and so may a maximum with 0, which ONNX leaves open. The label of such a row
+would be wrong.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ _HIDES = frozenset(
 
 
 def may_hide(proto: onnx.ModelProto) -> bool:
-    """Return whether a graph has operators that a run time may compute without regard to NaN."""
+    """Return whether a graph has operators that a runtime may compute without regard to NaN."""
     return any(node.op_type in _HIDES for node in proto.graph.node)
 
 

@@ -1,6 +1,6 @@
-"""An opset-18 graph to opset 17, for TensorRT 8.6: what both mean alike is kept, what can be said in 17 is rewritten.
+"""Lowers an opset-18 graph to opset 17, for TensorRT 8.6, and refuses operators that opset 17 cannot express.
 
-ONNX's own version converter was not taken: it knows few steps down, and passes over nodes that it does not know.
+ONNX's own version converter knows few downward steps and skips nodes that it does not know.
 """
 
 import onnx

@@ -1,4 +1,4 @@
-"""What a file gives: logits, probabilities, the features that the classifier reads, or two of them."""
+"""Selects the outputs of a file: logits or probabilities, the features that the classifier reads, or both."""
 
 import copy
 from typing import Any

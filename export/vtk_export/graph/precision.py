@@ -1,9 +1,8 @@
-"""An fp32 ONNX graph to one that holds its weights and does its arithmetic in fp16 or bf16.
+"""Converts an fp32 ONNX graph to weights and arithmetic in fp16 or bf16.
 
 Normalisations, softmax and other reductions stay in fp32, with casts around them: they add many numbers of one sign or
 divide by small ones. So does every operator that the opset does not define for the type, for instance ``Conv`` in bf16
-before opset 22. onnxruntime's own converter was not taken: it clips a weight that is too large without failing, and
-it does not write bf16.
+before opset 22. onnxruntime's own converter clips a weight that is too large without an error, and does not write bf16.
 """
 
 from collections.abc import Iterable

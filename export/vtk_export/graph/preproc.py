@@ -1,10 +1,10 @@
-"""Preprocessing inside the graph: bytes of decoded images in, no resizing on the client or in the server's ensemble.
+"""Builds the nodes of preprocessing: decoded images in, resized, cropped and normalised in the graph.
 
-The nodes repeat `vtk.data.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
-computed in whole numbers as Pillow's callers do. Pillow filters one axis, rounds to uint8, and filters the other, so
-there are two Resize nodes in Pillow's order, with ``exclude_outside``; onnxruntime's fixed-point arithmetic on uint8
-is Pillow's, but for weights computed in single precision: where a value lies between two levels, it may be the other
-one. All images of a batch have one size, which may be another in every batch.
+The nodes repeat `vtk.data.loading.eval_transform.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
+computed in integers as Pillow's callers do. Pillow filters one axis, rounds to uint8, and filters the other, so there
+are two Resize nodes in Pillow's order, with ``exclude_outside``; onnxruntime's fixed-point arithmetic on uint8 equals
+Pillow's, except that its weights are computed in single precision: a value between two levels may be rounded to the
+other one. All images of a batch have the same size, which may change from batch to batch.
 """
 
 import math
@@ -58,15 +58,15 @@ def prepend(proto: onnx.ModelProto, spec: InputSpec) -> None:
     (old,) = [value for value in graph.input if value.name == "pixel_values"]
     batch = old.type.tensor_type.shape.dim[0]
     axis = batch.dim_value if batch.HasField("dim_value") else batch.dim_param
-    made = _Nodes(old.type.tensor_type.elem_type)
-    made.build(spec)
+    builder = _Nodes(old.type.tensor_type.elem_type)
+    builder.build(spec)
     graph.input.remove(old)
     kind = getattr(TensorProto, RAW_TYPES[spec.value_type])
     graph.input.append(helper.make_tensor_value_info("images", kind, [axis, "height", "width", 3]))
-    nodes = [*made.nodes, *graph.node]
+    nodes = [*builder.nodes, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
-    graph.initializer.extend(made.constants.values())
+    graph.initializer.extend(builder.constants.values())
 
 
 class _Nodes:

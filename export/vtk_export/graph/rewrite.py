@@ -1,4 +1,4 @@
-"""Rewriting of the exporter's nodes into the form that run times look for."""
+"""Reorders the exporter's nodes into the patterns that runtimes fuse."""
 
 from collections import Counter
 

@@ -1,8 +1,8 @@
-"""``--dynamic-size``: which other sizes a model takes, and a graph that fails at those that it does not take.
+"""Finds the image sizes that a model accepts for ``--dynamic-size``, and makes its graph fail at all others.
 
-torch's exporter writes the arithmetic of the model and none of its refusals. A patch embedding of a graph cuts off the
-edge of 36 × 36 at a patch of 8, where timm raises: an answer about another image. So what the model takes is tried on
-it, and a `Reshape` that cannot be done where a side is none of these stands at the graph's input.
+torch's exporter writes the model's arithmetic without its checks. A patch embedding in a graph crops 36 × 36 at a patch
+of 8, where timm raises. So the accepted sizes are found by trial, and a `Reshape` that fails at any other size is put
+at the graph's input.
 """
 
 from typing import Any, NamedTuple
@@ -142,6 +142,6 @@ def check_sizes(model: nn.Module, spec: InputSpec, name: str) -> None:
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise UsageError(
-                f"`--dynamic-size`: {name} takes images of {spec.height}×{spec.width} only ({reason}); leave the flag "
-                "out, or take a model that was made with dynamic_img_size"
+                f"`--dynamic-size`: {name} takes images of {spec.height}×{spec.width} only ({reason}); leave it "
+                "out, or use a model created with dynamic_img_size"
             ) from error

@@ -1,13 +1,13 @@
-"""Whether attention is written as TensorRT's fused-attention matcher knows it.
+"""Checks that attention has the form that TensorRT's fused-attention matcher recognises.
 
-The form: q, k and v made by three products, the scale on q or on k before their product, one Softmax over the last axis
-between two MatMuls, casts the only other thing between, heads of 16 to 256 channels in steps of 8, in fp16 or bf16.
+The form: q, k and v from three products, the scale on q or on k before their product, one Softmax over the last axis
+between two MatMuls, nothing but casts in between, heads of 16 to 256 channels in steps of 8, in fp16 or bf16.
 
-Sources: "Fused Attention" in NVIDIA's TensorRT documentation (scale before the first product, shapes, the two ways);
-the restrictions on types and head size as quoted in NVIDIA/TensorRT issue 2981; a maximum taken off by hand before
+Sources: "Fused Attention" in NVIDIA's TensorRT documentation (scale before the first product, shapes, both scalings);
+the restrictions on types and head size as quoted in NVIDIA/TensorRT issue 2981; a maximum subtracted by hand before
 Softmax hides the pattern (tier4/autoware-ml pull request 95); products in fp32 are not fused at all
-(Stability-AI/stable-audio-3 pull request 79). NVIDIA writes nothing about a Softmax in fp32 between half products;
-reports have it fused, so its casts are let pass. Only the layers of a built engine can tell.
+(Stability-AI/stable-audio-3 pull request 79). NVIDIA does not document a Softmax in fp32 between half-precision
+products; reports say that it is fused, so its casts are accepted. Only the layers of a built engine can tell.
 """
 
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import onnx
 from onnx import TensorProto
 
-from vtk_export.graph.targets import Target
 from vtk_export.lint.finding import REFUSED, SLOW, Finding
 from vtk_export.lint.graph_view import View, attribute, type_name
+from vtk_export.targets import Target
 
 HEAD_SIZES = range(16, 257, 8)
 """Channels of a head that the fused kernels have."""
@@ -48,23 +48,28 @@ def _softmax(view: View, softmax: onnx.NodeProto) -> Iterator[Finding]:
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         yield about(softmax, "is not over the last axis", "let keys be the last axis of the scores", REFUSED)
     if view.type(softmax.input[0]) == TensorProto.BFLOAT16:
-        yield about(softmax, "adds up in bf16, of 8 bits", "cast its input to FLOAT and its output back", REFUSED)
+        yield about(
+            softmax,
+            "accumulates in bf16, with 8 bits of precision",
+            "cast its input to FLOAT and its output back",
+            REFUSED,
+        )
     if scaled is not None:
         yield about(scaled, "scales the scores after the product of q and k", "scale q before the product")
     if shifted is not None:
-        yield about(shifted, "takes the maximum off before Softmax, which does so itself", "leave it out")
+        yield about(shifted, "subtracts the maximum before Softmax, which does so itself", "leave it out")
     q, k = (_trace(view, name) for name in scores.input[:2])
     v = _trace(view, after.input[1])
     if q.scale and k.scale:
         yield about(k.scale[0], "scales k, and q is scaled as well", "put the whole scale on q")
     names = [p.output[0] if p is not None else "" for p in (q.product, k.product, v.product)]
     if len(set(names)) < 3 or "" in names:
-        yield about(scores, "does not get q, k and v from three products of their own",
+        yield about(scores, "does not compute q, k and v in three separate products",
                     "split the weights of the packed product in three, as --fuse does")  # fmt: skip
     dims = view.shape(scores.input[0])
     size = dims[-1] if dims else None
     if view.type(scores.input[0]) in (TensorProto.FLOAT16, TensorProto.BFLOAT16) and size not in (None, *HEAD_SIZES):
-        yield about(scores, f"has heads of {size} channels, which no fused kernel has",
+        yield about(scores, f"has heads of {size} channels, which no fused kernel supports",
                     "use heads of 16 to 256 channels, in steps of 8")  # fmt: skip
 
 

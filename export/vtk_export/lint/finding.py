@@ -1,4 +1,4 @@
-"""What the linter finds."""
+"""A finding of the linter."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A view of an ONNX graph for the linter: who makes and who reads a value, its type, shape and number."""
+"""Looks up producers, consumers, types, shapes and constants in an ONNX graph, for the linter."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""Says before a build what TensorRT's ONNX parser would refuse in a file, and where its fused kernels are missed.
+"""Reports what TensorRT's ONNX parser would refuse in a file, and which fused kernels it would miss.
 
-For any ONNX file. It knows what is written down (`vtk_export.lint.operators` names the sources), not what a build
-on a device would show.
+For any ONNX file. It checks what is documented (`vtk_export.lint.operators` lists the sources), not what a build on a
+device would show.
 """
 
 import re
@@ -14,12 +14,12 @@ import onnx
 from vtk.errors import DataError, VerificationError
 from vtk.readers import reading
 from vtk.runtime.onnx_file import load_proto
-from vtk_export.graph.targets import Target
 from vtk_export.lint.attention_matcher import attention
 from vtk_export.lint.finding import REFUSED, Finding
 from vtk_export.lint.fp8_matcher import fp8
 from vtk_export.lint.graph_view import View, attribute, subgraphs, type_name
 from vtk_export.lint.operators import SINCE, operators
+from vtk_export.targets import Target
 
 _RESIZE_MODES = ("nearest", "linear")
 _FIRST_OUTPUT_ONLY = ("LayerNormalization", "MaxPool", "Dropout")
@@ -57,7 +57,7 @@ def lint(proto: onnx.ModelProto, target: Target) -> list[Finding]:
     Raises:
         DataError: the types in the graph contradict each other.
     """
-    with reading("the graph", "is wrong in itself", "was the file damaged?"):
+    with reading("the graph", "is not valid ONNX", "was the file damaged?"):
         view = View(proto)
         found = [*_file(proto, target), *_nodes(view, view.graph, target), *attention(view, target), *fp8(view)]
     return sorted(found, key=lambda finding: finding.level != REFUSED)
@@ -80,13 +80,13 @@ def check(proto: onnx.ModelProto, target: Target) -> list[Finding]:
 def _file(proto: onnx.ModelProto, target: Target) -> Iterator[Finding]:
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if not 9 <= opset <= target.opset:
-        yield Finding("model", "opset", str(opset), f"is an opset that TensorRT {target.version} does not take",
+        yield Finding("model", "opset", str(opset), f"is an opset that TensorRT {target.version} does not support",
                       f"export with an opset of 9 to {target.opset}")  # fmt: skip
     if proto.ir_version > target.ir_version:
-        yield Finding("model", "IR", str(proto.ir_version), f"is newer than the ONNX in TensorRT {target.version}",
+        yield Finding("model", "IR", str(proto.ir_version), f"is newer than TensorRT {target.version} supports",
                       f"write IR version {target.ir_version}")  # fmt: skip
     for function in proto.functions:
-        yield Finding(function.name, "function", "unknown type", "is a function of the file's own",
+        yield Finding(function.name, "function", "unknown type", "is a function defined in the file",
                       "inline it with onnx.inliner.inline_local_functions")  # fmt: skip
 
 
@@ -95,12 +95,12 @@ def _nodes(view: View, graph: onnx.GraphProto, target: Target) -> Iterator[Findi
     for node in graph.node:
         about = _About(view, node)
         if node.domain not in ("", "ai.onnx"):
-            yield about(f"is of the domain {node.domain}, for which TensorRT needs a plugin",
-                        "export with standard operators only, without fusions for another run time")  # fmt: skip
+            yield about(f"is in the domain {node.domain}, which needs a TensorRT plugin",
+                        "export with standard operators only, without fusions for another runtime")  # fmt: skip
         elif node.op_type not in table:
             since = SINCE.get(node.op_type)
             known = since and target.version != "8.6"
-            text = f"came with TensorRT {since[0]}.{since[1]}" if since and known else "is no operator of its parser"
+            text = f"came with TensorRT {since[0]}.{since[1]}" if since and known else "is not supported by its parser"
             yield about(text, _REMEDIES.get(node.op_type, "replace it in the model, or leave that part out"))
         else:
             yield from _types(view, node, table[node.op_type], about, target)
@@ -127,7 +127,7 @@ def _types(
     for dtype in filter(None, dict.fromkeys((view.dtype(node), _cast_to(node)))):
         if dtype not in allowed:
             names = ", ".join(type_name(number) for number in sorted(allowed))
-            yield about(f"does not take {type_name(dtype)} in TensorRT {target.version}, only {names}",
+            yield about(f"does not support {type_name(dtype)} in TensorRT {target.version}, only {names}",
                         "cast to one of them", dtype)  # fmt: skip
 
 
@@ -141,30 +141,30 @@ def _details(view: View, node: onnx.NodeProto, about: _About) -> Iterator[Findin
     if op in ("Slice", "Reshape"):
         for i, what in enumerate(("starts", "ends", "axes", "steps") if op == "Slice" else ("shape",), 1):
             if i < len(node.input) and node.input[i] and not _constant(view, node.input[i]):
-                yield about(f"has `{what}` that are computed in the graph",
+                yield about(f"has `{what}` computed in the graph",
                             "make them constants: export the fused form, or a fixed batch size")  # fmt: skip
     axes = {"Squeeze": 1, "Unsqueeze": 1}.get(op, 1 if op.startswith("Reduce") else 0)
     if axes and len(node.input) > axes and node.input[axes] and not _constant(view, node.input[axes]):
-        yield about("has `axes` that are computed in the graph", "make them constants")
+        yield about("has `axes` computed in the graph", "make them constants")
     if op in _FIRST_OUTPUT_ONLY and any(name and view.readers.get(name) for name in node.output[1:]):
         yield about("has a second output that is read", "use its first output only")
     if op in ("QuantizeLinear", "DequantizeLinear") and len(node.input) > 2 and node.input[2]:
         zero = view.number(node.input[2])
         if zero is None or np.asarray(zero, np.float32).any():
-            yield about("has a zero point that is not 0", "quantise symmetrically, to signed int8 or e4m3")
+            yield about("has a non-zero zero point", "quantise symmetrically, to signed int8 or e4m3")
     if op == "Resize":
         yield from _resize(node, about)
     if op == "Sub" and _is_mean_of(view, node.input[1], node.input[0]):
-        yield about("starts a norm that is written out, which loses precision in half types and is one kernel as one "
-                    "node", "export LayerNormalization as one node, with opset 17 or newer")  # fmt: skip
+        yield about("starts a norm written in single operators: less precise in half types, and not one kernel",
+                    "export LayerNormalization as one node, with opset 17 or newer")  # fmt: skip
 
 
 def _resize(node: onnx.NodeProto, about: _About) -> Iterator[Finding]:
     mode = attribute(node, "mode", "nearest")
     if mode not in _RESIZE_MODES:
-        yield about(f"resamples in the mode {mode}", f"use {' or '.join(_RESIZE_MODES)}, or resize beforehand")
+        yield about(f"resizes with mode {mode}", f"use {' or '.join(_RESIZE_MODES)}, or resize beforehand")
     if attribute(node, "antialias", 0):
-        yield about("resamples with antialiasing", "resize images before they are given to the engine")
+        yield about("resizes with antialiasing", "resize images before they are given to the engine")
 
 
 def _constant(view: View, name: str) -> bool:

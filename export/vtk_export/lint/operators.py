@@ -1,4 +1,4 @@
-"""Which operators TensorRT's ONNX parser takes, in which types, by version.
+"""Tables of the operators and types that TensorRT's ONNX parser takes, by version.
 
 Sources, all of onnx/onnx-tensorrt: docs/operators.md of 8.5 with the operators that docs/Changelog.md adds in 8.6;
 docs/operators.md of 9.2 and 10.15; docs/Changelog.md for the versions of 10 in which operators came. The types of 10.15

@@ -1,1 +1,1 @@
-"""ONNX export of one model: its options and the export itself."""
+"""ONNX export of one model."""

@@ -1,4 +1,4 @@
-"""ONNX export: build the graph, verify the file, and keep it only if it is right."""
+"""Exports one model to ONNX: builds the graph, verifies the file, and keeps it only if it is right."""
 
 import contextlib
 import dataclasses
@@ -10,46 +10,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UsageError
 from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.data_option import Given, give_images, judging
 from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening, Source
-from vtk_export.gate.gate import gate, gate_preproc
-from vtk_export.gate.images import gate_images
+from vtk_export.gate.drift import Drift
+from vtk_export.gate.images import gate_inputs
 from vtk_export.gate.judge import Judgement
 from vtk_export.gate.neighbours import Dependence
-from vtk_export.gate.verify import (
-    BATCHES,
-    GateRow,
-)
-from vtk_export.gate.zero_head import FILLED, gate_file
-from vtk_export.graph.build import File, build
-from vtk_export.graph.convert import choose_form, convert, export_form, is_parallel
+from vtk_export.gate.verify import GateRow
+from vtk_export.gate.zero_head import FILLED
 from vtk_export.graph.preproc import check_preproc
-from vtk_export.graph.raw import Drift, add_preproc
-from vtk_export.graph.targets import describe_oldest, oldest
 from vtk_export.lint.lint import check, load
+from vtk_export.onnx.build import File, build
 from vtk_export.onnx.config import OnnxConfig
-from vtk_export.place import FILES, INLINE_LIMIT, move, workspace, write
+from vtk_export.onnx.gate import write_verified
+from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
+from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
+from vtk_export.targets import describe_oldest, oldest
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
-
-__all__ = ["FILES", "INLINE_LIMIT", "ExportResult", "choose_form", "convert", "export_form", "export_onnx",
-           "is_parallel", "temporary_onnx"]  # fmt: skip
-
-_workspace, _move, _write = workspace, move, write
+_COMMAND = "vtk export onnx"
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class ExportResult:
     dependence: Dependence | None = None
 
     def needs(self) -> str:
-        """Return one line with the oldest run times that take the file."""
+        """Return one line with the oldest runtimes that take the file."""
         return describe_oldest(self.opset, self.ir_version, tensorrt=self._tensorrt)
 
     @property
@@ -133,29 +124,31 @@ def export_onnx(
     """
     expect(config, OnnxConfig, "export_onnx")
     require("onnxscript", "onnxruntime")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind == "onnx":
-        raise UsageError(f"{source.path} is an ONNX file already; give the pack it was exported from")
+        raise UsageError(f"{source.path} is already an ONNX file; give the pack it was exported from")
     start = time.perf_counter()
+    spec, options = config.graph, config.gate
     with (
         console.stages(show),
-        _workspace(config.out, overwrite=config.overwrite, command="vtk export onnx") as folder,
+        workspace(config.out, overwrite=config.overwrite, command=_COMMAND) as folder,
     ):
-        card = dataclasses.replace(source.card, base=None, pack={})
-        batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        given = give_images(source.card, config.data, config.split, described=source.described)
-        images, what = gate_images(
-            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
-        )  # fmt: skip
+        inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
+                             static_batch=config.static_batch)  # fmt: skip
+        card = inputs.card
         if config.with_preproc:
             check_preproc(card.input)
+
+        def make(model: nn.Module, where: Path) -> File:
+            file = build(model, inputs, spec, options, where)
+            if spec.for_tensorrt:
+                assert spec.runtime is not None
+                check(load(file.path), spec.runtime)
+            return file
+
         console.stage(f"loading {source.name}")
-        model = source.model()
-        file, other = gate_file(
-            model, folder, card,
-            make=lambda model, where: _build(model, card, config, where, images, given),
-            gate=lambda file: gate(file, card, config, images, what, batches, given, show=show),
-            images=images[: batches[0]], threads=config.threads, seed=config.seed,
+        file, other = write_verified(
+            source.model(), make, inputs, spec, options, folder, show=show,
             # int8 rounds a classifier by its own numbers, so that of another one says nothing
             compare=not config.int8 and config.output != "features",
         )  # fmt: skip
@@ -164,21 +157,21 @@ def export_onnx(
             console.stage("putting the preprocessing into the graph")
             if other is not None:
                 other = add_preproc(other, card, other.path.parent)
-                drift = gate_preproc(other, card, config, given)
+                drift = gate_preproc(other, inputs, spec, options)
             file = add_preproc(file, card, folder)
-            drift = drift or gate_preproc(file, card, config, given)
+            drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
-        write_page(file, card, config, folder)
+        _write_readme(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
-        _move(folder, config.out, command="vtk export onnx")
+        move(folder, config.out, command=_COMMAND)
     return ExportResult(
         path=config.out / "model.onnx",
         opset=config.file_opset,
         batch=config.static_batch,
         bytes=size,
         rows=file.rows,
-        images=what,
+        images=inputs.what,
         seconds=time.perf_counter() - start,
         fused=file.fused,
         nodes=file.nodes,
@@ -191,16 +184,7 @@ def export_onnx(
     )
 
 
-def _build(model: nn.Module, card: Card, config: OnnxConfig, folder: Path, images: Tensor, given: Given | None) -> File:
-    """Write a file, and refuse what a ``--target`` of TensorRT does not take."""
-    file = build(model, card, config, folder, images, given)
-    if config.for_tensorrt:
-        assert config.runtime is not None
-        check(load(file.path), config.runtime)
-    return file
-
-
-def write_page(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
+def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
     """Write the README.md beside a file."""
     page = onnx_page(
         card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,

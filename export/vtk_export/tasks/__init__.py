@@ -1,1 +1,1 @@
-"""Export of many tasks of one base: a file for each task, or one file that gathers each image's weights."""
+"""ONNX export of several tasks of one base, as files that share weights or as one file for mixed batches."""

@@ -1,4 +1,4 @@
-"""One export of many tasks on its way: graphs in a pool, then files in a folder, verified, with an index."""
+"""Builds an export of several tasks: converts the models, writes the files with shared weights, verifies them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from vtk_export.graph.convert import choose_form, convert, explicit_attention
 from vtk_export.graph.nonfinite import mark_rows, may_hide
 from vtk_export.graph.opset17 import lower
 from vtk_export.lint.lint import check
-from vtk_export.onnx.config import TasksConfig
-from vtk_export.place import INLINE_LIMIT
+from vtk_export.output_folder import INLINE_LIMIT
+from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered
-from vtk_export.tasks.gather import GatheredViT
+from vtk_export.tasks.gathered_vit import GatheredViT
 from vtk_export.tasks.index import SESSION_OPTIONS
-from vtk_export.tasks.packs import Loader, Member, twin
-from vtk_export.tasks.pool import LEAST, Pool, digest
+from vtk_export.tasks.members import Loader, Member, twin
+from vtk_export.tasks.weight_pool import LEAST, Pool, digest
 
 GATHERED = "gathered"
 """Stem of the file of all tasks, and the ``--form`` that makes it alone."""
@@ -74,7 +74,7 @@ class Build:
                 del graph
         self.loader.run_banks(self.members)
         if models:
-            console.stage("converting all of them to one graph")
+            console.stage("converting all tasks to one graph")
             task = torch.zeros(self.config.static_batch or 2, dtype=torch.int32)
             proto = convert(
                 GatheredViT(models), self.members[0].card.input, opset=self.config.opset,

@@ -1,4 +1,4 @@
-"""Export of many tasks: a file for each on one file of shared weights, or one file that gathers each image's weights.
+"""Exports several tasks of one base: one ONNX file per task, sharing one file of weights, or one for mixed batches.
 
 Packs of one base differ in about a third of their weights. In the form ``files`` the other two thirds are in one data
 file to which all tasks' .onnx files refer. In the form ``gathered`` one graph serves mixed batches.
@@ -16,15 +16,16 @@ from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
 from vtk_export.gate.neighbours import Dependence
-from vtk_export.graph.targets import describe_oldest, oldest
-from vtk_export.onnx.config import TasksConfig
-from vtk_export.place import workspace
-from vtk_export.readme import README, tasks_page
+from vtk_export.output_folder import workspace
+from vtk_export.readme import README
+from vtk_export.targets import describe_oldest, oldest
 from vtk_export.tasks.build import GATHERED, Build
+from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.gate import TaskRow, check_task_rows, print_task_rows
 from vtk_export.tasks.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
+from vtk_export.tasks.members import open_members
 from vtk_export.tasks.names import named_packs
-from vtk_export.tasks.packs import open_members
+from vtk_export.tasks.readme import tasks_page
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class TasksExportResult:
     dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
 
     def needs(self) -> str:
-        """Return one line with the oldest run times that take the files."""
+        """Return one line with the oldest runtimes that take the files."""
         return describe_oldest(self.opset, self.ir_version)
 
     def to_dict(self) -> dict[str, object]:
@@ -138,7 +139,7 @@ def export_tasks(
         built.convert()
         console.stage("writing the files")
         built.write(folder)
-        console.stage("comparing the files with torch and a bank")
+        console.stage("comparing the files with PyTorch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
             print_task_rows(rows)

@@ -1,4 +1,4 @@
-"""The gate of both forms: each task's logits against its own model in torch and against `TaskBank`."""
+"""Verifies an export of several tasks: each task's logits against its model in PyTorch and against `TaskBank`."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.structure import Axes, verify_graph, verify_structure
 from vtk_export.gate.verify import GateRow, check_rows, compare
-from vtk_export.tasks.packs import Member
+from vtk_export.tasks.members import Member
 
 BATCHES = (1, 2, 3)
 """Batch sizes that files with a dynamic batch are run with."""
@@ -160,8 +160,10 @@ def print_task_rows(rows: Sequence[TaskRow]) -> None:
         cells.append((*key, f"{errors['torch']:.1e}", f"{errors['bank']:.1e}", f"{min(r.row.bound for r in mine):.1e}",
                       f"{sum(r.agreed for r in direct)} of {sum(r.compared for r in direct)}",
                       sum(r.excluded for r in direct)))  # fmt: skip
-    columns = ("file", "task", "off torch", "off bank", "bound", "argmax agreed", "excluded")
-    console.table("ONNX Runtime on the CPU against torch and a bank in fp32", columns, cells, left=(0, 1))
+    columns = ("file", "task", "vs PyTorch", "vs bank", "bound", "argmax agreed", "excluded")
+    console.table(
+        "ONNX Runtime on the CPU against PyTorch and a bank, fp32: largest errors", columns, cells, left=(0, 1)
+    )
 
 
 def check_task_rows(rows: Sequence[TaskRow]) -> None:
@@ -209,7 +211,7 @@ def _check_unknown(
     for session in sessions:
         found = _run(session, path, images, task)
         if bool(found["num_classes"].any()) or not bool(found["logits"].isnan().all()):
-            raise VerificationError(f"{path.name} answers to task numbers {task.tolist()}, which no task has")
+            raise VerificationError(f"{path.name} accepts task numbers {task.tolist()}, which no task has")
 
 
 def _sessions(path: Path, threads: int | None) -> list[Backend]:

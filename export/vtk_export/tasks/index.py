@@ -1,6 +1,6 @@
-"""``tasks.json``: which files belong to which task; and how the files of an export reach their folder.
+"""Writes ``tasks.json``, the index of tasks and files, and publishes an export's files into its folder.
 
-Data files are named by their content, so an .onnx file never meets the data of another export.
+Data files are named by their content, so that an .onnx file never meets the data of another export.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from vtk.errors import DataError
 from vtk.formats import read_json, write_json
 from vtk.marks import Recognise, any_of, json_with, png
 from vtk.readers import reading
-from vtk_export.place import CARD, GRAPH, LATENCY, move
+from vtk_export.output_folder import CARD, GRAPH, LATENCY, move
 from vtk_export.readme import IS_OURS, README
 
 INDEX, FORMAT = "tasks.json", 1

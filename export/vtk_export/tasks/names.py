@@ -1,4 +1,4 @@
-"""``NAME=PACK``: what each task is called. Its name is a part of file names, so only harmless ones are taken."""
+"""Parses ``NAME=PACK`` and checks the names of tasks, which become parts of file names."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         key = name.casefold()
         if key in seen:
             raise UsageError(
-                f"{seen[key]!r} and {text!r} would both be the task `{name}`; name them: {name}-1={path} for instance"
+                f"{seen[key]!r} and {text!r} are both the task `{name}`; name them, such as {name}-1={path} "
             )
         seen[key] = text
         found[name] = path
@@ -69,7 +69,7 @@ def _is_there(path: Path) -> bool:
 def _check(name: str, text: str) -> None:
     if not _NAME.fullmatch(name):
         given = "" if len(text) > 200 or name == text.partition("=")[0] else f" (of {text!r})"
-        raise UsageError(f"a task cannot be called {name!r}{given}; {_RULE}: NAME=PACK")
+        raise UsageError(f"{name!r}{given} is not a valid task name; {_RULE}: NAME=PACK")
     # Windows takes a device's name for the device whatever stands behind its first dot
     if name.casefold() in RESERVED or name.casefold().partition(".")[0] in RESERVED - {"tasks", "gathered", "shared"}:
-        raise UsageError(f"a task cannot be called `{name}`, which names other files; give NAME=PACK")
+        raise UsageError(f"`{name}` is not a valid task name: other files have it; give NAME=PACK")

@@ -1,1 +1,1 @@
-"""TensorRT export: the file, its build scripts and their options."""
+"""TensorRT export: a linted ONNX file with the scripts that build its engine."""

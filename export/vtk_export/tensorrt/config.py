@@ -1,32 +1,17 @@
 """Options of ``vtk export tensorrt``; free of torch and onnx."""
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from vtk.errors import UsageError
-from vtk.options import Config, Option
-from vtk.options.shared import (
-    CalibrationImages,
-    Fuse,
-    GraphDtype,
-    JudgeImages,
-    KeepIoTypes,
-    MaybeOut,
-    Opset,
-    Overwrite,
-    ProfileSizes,
-    Seed,
-    SourceOptions,
-    Split,
-    StaticBatch,
-    Threads,
-    Unverified,
-    VerifyData,
-)
-from vtk_export.graph.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
-from vtk_export.onnx.config import OnnxConfig, RunTime
+from vtk.options import Option
+from vtk.options.shared import MaybeOut, SourceOptions
+from vtk_export.onnx.config import OnnxConfig
+from vtk_export.options import PrecisionConfig
+from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
 
 __all__ = ["OLD", "TensorrtCommand", "TensorrtConfig", "parse_version"]
 
@@ -41,7 +26,7 @@ def parse_version(text: str) -> Target:
     """
     match = re.fullmatch(r"(8|10|11)(?:\.(x|\d+)(?:\.\d+)*)?", text)
     if match is None:
-        raise UsageError(f"`--trt` {text!r} is no TensorRT that this knows; give 10.x, 11.x, a version such as "
+        raise UsageError(f"`--trt` {text!r} is not a known TensorRT version; give 10.x, 11.x, a version such as "
                          "10.3, or 8.6")  # fmt: skip
     major, minor = match[1], match[2] or "x"
     if major == "8":
@@ -52,42 +37,25 @@ def parse_version(text: str) -> Target:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorrtConfig(Config):
+class TensorrtConfig(PrecisionConfig):
     """What is made of a model for TensorRT, where, and for which version and batch sizes.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    GROUP: ClassVar[str] = "format"
-
     out: MaybeOut = None
     trt: Annotated[
         str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
     ] = _ANY
-    target: RunTime = None
-    dtype: GraphDtype = "fp32"
-    calibration_images: CalibrationImages = 128
-    keep_io_types: KeepIoTypes = False
     min: Annotated[int, Option("fewest images of one call", often=True)] = 1
     opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
     max: Annotated[int, Option("most images of one call", often=True)] = 32
-    static_batch: StaticBatch = None
     tf32: Annotated[
         bool, Option("round fp32 products to TF32", off="keep fp32 products, which TensorRT rounds to TF32")
     ] = True
     workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
-    opset: Opset = 18
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
-    fuse: Fuse = None
-    data: VerifyData = None
-    split: Split = None
-    unverified: Unverified = False
-    images: JudgeImages = 256
-    seed: Seed = 0
-    threads: Threads = None
-    profile: ProfileSizes = ()
-    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -99,7 +67,7 @@ class TensorrtConfig(Config):
                 raise UsageError(f"`--min` {self.min}, `--opt` {self.opt}, `--max` {self.max}: required is "
                                  "1 ≤ min ≤ opt ≤ max")  # fmt: skip
         elif (self.min, self.opt, self.max) != (1, 8, 32):
-            raise UsageError("`--static-batch` is the one batch size; leave out --min, --opt and --max")
+            raise UsageError("`--static-batch` fixes the batch size; leave out --min, --opt and --max")
         if target is OLD and self.dtype != "fp32":
             raise UsageError(f"`--trt 8.6` lowers what --dtype {self.dtype} keeps in fp32, its networks not being "
                              "strongly typed; give --dtype fp32, or --trt 10.x")  # fmt: skip
@@ -117,24 +85,14 @@ class TensorrtConfig(Config):
         return tensorrt_of(parse_target(self.target))
 
     @property
-    def rest(self) -> str:
-        """As of `OnnxConfig`."""
-        return "fp16" if self.dtype == "fp8" else self.dtype
-
-    @property
     def shapes(self) -> tuple[int, int, int]:
         """Fewest, usual and most images of one call."""
         return (self.min, self.opt, self.max) if self.static_batch is None else (self.static_batch,) * 3
 
-    def onnx_config(self, out: Path, **more: Any) -> OnnxConfig:
-        """Return the options of the ONNX file; ``more`` replaces some."""
-        options: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("dtype", "calibration_images", "keep_io_types",
-                         "static_batch", "opset", "fuse", "data", "unverified", "images",
-                         "seed", "threads", "profile")
-        }  # fmt: skip
-        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out, **more})
+    def onnx_config(self, out: Path) -> OnnxConfig:
+        """Return the options of the ONNX file."""
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(PrecisionConfig)}
+        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""TensorRT export: the fused graph, verified and linted, with all that builds an engine of it beside it.
+"""Exports one model for TensorRT: the fused graph, verified and linted, with the scripts that build its engine.
 
-The engine itself is built where it runs: it is machine code for one GPU and one version. Nothing but standard operators
-is used; plugins of TensorRT were not taken, since each ties a file to a version.
+An engine is built where it runs: it is machine code for one GPU and one version. The graph has standard operators only;
+a plugin of TensorRT would tie the file to a version.
 """
 
 import dataclasses
@@ -14,33 +14,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx
-from torch import Tensor, nn
+from torch import nn
 
 from vtk import console
 from vtk._path import child, environment
-from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.files import write_text
 from vtk.formats import read_json, write_json
 from vtk.options import expect
 from vtk.packages import require
-from vtk.runtime.data_option import Given, give_images, judging
-from vtk.runtime.opening import open_and_tell
+from vtk.runtime.opening import open_with_notes
 from vtk.runtime.source import Opening
 from vtk.runtime.weight_digests import file_digest
-from vtk_export.gate.gate import gate
-from vtk_export.gate.images import gate_images
-from vtk_export.gate.verify import BATCHES, GateRow
-from vtk_export.gate.zero_head import FILLED, gate_file
-from vtk_export.graph.build import File, build
-from vtk_export.graph.targets import Target
+from vtk_export.gate.images import GateInputs, gate_inputs
+from vtk_export.gate.verify import GateRow
+from vtk_export.gate.zero_head import FILLED
 from vtk_export.lint.finding import Finding
 from vtk_export.lint.lint import check, load
-from vtk_export.place import DATA, MARKS, move, workspace
-from vtk_export.readme import README, tensorrt_page
+from vtk_export.onnx.build import File, build
+from vtk_export.onnx.gate import write_verified
+from vtk_export.onnx.spec import GateSpec, GraphSpec
+from vtk_export.output_folder import DATA, MARKS, move, workspace
+from vtk_export.readme import README
+from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.config import TensorrtConfig
+from vtk_export.tensorrt.readme import tensorrt_page
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -116,33 +115,27 @@ def export_tensorrt(
         VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
-    source = open_and_tell(source, **opening)
+    source = open_with_notes(source, **opening)
     if source.kind in ("onnx", "aoti"):
-        raise UsageError(f"{source.path} is an exported file already; give the pack it was made from, or --lint")
+        raise UsageError(f"{source.path} is already an exported file; give the pack it was made from, or --lint")
     if config.build and importlib.util.find_spec("tensorrt") is None:
-        raise UnavailableError("`--build` needs TensorRT's Python package, which is not here; leave it out, and run "
-                               "build_engine.py where the engine is to run")  # fmt: skip
+        raise UnavailableError("`--build` needs TensorRT's Python package, which is not installed; leave it out, and "
+                               "run build_engine.py on the target GPU")  # fmt: skip
     require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
+    onnx_config = config.onnx_config(config.out)
+    spec, options = onnx_config.graph, onnx_config.gate
     with (
         console.stages(show),
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
     ):
-        card = dataclasses.replace(source.card, base=None, pack={})
-        batches = BATCHES if config.static_batch is None else (config.static_batch,)
-        given = give_images(source.card, config.data, config.split, described=source.described)
-        images, what = gate_images(
-            card.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(card),
-        )  # fmt: skip
+        inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
+                             static_batch=config.static_batch)  # fmt: skip
         console.stage(f"loading {source.name}")
-        # that of the ONNX exporter; whether the graph is fused does not matter to it
-        options = config.onnx_config(config.out)
-        file, other = gate_file(
-            source.model(), folder, card,
-            make=lambda model, where: _build(model, card, config, where, images, given),
-            gate=lambda file: gate(file, card, options, images, what, batches, given, show=show),
-            images=images[: batches[0]], threads=options.threads, seed=config.seed,
+        file, other = write_verified(
+            source.model(), lambda model, where: _build(model, inputs, spec, options, where), inputs, spec, options,
+            folder, show=show,
         )  # fmt: skip
         if other is not None:
             shutil.rmtree(folder / FILLED)
@@ -151,7 +144,7 @@ def export_tensorrt(
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
         half = "" if file.facts.precision == "fp32" or config.keep_io_types else file.facts.precision
-        page = tensorrt_page(card, half=half, batch=config.static_batch, version=target.version)
+        page = tensorrt_page(inputs.card, half=half, batch=config.static_batch, version=target.version)
         write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.glob(f"{scripts.MODEL}*"))
         # an engine is of the file before and goes, the timing cache stays
@@ -160,7 +153,7 @@ def export_tensorrt(
     opset = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     return TensorrtResult(
         config.out / scripts.MODEL, target.version, opset, config.dtype, file.fused, len(proto.graph.node), size,
-        file.rows, what, tuple(findings), found, time.perf_counter() - start, engine,
+        file.rows, inputs.what, tuple(findings), found, time.perf_counter() - start, engine,
     )  # fmt: skip
 
 
@@ -170,7 +163,7 @@ def build_engine(folder: Path) -> dict[str, Any]:
     Raises:
         UnavailableError, DataError, VerificationError: what the script ended with.
     """
-    console.say("building the engine; TensorRT tries kernels for minutes")
+    console.say("building the engine; kernel selection takes minutes")
     command = child(str(folder / scripts.PYTHON))
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     if run.returncode:
@@ -182,19 +175,17 @@ def build_engine(folder: Path) -> dict[str, Any]:
     return stamp
 
 
-def _build(
-    model: nn.Module, card: Card, config: TensorrtConfig, folder: Path, images: Tensor, given: Given | None
-) -> File:
+def _build(model: nn.Module, inputs: GateInputs, spec: GraphSpec, options: GateSpec, folder: Path) -> File:
     """Write the fused form, or the model as it is with attention written out."""
-    if config.fuse is not False:
+    if spec.fuse is not False:
         try:
-            return build(model, card, config.onnx_config(folder, fuse=True), folder, images, given,
-                         divide_scores=False)  # fmt: skip
+            fused = dataclasses.replace(spec, fuse=True)
+            return build(model, inputs, fused, options, folder, divide_scores=False)
         except UsageError as error:
-            if config.fuse:
+            if spec.fuse:
                 raise
-            console.say(f"exported as it is: {str(error).partition(';')[0]}")
-    return build(model, card, config.onnx_config(folder, fuse=False), folder, images, given)
+            console.say(f"exported unfused: {str(error).partition(';')[0]}")
+    return build(model, inputs, dataclasses.replace(spec, fuse=False), options, folder)
 
 
 def _write_side_files(

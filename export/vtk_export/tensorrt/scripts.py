@@ -1,7 +1,7 @@
-"""Writes what lies beside ``model.onnx``: lines for ``trtexec`` and polygraphy, and the shapes of a profile.
+"""Writes the scripts beside ``model.onnx``: command lines of trtexec and polygraphy, and shapes in ``profile.json``.
 
 Flags are those of trtexec 10 and 11 ("Command-Line Programs" and the pages on migration in NVIDIA's documentation): 11
-has no precision flags and types strongly by itself, 10 with ``--stronglyTyped``. Names come from the parsed file.
+has no precision flags and is always strongly typed, 10 is with ``--stronglyTyped``. Names come from the parsed file.
 """
 
 import re
@@ -13,7 +13,7 @@ import onnx
 
 from vtk.errors import UsageError
 from vtk.marks import begins, beside, json_with, says
-from vtk_export.graph.targets import Target
+from vtk_export.targets import Target
 
 MODEL, ENGINE, CACHE = "model.onnx", "model.engine", "timing.cache"
 PROFILE, BUILD, COMPARE, PYTHON = "profile.json", "build.sh", "compare.sh", "build_engine.py"
@@ -30,10 +30,10 @@ BUILT = (ENGINE, STAMP)
 LEFT = (*BUILT, CACHE, _INPUTS, _OUTPUTS, "__pycache__")
 """What the scripts leave."""
 
-_TOLD = json_with("tensorrt", "precision", "inputs", "outputs")
+_PROFILE = json_with("tensorrt", "precision", "inputs", "outputs")
 _BUILDER = begins('"""Builds model.engine from model.onnx')
 MARKS = {
-    PROFILE: _TOLD,
+    PROFILE: _PROFILE,
     BUILD: says(f"# Builds {ENGINE} with TensorRT"),
     COMPARE: says(f"# Compares {ENGINE} with ONNX Runtime"),
     PYTHON: _BUILDER,
@@ -86,7 +86,7 @@ def trtexec(found: Mapping[str, Any]) -> list[str]:
             for name, entry in found["inputs"].items()
             if entry["dynamic"]
         ]
-        # of a graph of one size trtexec refuses to be told another
+        # for a graph of one size trtexec refuses shapes
         words += [f"--{which}Shapes={','.join(ranges)}"] if ranges else []
     if found["strongly_typed"] and found["tensorrt"].startswith("10"):
         words.append("--stronglyTyped")

@@ -1,1 +1,1 @@
-"""Parts of ``vtk export triton``: configs, names, publishing, and the files that a server runs (`served`)."""
+"""Export to a model repository of Triton Inference Server; `served` has the files that run in the server."""

@@ -1,7 +1,7 @@
-"""An engine that `vtk export tensorrt` has built or its scripts have stamped, as a model of a repository.
+"""Publishes a TensorRT engine that `vtk export tensorrt` or its scripts have built and stamped.
 
-The engine itself cannot be run here. What can be held against the source is the ONNX file that it was built from: the
-stamp names both by their SHA-256, and the ONNX file is run and compared with torch.
+The engine cannot be run here. Its ONNX file can: the stamp records the SHA-256 of both, and the ONNX file is run and
+compared with PyTorch.
 """
 
 import shutil
@@ -11,14 +11,13 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
-from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.runtime.data_option import give_images, judging
+from vtk.runtime.data_option import data_images
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
-from vtk_export.gate.images import gate_images
+from vtk_export.gate.images import card_images
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.rows import check_rows, print_rows
 from vtk_export.gate.verify import BATCHES, verify_values
@@ -54,8 +53,8 @@ class Engine:
     @property
     def built(self) -> str:
         """What it was built with, for people."""
-        told = {key: str(self.stamp.get(key, "?")) for key in ("tensorrt", "gpu", "compute_capability")}
-        return f"TensorRT {told['tensorrt']} on {told['gpu']} ({told['compute_capability']})"
+        stamp = {key: str(self.stamp.get(key, "?")) for key in ("tensorrt", "gpu", "compute_capability")}
+        return f"TensorRT {stamp['tensorrt']} on {stamp['gpu']} ({stamp['compute_capability']})"
 
 
 def read_engine(path: Path) -> Engine:
@@ -75,13 +74,13 @@ def read_engine(path: Path) -> Engine:
         raise DataError(f"`--engine` {file} has no stamp beside it; run python {scripts.PYTHON} --stamp where it was "
                         "built")  # fmt: skip
     stamp, profile = _object(folder / scripts.STAMP), _object(folder / scripts.PROFILE)
-    for name, digest, told in (
+    for name, digest, record in (
         (file.name, stamp.get("engine_sha256"), scripts.STAMP),
         (scripts.MODEL, stamp.get("onnx_sha256"), scripts.STAMP),
         (scripts.MODEL, profile.get("onnx_sha256"), scripts.PROFILE),
     ):
         if digest != file_digest(folder / name):
-            raise DataError(f"{folder / name} is not the file that {told} speaks of; build the engine again")
+            raise DataError(f"{folder / name} does not match {record}; build the engine again")
     inputs, batches, batched = _inputs(profile, folder / scripts.PROFILE)
     outputs = tuple(
         Slot(name, _type(entry), _dims(entry.get("shape"), batched), labels=name == "logits")
@@ -106,7 +105,7 @@ def check_engine(
         raise UsageError(f"`--max-batch-size` {config.max_batch_size} is more than the engine takes; give at most "
                          f"{most}, or build it with --max {config.max_batch_size}")  # fmt: skip
     if engine.batched and fewest > 1:
-        raise UsageError(f"`--engine` {engine.path} takes no fewer than {fewest} images, and a server is sent single "
+        raise UsageError(f"`--engine` {engine.path} needs {fewest} images or more per call, and a server gets single "
                          "ones; build it with --min 1")  # fmt: skip
     mine, theirs = source.card, engine.card
     if (mine.input, mine.classes) != (theirs.input, theirs.classes):
@@ -114,10 +113,8 @@ def check_engine(
         raise DataError(f"`--engine` {engine.path} was built for other {what} than {source.name} has; export and build "
                         "it again")  # fmt: skip
     batches = tuple(batch for batch in BATCHES if batch <= most) if engine.batched else (most,)
-    given = give_images(mine, data, config.split, described=source.described)
-    images, what = gate_images(
-        mine.input, sum(batches), chosen=judging(given), seed=config.seed, max_pixels=pixel_limit(mine),
-    )  # fmt: skip
+    given = data_images(mine, data, config.split, described=source.described)
+    images, what = card_images(mine, sum(batches), given, seed=config.seed)
     precision = open_onnx(engine.folder / scripts.MODEL).facts.precision
     rows, remarks = verify_values(engine.folder / scripts.MODEL, source.model(), images, batches=batches,
                                   threads=config.threads, limits=LIMITS[precision])  # fmt: skip

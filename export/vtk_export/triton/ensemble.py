@@ -1,7 +1,7 @@
-"""An ensemble: images are prepared by one model, classified by another, and clients ask a third that names the two.
+"""Publishes an ensemble: a preprocessing model, a classifier, and the model that chains them for clients.
 
-The steps reach the repository before what refers to them. While a server that polls replaces them one after the other,
-requests may meet a new step and an old one; so a task's images must not be prepared in another way than before.
+The steps are published before the ensemble that refers to them. While a polling server replaces them one after the
+other, requests may meet a new step and an old one; so a task's preprocessing must not change.
 """
 
 import contextlib
@@ -14,12 +14,13 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk_export.graph.preproc import check_preproc
-from vtk_export.triton.drift import measure_served
+from vtk_export.triton.ensemble_config import build_ensemble, build_preprocess, raw_slot, step_names
 from vtk_export.triton.files import same_code, write_code, write_model_files
-from vtk_export.triton.models import Filled, Order, fill
+from vtk_export.triton.models import fill
+from vtk_export.triton.order import ModelContent, Order
 from vtk_export.triton.pbtxt import CONFIG, write_text
+from vtk_export.triton.preproc_drift import measure_served
 from vtk_export.triton.publish import Draft, draft
-from vtk_export.triton.steps import build_ensemble, build_preprocess, raw_slot, step_names
 
 INDEX, STEPS = "tasks.json", "steps.json"
 
@@ -38,16 +39,16 @@ def wants_ensemble(order: Order) -> bool:
             check_preproc(order.open(next(iter(order.named))).card.input)
             return False
         except UsageError as error:
-            console.say(f"an ensemble prepares the images: {str(error).partition('; ')[0]}")
+            console.say(f"preprocessing runs in an ensemble: {str(error).partition('; ')[0]}")
     if config.static_batch is not None:
-        raise UsageError("`--static-batch` is of one call, and an ensemble passes on what a request holds; leave it "
-                         "out")  # fmt: skip
+        raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
+                         "it out")  # fmt: skip
     if config.dtype == "bf16" and config.server == "onnxruntime" and not config.keep_io_types:
         raise UsageError("`--with-preproc` prepares images in numpy, which has no bf16; add --keep-io-types")
     return True
 
 
-def publish_ensemble(order: Order) -> tuple[Draft, Filled, dict[str, Draft]]:
+def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft]]:
     """Make the three models, and publish them when all are right.
 
     Args:
@@ -69,65 +70,65 @@ def publish_ensemble(order: Order) -> tuple[Draft, Filled, dict[str, Draft]]:
         inner = stack.enter_context(draft(config.out, classify, order.name))
         before = stack.enter_context(draft(config.out, prepare, order.name))
         earlier = _earlier(before, order)
-        filled = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
-        write_model_files(inner.folder, filled.message, filled.cards, [slot.name for slot in filled.outputs])
-        first = _write_preprocess(before, order, filled, prepare, earlier)
+        content = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
+        write_model_files(inner.folder, content.message, content.cards, [slot.name for slot in content.outputs])
+        first = _write_preprocess(before, order, content, prepare, earlier)
         drift = measure_served(
-            filled.cards, lambda task: order.open(task).model(), folders=order.folders, split=config.split,
+            content.cards, lambda task: order.open(task).model(), folders=order.folders, split=config.split,
             seed=config.seed,
         )  # fmt: skip
-        filled.found["preprocessing_drift"] = dataclasses.asdict(drift)
-        message = build_ensemble(order.name, first, filled.message, filled.outputs)
+        content.found["preprocessing_drift"] = dataclasses.asdict(drift)
+        message = build_ensemble(order.name, first, content.message, content.outputs)
         versions = {prepare: before.version, classify: inner.version}
         whole.at.mkdir()
         write_json(whole.at / STEPS, {"format": 1, "steps": versions, "drift": dataclasses.asdict(drift)})
-        write_model_files(whole.folder, message, filled.cards, [slot.name for slot in filled.outputs])
+        write_model_files(whole.folder, message, content.cards, [slot.name for slot in content.outputs])
         if inner.reused and whole.old is not None and whole.old.config == message:
             whole.reuse()
-    return whole, filled, {prepare: before, classify: inner}
+    return whole, content, {prepare: before, classify: inner}
 
 
-def _earlier(made: Draft, order: Order) -> dict[str, Any]:
+def _earlier(step: Draft, order: Order) -> dict[str, Any]:
     """Return how the step that is there prepares the images of its tasks; the same tasks must stay as they are.
 
     Raises:
         UsageError: names a task that would be prepared in another way.
     """
-    if made.old is None or not made.old.versions:
+    if step.old is None or not step.old.versions:
         return {}
-    found = read_json(made.old.path / str(made.old.versions[-1]) / INDEX)
+    found = read_json(step.old.path / str(step.old.versions[-1]) / INDEX)
     earlier: dict[str, Any] = found.get("tasks", {}) if isinstance(found, dict) else {}
     specs = {task: _plain(order.open(task).card.input) for task in order.named}
     if order.config.server not in ("python", "vtk"):  # there is one way, whatever the source is called
         earlier = dict(zip(specs, earlier.values(), strict=False))
     if changed := [task for task, spec in specs.items() if earlier.get(task, spec) != spec]:
         raise UsageError(
-            f"images of `{changed[0]}` would be prepared otherwise than before, and a server that polls would for a "
-            f"moment give such images to the model that it has: give another --name, or stop the server and delete "
-            f"{made.old.path}"
+            f"images of `{changed[0]}` would be preprocessed differently than before, and a polling server would for a "
+            f"moment pass them to the old model: give another --name, or stop the server and delete "
+            f"{step.old.path}"
         )
     return earlier
 
 
-def _write_preprocess(made: Draft, order: Order, filled: Filled, name: str, earlier: dict[str, Any]) -> Any:
+def _write_preprocess(step: Draft, order: Order, content: ModelContent, name: str, earlier: dict[str, Any]) -> Any:
     """Write the step that prepares images; where an earlier one does the same, that stays."""
-    specs = {task: _plain(card.input) for task, card in filled.cards.items()}
-    image = next(slot for slot in filled.inputs if slot.name == "pixel_values")
-    tasks = any(slot.name == "task" for slot in filled.inputs)
-    raw = raw_slot([card.input for card in filled.cards.values()])
+    specs = {task: _plain(card.input) for task, card in content.cards.items()}
+    image = next(slot for slot in content.inputs if slot.name == "pixel_values")
+    tasks = any(slot.name == "task" for slot in content.inputs)
+    raw = raw_slot([card.input for card in content.cards.values()])
     message = build_preprocess(name, order.name, order.config, image, raw, tasks=tasks)
-    made.at.mkdir()
-    write_json(made.at / INDEX, {"format": 1, "tasks": specs})
-    write_code(made.at, "preprocess")
-    (made.folder / CONFIG).write_text(write_text(message), encoding="utf-8", newline="\n")
-    if made.old is None or not made.old.versions:
+    step.at.mkdir()
+    write_json(step.at / INDEX, {"format": 1, "tasks": specs})
+    write_code(step.at, "preprocess")
+    (step.folder / CONFIG).write_text(write_text(message), encoding="utf-8", newline="\n")
+    if step.old is None or not step.old.versions:
         return message
-    last = made.old.path / str(made.old.versions[-1])
-    if made.old.config == message:
+    last = step.old.path / str(step.old.versions[-1])
+    if step.old.config == message:
         if same_code(last, "preprocess") and earlier == specs:
-            made.keep()
+            step.keep()
         elif order.config.server == "vtk":
-            made.reuse()  # follows its index, as the bank does
+            step.reuse()  # follows its index, as the bank does
     return message
 
 

@@ -1,4 +1,4 @@
-"""``vtk export triton``: models of a repository, each verified before it is published."""
+"""Exports models to a repository of Triton Inference Server; each is verified before it is published."""
 
 import dataclasses
 import time
@@ -12,14 +12,16 @@ from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.packages import require
 from vtk.runtime.data_option import folders_of
-from vtk.runtime.source import Opening, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Opening, Source
 from vtk_export.tasks.names import named_packs
+from vtk_export.triton.command_lines import command_lines
 from vtk_export.triton.config import TritonCommand, TritonConfig
+from vtk_export.triton.config_checks import check_name
 from vtk_export.triton.ensemble import publish_ensemble, wants_ensemble
 from vtk_export.triton.files import write_model_files
-from vtk_export.triton.lines import command_lines
-from vtk_export.triton.models import Filled, Measure, Order, fill, image_dims
-from vtk_export.triton.names import check_name
+from vtk_export.triton.models import fill
+from vtk_export.triton.order import Measure, ModelContent, Order, image_dims
 from vtk_export.triton.publish import Draft, draft
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Published:
+class ModelResult:
     """A model that is in the repository.
 
     Attributes:
@@ -76,7 +78,7 @@ class TritonExportResult:
 
     path: Path
     backend: str
-    models: tuple[Published, ...]
+    models: tuple[ModelResult, ...]
     seconds: float
 
     def to_dict(self) -> dict[str, object]:
@@ -115,8 +117,8 @@ def export_triton(
     start = time.perf_counter()
     texts, held = _texts(sources, opening)
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(TritonConfig)}
-    told = {name: value for name, value in opening.items() if name in TritonCommand.__dataclass_fields__}
-    config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else told)})
+    source_options = {name: value for name, value in opening.items() if name in TritonCommand.__dataclass_fields__}
+    config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else source_options)})
     named = named_packs(config.sources)
     if held and config.server not in ("onnxruntime", "tensorrt"):
         raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
@@ -125,7 +127,7 @@ def export_triton(
     if config.server in ("onnxruntime", "tensorrt"):
         if len(named) > 1:
             console.say(
-                f"{len(named)} models, each with a whole copy of its weights; --backend python or vtk share them"
+                f"{len(named)} models, each with its own copy of all weights; --backend python or vtk share them"
             )
         orders = [Order(config.name or name, {name: path}, config, show, measure=measure, opening=opening, held=held,
                         folders=folders)
@@ -161,32 +163,32 @@ def _texts(
     return texts, held
 
 
-def _publish(order: Order) -> Published:
+def _publish(order: Order) -> ModelResult:
     config = order.config
     check_name(order.name)
-    console.stage(f"making the model {order.name} for {config.server}")
+    console.stage(f"exporting the model {order.name} for {config.server}")
     if wants_ensemble(order):
-        whole, filled, steps = publish_ensemble(order)
+        whole, content, steps = publish_ensemble(order)
         size = sum(_size(config.out / step) for step in steps)
-        return _published(order, whole, filled, size, {step: made.version for step, made in steps.items()})
+        return _published(order, whole, content, size, {name: step.version for name, step in steps.items()})
     order.in_graph = config.with_preproc
-    with draft(config.out, order.name) as made:
-        filled = fill(made, order)
-        write_model_files(made.folder, filled.message, filled.cards, [slot.name for slot in filled.outputs])
-        size = _size(made.folder)
-    return _published(order, made, filled, size, {})
+    with draft(config.out, order.name) as model:
+        content = fill(model, order)
+        write_model_files(model.folder, content.message, content.cards, [slot.name for slot in content.outputs])
+        size = _size(model.folder)
+    return _published(order, model, content, size, {})
 
 
-def _published(order: Order, made: Draft, filled: Filled, size: int, steps: dict[str, int]) -> Published:
-    config, message = order.config, filled.message
-    channels, height, width = image_dims(filled.cards)
+def _published(order: Order, model: Draft, content: ModelContent, size: int, steps: dict[str, int]) -> ModelResult:
+    config, message = order.config, content.message
+    channels, height, width = image_dims(content.cards)
     sides = (height, width, channels) if order.in_graph else (channels, height, width)
     fixed = () if message.max_batch_size else (message.input[0].dims[0],)
-    lines = command_lines(config.out, message, filled.served, list(filled.cards), [*fixed, *sides],
+    lines = command_lines(config.out, message, content.served, list(content.cards), [*fixed, *sides],
                           ensemble=order.name if steps else "")  # fmt: skip
     path = config.out / order.name
-    return Published(order.name, path, made.version, made.reused, tuple(filled.cards), size, tuple(lines), steps,
-                     filled.found, filled.code)  # fmt: skip
+    return ModelResult(order.name, path, model.version, model.reused, tuple(content.cards), size, tuple(lines), steps,
+                     content.found, content.code)  # fmt: skip
 
 
 def _size(folder: Path) -> int:

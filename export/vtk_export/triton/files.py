@@ -1,4 +1,4 @@
-"""Writes what lies beside the weights of a model: the server's code, the client, labels, warm-up."""
+"""Writes the files beside the weights of a model: server code, client, labels, warm-up data and config."""
 
 import re
 import shutil
@@ -11,10 +11,9 @@ from vtk.card import Card
 from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
-from vtk_export.triton.names import label_lines
-from vtk_export.triton.page import describe, model_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
+from vtk_export.triton.readme import describe, model_page
 
 _SERVED = Path(__file__).with_name("served")
 _CODE = {
@@ -105,3 +104,17 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
 def _task(card: Card) -> dict[str, Any]:
     several = {"multi_label": True} if card.multi_label else {}
     return {"input": card.input.to_dict(), "classes": list(card.classes), **several}
+
+
+def label_lines(classes: Sequence[str]) -> str:
+    """Return the label file: the i-th line names the i-th class.
+
+    What would end a line is written as an escape, since every later line would else name another class.
+    """
+    return "".join(f"{_one_line(name)}\n" for name in classes)
+
+
+def _one_line(name: str) -> str:
+    # a lone surrogate stands for a byte of a folder's name that is not UTF-8; it is written back as that byte
+    keep = (c if c.isprintable() or 0xDC80 <= ord(c) <= 0xDCFF else c.encode("unicode_escape").decode() for c in name)
+    return "".join(keep)

@@ -1,4 +1,4 @@
-"""``config.pbtxt``: built as the server's own protobuf message and printed as text.
+"""Builds ``config.pbtxt`` as the server's own protobuf message.
 
 Nothing is left for the server to complete, so it also loads with ``--disable-auto-complete-config``.
 """
@@ -54,13 +54,13 @@ class Slot:
     labels: bool = False
 
 
-def add_output(made: Any, slot: Slot) -> None:
+def add_output(message: Any, slot: Slot) -> None:
     """Add an output; the label file is named where the server can classify.
 
     It takes the numbers of one image apart by the batch that it made; where it makes none, all images' are one list.
     """
-    classified = slot.labels and slot.type in CLASSIFIED and made.max_batch_size > 0
-    made.output.add(name=slot.name, data_type=messages().DataType.Value(slot.type), dims=slot.dims,
+    classified = slot.labels and slot.type in CLASSIFIED and message.max_batch_size > 0
+    message.output.add(name=slot.name, data_type=messages().DataType.Value(slot.type), dims=slot.dims,
                     label_filename=LABELS if classified else "")  # fmt: skip
 
 
@@ -151,43 +151,43 @@ def build(
     """
     pb = messages()
     most = config.max_batch_size if batched else 0
-    made = pb.ModelConfig(name=name, max_batch_size=most)
+    message = pb.ModelConfig(name=name, max_batch_size=most)
     if config.engine is not None:
-        made.platform, made.backend, made.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
+        message.platform, message.backend, message.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
     elif config.server in ("onnxruntime", "tensorrt"):
-        made.backend, made.default_model_filename = "onnxruntime", "model.onnx"
+        message.backend, message.default_model_filename = "onnxruntime", "model.onnx"
     else:
-        made.backend = "python"
-    made.version_policy.latest.num_versions = 1
+        message.backend = "python"
+    message.version_policy.latest.num_versions = 1
     for slot in inputs:
-        made.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
+        message.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
     for slot in outputs:
-        add_output(made, slot)
+        add_output(message, slot)
     if most > 1:
         # no preferred sizes: a graph of any batch size gains nothing from waiting for a certain one
-        made.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
-        made.dynamic_batching.preferred_batch_size.extend(size for size in preferred if size <= most)
+        message.dynamic_batching.max_queue_delay_microseconds = config.max_queue_delay_us
+        message.dynamic_batching.preferred_batch_size.extend(size for size in preferred if size <= most)
     if config.server == "tensorrt" and config.engine is None:
-        _accelerate(made, config, inputs, batched=batched, digest=digest)
+        _accelerate(message, config, inputs, batched=batched, digest=digest)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
     kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
-    made.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
+    message.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
     part = {PART: part_of} if part_of else {}
     for key, value in {MARK: __version__, **part, **(parameters or {})}.items():
-        made.parameters[key].string_value = value
+        message.parameters[key].string_value = value
     if config.warmup:
         for batch in sorted({1, most or 1}):
-            _warm(pb, made.model_warmup.add(name=f"batch {batch}", batch_size=batch), inputs, warm)
-    return made
+            _warm(pb, message.model_warmup.add(name=f"batch {batch}", batch_size=batch), inputs, warm)
+    return message
 
 
-def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool, digest: str) -> None:
+def _accelerate(message: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool, digest: str) -> None:
     """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make.
 
     Its name for a built engine has the graph's file name and structure in it, not the weights: each content has a
     folder and a prefix of its own, or a model that was trained again would get the engine of the old one.
     """
-    engine = made.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt").parameters
+    engine = message.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt").parameters
     engine["precision_mode"] = "FP16" if config.dtype == "fp16" else "FP32"
     engine["trt_layer_norm_fp32_fallback"] = "1"
     if batched:
@@ -196,7 +196,7 @@ def _accelerate(made: Any, config: TritonCommand, inputs: Sequence[Slot], *, bat
             shapes = (f"{slot.name}:{'x'.join(map(str, (batch, *slot.dims)))}" for slot in inputs)
             engine[f"trt_profile_{name}_shapes"] = ",".join(shapes)
         if config.max_batch_size > 1:  # engines are quickest at the sizes that they were tuned for
-            made.dynamic_batching.preferred_batch_size.extend(sorted({usual, config.max_batch_size}))
+            message.dynamic_batching.preferred_batch_size.extend(sorted({usual, config.max_batch_size}))
     key = hashlib.sha256("\n".join([digest, *(f"{k}={engine[k]}" for k in sorted(engine))]).encode()).hexdigest()[:16]
     # not beside the model, which a polling server would take for a change; ONNX Runtime makes one folder, not two
     folder = f"/tmp/vtk-engines-{key}" if config.engine_cache is None else f"{config.engine_cache.rstrip('/')}/{key}"

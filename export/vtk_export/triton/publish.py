@@ -1,7 +1,7 @@
-"""Moves a model into a repository that a server may be reading: complete, under one rename.
+"""Publishes a model into a repository that a server may be polling: complete, with one rename.
 
-A polling server takes every folder of the repository for a model, and one that it failed to load it may never look at
-again. So a model's folder is made beside the repository, with links to its earlier versions, and exchanged as a whole.
+A polling server loads every folder of the repository, and may never retry one that it failed to load. So a model's
+folder is prepared beside the repository, with links to its earlier versions, and exchanged as a whole.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from vtk.files import replace_dir
 from vtk.locks import hold_name
 from vtk.nodes import check_folder, resolve_output
 from vtk_export.readme import README
-from vtk_export.triton.page import check_page
 from vtk_export.triton.pbtxt import CONFIG, LABELS, MARK, PART, read_text
+from vtk_export.triton.readme import check_page
 
 NO_BYTECODE = "__pycache__"
 DECODING = {
@@ -39,7 +39,7 @@ OWN = frozenset({"warmup", README, "client.py", "client.json", "vtk_images.py", 
 
 
 @dataclass(frozen=True)
-class Existing:
+class EarlierModel:
     """A model that an earlier export left.
 
     Attributes:
@@ -66,7 +66,7 @@ class Draft:
     """
 
     folder: Path
-    old: Existing | None
+    old: EarlierModel | None
     version: int
     reused: bool = False
     kept: bool = False
@@ -96,7 +96,7 @@ class _Kept(Exception):
     """Ends a draft that is thrown away."""
 
 
-def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
+def find_existing(repo: Path, name: str, part_of: str = "") -> EarlierModel | None:
     """Return the model of an earlier export.
 
     Args:
@@ -128,7 +128,7 @@ def find_existing(repo: Path, name: str, part_of: str = "") -> Existing | None:
         )
     check_page(path)
     versions = sorted(int(p.name) for p in path.iterdir() if p.name.isdecimal() and p.is_dir())
-    return Existing(path, config, tuple(versions))
+    return EarlierModel(path, config, tuple(versions))
 
 
 @contextlib.contextmanager
@@ -152,15 +152,15 @@ def draft(repo: Path, name: str, part_of: str = "") -> Iterator[Draft]:
         staging = _staging(repo, name)
         try:
             with contextlib.suppress(_Kept), replace_dir(repo / name, beside=staging) as folder:
-                made = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
-                yield made
-                if made.kept:
+                new = Draft(folder, old, (old.versions[-1] if old and old.versions else 0) + 1)
+                yield new
+                if new.kept:
                     raise _Kept
                 now = find_existing(repo, name, part_of)
                 if (now and now.versions) != (old and old.versions):
                     raise DataError(f"another export has written {repo / name} meanwhile; export again")
                 if old is not None:
-                    _link_versions(old, made)
+                    _link_versions(old, new)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
             if not existed:
@@ -187,7 +187,7 @@ def _staging(repo: Path, name: str) -> Path:
         if repo.exists() and repo.stat().st_dev != staging.stat().st_dev:
             staging.rmdir()
             raise DataError(
-                f"`--out` {repo} is a file system of its own, and nothing beside it can be renamed into it; give a "
+                f"`--out` {repo} is a separate file system, into which nothing can be renamed; give a "
                 f"folder inside it, such as {repo / 'models'}"
             )
     except OSError as error:
@@ -198,11 +198,11 @@ def _staging(repo: Path, name: str) -> Path:
     return staging
 
 
-def _link_versions(old: Existing, made: Draft) -> None:
+def _link_versions(old: EarlierModel, new: Draft) -> None:
     """Take the earlier versions along, without copying their weights."""
     for version in old.versions:
-        if version != made.version:
-            shutil.copytree(old.path / str(version), made.folder / str(version), copy_function=_link)
+        if version != new.version:
+            shutil.copytree(old.path / str(version), new.folder / str(version), copy_function=_link)
 
 
 def _link(source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Names the server's image and the packages for its Python that a model needs, from what the model is made of."""
+"""Chooses the server image and the Python packages that a model needs."""
 
 import re
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ import onnx
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk_export.graph.targets import Target, oldest, same_version, server_for, takes, tensorrt_of
-from vtk_export.runtimes import Release
-from vtk_export.triton.config import BANK_PYTHON
+from vtk_export.runtime_versions import Release
+from vtk_export.targets import Target, oldest, same_version, server_for, takes, tensorrt_of
+from vtk_export.triton.config_checks import BANK_PYTHON
 
 UNKNOWN = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 """The image where none that is known here can run a model: what to put in is said beside it."""
 
 
 @dataclass(frozen=True)
-class Served:
+class Server:
     """A server.
 
     Attributes:
@@ -35,7 +35,7 @@ class Served:
         return UNKNOWN if self.release is None else self.release.image
 
 
-def serve_graph(path: Path, target: Target | None, *, tensorrt: bool = False) -> Served:
+def serve_graph(path: Path, target: Target | None, *, tensorrt: bool = False) -> Server:
     """Return the server of an ONNX file.
 
     Args:
@@ -51,14 +51,14 @@ def serve_graph(path: Path, target: Target | None, *, tensorrt: bool = False) ->
         if not takes(target.release, opset=opset, ir_version=ir_version, runs_tensorrt=tensorrt):
             raise UsageError(f"`--target` {target.text} does not take opset {opset} and IR {ir_version}; give a newer "
                              "one, or a lower --opset")  # fmt: skip
-        return Served(target.release)
+        return Server(target.release)
     wanted = target.version if target is not None and target.kind == "trt" and tensorrt else ""
     exact = server_for(opset=opset, ir_version=ir_version, tensorrt=wanted, runs_tensorrt=True) if wanted else None
     return _known(exact or server_for(opset=opset, ir_version=ir_version, runs_tensorrt=tensorrt),
                   f"opset {opset} and IR {ir_version}")  # fmt: skip
 
 
-def serve_engine(built: str, target: Target | None) -> Served:
+def serve_engine(built: str, target: Target | None) -> Server:
     """Return the server of an engine that a version of TensorRT has built.
 
     Raises:
@@ -75,16 +75,16 @@ def serve_engine(built: str, target: Target | None) -> Served:
     return _known(target.release or right, f"TensorRT {built}")
 
 
-def serve_python(files: Iterable[Path], target: Target | None) -> Served:
+def serve_python(files: Iterable[Path], target: Target | None) -> Server:
     """Return the server of ONNX files that its Python back-end opens with an onnxruntime from pip."""
     opset, ir_version = read_versions(files)
     least = oldest(opset, ir_version)["ort"]
-    return Served((target and target.release) or server_for(), (f"onnxruntime>={least}",))
+    return Server((target and target.release) or server_for(), (f"onnxruntime>={least}",))
 
 
-def serve_bank(target: Target | None) -> Served:
+def serve_bank(target: Target | None) -> Server:
     """Return the server of a bank, which runs this toolkit."""
-    return Served((target and target.release) or server_for(python=BANK_PYTHON), ("vit-toolkit",))
+    return Server((target and target.release) or server_for(python=BANK_PYTHON), ("vit-toolkit",))
 
 
 def read_versions(files: Iterable[Path]) -> tuple[int, int]:
@@ -94,8 +94,8 @@ def read_versions(files: Iterable[Path]) -> tuple[int, int]:
     return max(opsets), max(proto.ir_version for proto in protos)
 
 
-def _known(release: Release | None, what: str) -> Served:
+def _known(release: Release | None, what: str) -> Server:
     if release is None:
-        console.warn(f"no server that is known here has {re.sub(' +', ' ', what)}: NVIDIA's Frameworks Support Matrix "
-                     "tells which has, to be put in place of YY.MM")  # fmt: skip
-    return Served(release)
+        console.warn(f"no known server release has {re.sub(' +', ' ', what)}: find one in NVIDIA's Frameworks Support "
+                     "Matrix, and replace YY.MM by it")  # fmt: skip
+    return Server(release)

@@ -14,9 +14,9 @@ import torch
 
 from vtk.__main__ import main
 from vtk.fused import fuse
-from vtk.runtime.backends import aoti_backend
+from vtk.runtime import aoti_file
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 pytestmark = pytest.mark.slow
 
@@ -245,8 +245,8 @@ def test_a_file_of_version_0_1_still_runs_any_batch(
     packed, images: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meta = {
-        "vtk": packed.card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_backend.cpu_level(),
-        "vtk.torch": aoti_backend.torch_release(),
+        "vtk": packed.card.to_json(), "vtk.precision": "fp32", "vtk.cpu": aoti_file.cpu_level(),
+        "vtk.torch": aoti_file.torch_release(),
     }  # fmt: skip
     with torch.no_grad():
         program = torch.export.export(

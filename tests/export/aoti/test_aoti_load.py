@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision import tv_tensors
 
 from tests.export._aoti_library import CHECKS, Library, loader, write_file
-from vtk.runtime.backends import aoti_load
-from vtk_export.aoti.child import LAYOUTS, shapeless, wrong
+from vtk.runtime import aoti_load
+from vtk_export.aoti.trial_process import LAYOUTS, shapeless, wrong
 
 SHAPE = (3, 32, 48)
 IMAGES = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0))

@@ -19,15 +19,16 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UnavailableError, UsageError, VerificationError
 from vtk.profiling.result import ProfileResult
-from vtk.runtime.backends import aoti_load
-from vtk.runtime.backends.aoti_backend import open_aoti, read_metadata
+from vtk.runtime import aoti_load
+from vtk.runtime.aoti_file import open_aoti, read_metadata
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 from vtk_export.aoti import export as aoti
 from vtk_export.aoti import gate as aoti_gate
-from vtk_export.aoti.child import bare, through_loader
 from vtk_export.aoti.config import AotiConfig
 from vtk_export.aoti.files import FILES
+from vtk_export.aoti.trial_process import bare, through_loader
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_a_library_that_answers_what_it_was_not_made_for_is_not_kept(
     overlooked: tuple[str, ...], packed, fake_compiler, tmp_path: Path
 ) -> None:
     fake_compiler(overlooked=overlooked)
-    said = r"answers what it was not made for \(model.pt2, |does not check its input"
+    said = r"accepts invalid input \(model.pt2, |does not check its input"
     with pytest.raises((VerificationError, RuntimeError), match=said):  # in its own process the second is the first
         aoti.export_aoti(open_source(packed.path), AotiConfig(out=tmp_path / "out", device="cpu"), show=False)
     assert not (tmp_path / "out").exists()
@@ -275,7 +276,7 @@ def test_what_cannot_be_fused_is_compiled_as_it_is_unless_one_insists(
     options = {"device": "cpu"}
     result = aoti.export_aoti(source, AotiConfig(out=tmp_path / "a", **options), show=False)
     assert not result.fused and type(compiled[0][0]).__name__ == "ResNet"
-    assert "compiled as it is" in capsys.readouterr().out
+    assert "compiled unfused" in capsys.readouterr().out
     with pytest.raises(UsageError):
         aoti.export_aoti(source, AotiConfig(out=tmp_path / "b", fuse=True, **options), show=False)
 

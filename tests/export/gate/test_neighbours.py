@@ -198,5 +198,5 @@ def test_a_given_onnx_file_is_no_way_round_the_gate(export: Any, tmp_path: Path,
     path, _, _ = export("--int8", "dynamic")
     for name in (path, path.parent):
         assert main(["export", "triton", f"p={name}", "--out", str(tmp_path / "models")]) == 2
-        assert "is an ONNX file already; give the pack" in capsys.readouterr().err
+        assert "is already an ONNX file; give the pack" in capsys.readouterr().err
     assert not (tmp_path / "models" / "p").exists()

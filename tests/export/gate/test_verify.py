@@ -11,7 +11,7 @@ from PIL import Image
 from vtk.card import InputSpec
 from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError, VerificationError
-from vtk.runtime.images import Chosen
+from vtk.runtime.images import ImageSelection
 from vtk_export.gate.images import gate_images
 from vtk_export.gate.verify import GateRow, _remarks, check_rows, compare
 
@@ -53,7 +53,7 @@ def test_nan_is_an_error_and_nothing_to_compare_too() -> None:
 
 def test_disagreement_fails_even_within_the_bound() -> None:
     row = GateRow(batch=4, error=1e-6, error_plain=1e-6, bound=1e-3, agreed=3, compared=4, excluded=0)
-    with pytest.raises(VerificationError, match="agrees with torch in 3 of 4"):
+    with pytest.raises(VerificationError, match="agrees with PyTorch in 3 of 4"):
         check_rows([row])
 
 
@@ -82,8 +82,8 @@ def test_random_images_are_different_smooth_and_normalised() -> None:
     assert neighbours < 0.1 < pixels.std()
 
 
-def chosen(folder: Path) -> Chosen:
-    return Chosen(tuple(list_images(folder)), None, f"images of {folder}")
+def chosen(folder: Path) -> ImageSelection:
+    return ImageSelection(tuple(list_images(folder)), None, f"images of {folder}")
 
 
 def test_given_images_are_spread_over_the_folder(tmp_path: Path) -> None:

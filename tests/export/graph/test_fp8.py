@@ -20,12 +20,11 @@ from tests.kernels.test_e4m3 import decoded
 from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.export_facts import read_facts
-from vtk_export.gate import gate
-from vtk_export.graph import build
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
-from vtk_export.graph.targets import parse_target, takes_fp8
 from vtk_export.lint.lint import lint
+from vtk_export.onnx import build, gate
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.targets import parse_target, takes_fp8
 from vtk_export.tensorrt.config import TensorrtConfig, parse_version
 
 DECODED = np.array([decoded(code) for code in range(256)])
@@ -209,8 +208,8 @@ def test_calibration_on_what_is_no_number_is_refused(bad: float) -> None:
     ("options", "told"),
     [
         ({"data": None}, "give --data FOLDER"),
-        ({"int8": "static"}, "`--int8` leaves the rest in fp32, so --dtype fp8 contradicts it"),
-        ({"dynamic_size": True}, "--dynamic-size opens it"),
+        ({"int8": "static"}, "`--int8` leaves the rest in fp32, so --dtype fp8 contradicts"),
+        ({"dynamic_size": True}, "--dynamic-size leaves open"),
         ({"output": "features"}, "give --output both"),
         ({"target": "trt:8.6"}, "trt:8.6"),
         ({"target": "ort:1.15"}, "IR version 9"),

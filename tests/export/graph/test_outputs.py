@@ -105,7 +105,7 @@ def _swapped(proto: onnx.ModelProto) -> None:
 def test_wrong_features_fail_the_gate(
     calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vtk_export.graph import build
+    from vtk_export.onnx import build
 
     real = build.convert
 

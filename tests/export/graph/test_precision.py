@@ -17,9 +17,9 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError, VerificationError
 from vtk.runtime.export_facts import KEY
-from vtk_export.graph.overflow import check_range
 from vtk_export.graph.precision import LARGEST, float_values, to_half
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.value_ranges import check_range
 
 Fault = Callable[[onnx.ModelProto], None]
 
@@ -235,7 +235,7 @@ def _heavy(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(_turned, "the cosine with torch is"), (_heavy, "the weight `head.bias` of `node_")],
+    [(_turned, "the cosine with PyTorch is"), (_heavy, "the weight `head.bias` of `node_")],
     ids=["wrong-weights", "overflow"],
 )
 def test_a_wrong_fp16_file_is_exit_4_and_not_kept(

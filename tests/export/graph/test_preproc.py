@@ -18,10 +18,11 @@ from vtk.card import InputSpec
 from vtk.data.loading.eval_transform import eval_transform
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.onnx_file import open_onnx
+from vtk_export.gate.drift import Drift
 from vtk_export.gate.limits import LIMITS
 from vtk_export.graph.preproc import check_preproc, prepend
-from vtk_export.graph.raw import Drift, check_drift
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.preproc_gate import check_drift
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZES = ((40, 60), (61, 41), (20, 25), (100, 37), (3, 90))
@@ -155,7 +156,7 @@ def test_wrong_nodes_are_found_and_nothing_is_kept(
         prepend(proto, dataclasses.replace(spec, mean=(0.9, 0.1, 0.9), std=(0.2, 0.9, 0.1)))
 
     fake_calm()
-    monkeypatch.setattr("vtk_export.graph.raw.prepend", upside_down)
+    monkeypatch.setattr("vtk_export.onnx.preproc_gate.prepend", upside_down)
     out = tmp_path / "out"
     assert export(calm, out, "--with-preproc") == 4
     assert "with the preprocessing in the graph the outputs have a cosine of" in capsys.readouterr().err
@@ -174,7 +175,7 @@ def test_images_that_cannot_be_read_are_no_measurement(
     calm: Any, fake_calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_calm()
-    monkeypatch.setattr("vtk_export.graph.raw._images", lambda *_: iter(()))
+    monkeypatch.setattr("vtk_export.onnx.preproc_gate._images", lambda *_: iter(()))
     assert export(calm, tmp_path / "out", "--with-preproc", "--data", calm.photos) == 3
     assert "no image could be read" in capsys.readouterr().err
 

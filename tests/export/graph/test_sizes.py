@@ -18,9 +18,9 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-from vtk_export.graph.build import _check_resize
 from vtk_export.graph.convert import _name_sides
 from vtk_export.graph.sizes import Sizes, check_sizes, other_sizes, probe_sizes
+from vtk_export.onnx.build import _check_resize
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.export import export_onnx
 
@@ -91,7 +91,7 @@ def test_sizes_to_try_are_whole_patches() -> None:
 
 
 def test_an_axis_that_became_a_number_is_found(exported_calm: Any) -> None:
-    with pytest.raises(VerificationError, match="the model's height became the number 32 in the graph"):
+    with pytest.raises(VerificationError, match="the model's height became the constant 32 in the graph"):
         _name_sides(exported_calm.proto.graph)
 
 
@@ -102,7 +102,7 @@ def test_a_wrong_other_size_fails_the_gate(dynamic: Any, tmp_path: Path, monkeyp
         for attribute in node.attribute if node.op_type == "Resize" else ():
             if attribute.name == "mode":
                 attribute.s = b"linear"
-    monkeypatch.setattr("vtk_export.graph.build.convert", lambda *args, **kwargs: proto)
+    monkeypatch.setattr("vtk_export.onnx.build.convert", lambda *args, **kwargs: proto)
     card = Card(ModelSpec("dynamic"), InputSpec(32, 32), tuple("abcde"))
     config = OnnxConfig(out=tmp_path / "out", dynamic_size=True, threads=1)
     with pytest.raises(VerificationError, match=r"batch 2 of 48×32 pixels: max error"):
@@ -117,7 +117,7 @@ def test_a_run_time_that_cannot_resample_is_refused(dynamic: Any) -> None:
 
 
 def test_a_size_of_its_own_and_any_size_contradict_each_other() -> None:
-    with pytest.raises(UsageError, match="--dynamic-size opens it"):
+    with pytest.raises(UsageError, match="--dynamic-size leaves open"):
         OnnxConfig(out=Path("y"), dynamic_size=True, with_preproc=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.graph.targets import IR_VERSIONS, KNOWN, OPSETS, describe_oldest, oldest, parse_target
 from vtk_export.onnx.config import OnnxConfig
+from vtk_export.targets import IR_VERSIONS, KNOWN, OPSETS, describe_oldest, oldest, parse_target
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_oldest_run_times_of_a_file() -> None:
         ("tritonserver:23.12", r"what tritonserver 23.12 takes is not known; known: 24.04 to 24.12, 25.01 to 25.12"),
         ("trt:9.3", r"what TensorRT 9.3 takes is not known; known: 10.0 to 10.16, 11.0 to 11.2"),
         ("ort:1.13", r"known: 1.14 to 1.31"),
-        ("ort", "is no run time; give tritonserver:YY.MM, trt:X.Y or ort:X.Y"),
-        ("openvino:2024.1", "is no run time"),
-        ("ort:new", "is no run time"),
+        ("ort", "is not a runtime; give tritonserver:YY.MM, trt:X.Y or ort:X.Y"),
+        ("openvino:2024.1", "is not a runtime"),
+        ("ort:new", "is not a runtime"),
     ],
 )
 def test_unknown_run_times_are_refused_in_one_line(text: str, message: str) -> None:

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from vtk.__main__ import main
 from vtk.errors import UsageError
 from vtk_export.onnx.config import OnnxCommand
-from vtk_export.onnx.export import INLINE_LIMIT
+from vtk_export.output_folder import INLINE_LIMIT
 
 Fault = Callable[[onnx.ModelProto], None]
 FILES = ["README.md", "model.json", "model.onnx"]
@@ -176,7 +176,7 @@ def test_a_batch_baked_into_the_graph_is_found(
     proto.graph.ClearField("value_info")
     for value in (proto.graph.input[0], proto.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"  # what the graph says is not what it does
-    monkeypatch.setattr("vtk_export.graph.build.convert", lambda *args, **kwargs: proto)
+    monkeypatch.setattr("vtk_export.onnx.build.convert", lambda *args, **kwargs: proto)
     assert main(["export", "onnx", str(packed.path), "--out", str(tmp_path / "new"), "--opset", "20"]) == 4
     assert "batch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -214,14 +214,14 @@ def test_large_weights_go_beside_and_leave_nothing_stale(
     fake_exporter()
     out = tmp_path / "out"
     argv = ["export", "onnx", str(packed.path), "--out", str(out)]
-    monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
+    monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", 1000)
     for _ in range(2):
         assert main(argv) == 0
         assert _names(out) == ["README.md", "model.json", "model.onnx", "model.onnx.data"]
         images = torch.randn(3, 3, 32, 48)
         with torch.no_grad():
             np.testing.assert_allclose(_run(out, images), packed.model()(images).numpy(), atol=1e-3)
-    monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", INLINE_LIMIT)
+    monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", INLINE_LIMIT)
     assert main(argv) == 0
     assert _names(out) == FILES
 
@@ -233,7 +233,7 @@ def test_large_weights_of_every_kind_go_beside_and_the_folder_can_be_moved(
     calm: Any, fake_calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
 ) -> None:
     fake_calm()
-    monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
+    monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", 1000)
     out = tmp_path / "out"
     assert main(["export", "onnx", str(calm.path), "--out", str(out), "--threads", "1", *argv]) == 0
     assert _names(out) == ["README.md", "model.json", "model.onnx", "model.onnx.data"]
@@ -261,7 +261,7 @@ def test_foreign_files_are_never_touched(
     (out / "thesis.txt").write_text("years of work")
     argv = ["export", "onnx", str(packed.path), "--out", str(out)]
     assert main(argv) == 3
-    assert "holds files that no export wrote (thesis.txt)" in capsys.readouterr().err
+    assert "holds files that are not from an export (thesis.txt)" in capsys.readouterr().err
     assert _names(out) == ["thesis.txt"]
     (out / ".export-tmp-999999999").mkdir()  # of an export that was killed
     assert main([*argv, "--overwrite"]) == 0
@@ -283,7 +283,7 @@ def test_eval_of_a_pack_on_onnx_runtime_agrees_with_torch(
 
 def test_an_onnx_is_not_exported_again(exported: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "onnx", str(exported.out), "--out", str(tmp_path / "x")]) == 2
-    assert "is an ONNX file already" in capsys.readouterr().err
+    assert "is already an ONNX file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{"opset": 17}, {"opset": 23}, {"static_batch": 0}, {"num_classes": 0}])

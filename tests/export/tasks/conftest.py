@@ -24,7 +24,7 @@ from vtk.card import Card, Transform
 from vtk.models.create import build_model
 from vtk.packs.pack import save_task
 from vtk_export.graph.convert import convert
-from vtk_export.tasks.gather import GatheredViT
+from vtk_export.tasks.gathered_vit import GatheredViT
 
 NAME = "vit_tiny_patch16_224"
 KWARGS: dict[str, Any] = {"depth": 1, "embed_dim": 32, "num_heads": 2}

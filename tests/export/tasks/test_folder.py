@@ -86,7 +86,7 @@ def test_other_files_are_kept_and_need_overwrite(
     (out / "thesis.txt").write_text("mine")
     (out / "tasks.json").write_text(json.dumps({"format": 1, "files": ["thesis.txt", "../x.onnx", 3]}))
     argv = (packs["pets"], packs["cars"], "--out", out)
-    _fails(3, "holds files that no export wrote (notes)", capsys, *argv)
+    _fails(3, "holds files that are not from an export (notes)", capsys, *argv)
     tools.run_export(*argv, "--overwrite")
     assert (out / "thesis.txt").read_text() == "mine"
     assert (out / "notes").is_dir()
@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[int, str, Make]] = {
     "none": (2, "0 packs were given", lambda lab, packs, tmp: []),
     "clash": (2, "would both be the task `pets`", lambda lab, packs, tmp: [packs["pets"], packs["pets"] / "task"]),
     "absent": (3, "does not exist", lambda lab, packs, tmp: [packs["pets"], tmp / "absent"]),
-    "no-pack": (2, "is no task pack but a onnx", lambda lab, packs, tmp: [packs["pets"], f"x={_onnx(tmp)}"]),
+    "no-pack": (2, "is not a task pack but a onnx", lambda lab, packs, tmp: [packs["pets"], f"x={_onnx(tmp)}"]),
     "damaged": (3, "safetensors", lambda lab, packs, tmp: [packs["pets"], _cut(packs["cars"], tmp / "cut")]),
     "base": (3, "are of the bases", lambda lab, packs, tmp: [
         packs["pets"], lab.pack("other", 2, base=lab.base("base-b", seed=5))]),
@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[int, str, Make]] = {
         packs["pets"], lab.pack("full", 2, train=lambda key: True)]),
     "sizes": (2, "take images of 3×32×32 and 3×32×48", lambda lab, packs, tmp: [
         packs["pets"], packs["wide"], "--form", "gathered"]),
-    "cb-and-not": (2, "take --form files", lambda lab, packs, tmp: [packs["pets"], packs["cb"], "--form", "both"]),
+    "cb-and-not": (2, "use --form files", lambda lab, packs, tmp: [packs["pets"], packs["cb"], "--form", "both"]),
     "fuse": (2, "`--fuse` is for --form files", lambda lab, packs, tmp: [
         packs["pets"], packs["cars"], "--form", "gathered", "--fuse"]),
     "opset": (2, "`--opset` is 17", lambda lab, packs, tmp: [packs["pets"], packs["cars"], "--opset", "17"]),

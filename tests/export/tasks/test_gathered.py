@@ -19,7 +19,7 @@ from vtk.errors import UsageError
 from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.runtime import load_backend
 from vtk.runtime.onnx_file import open_onnx
-from vtk_export.tasks.gather import GatheredViT
+from vtk_export.tasks.gathered_vit import GatheredViT
 
 LOWEST = np.finfo(np.float32).min
 
@@ -226,5 +226,5 @@ def test_what_cannot_be_stacked_is_named() -> None:
     options = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 32}
     models = [timm.create_model("vit_tiny_patch16_224", num_classes=2, **options) for _ in range(2)]
     models[1].load_state_dict({**models[0].state_dict(), "patch_embed.proj.bias": torch.ones(32)})
-    with pytest.raises(UsageError, match=r"`patch_embed.proj` differs .* it is a Conv2d; take --form files"):
+    with pytest.raises(UsageError, match=r"`patch_embed.proj` differs .* it is a Conv2d; use --form files"):
         GatheredViT(models)

@@ -11,7 +11,7 @@ import pytest
 from vtk.__main__ import main
 from vtk.profiling import export_profile as exported
 from vtk.profiling.result import ProfileResult
-from vtk_export.onnx.config import TasksCommand
+from vtk_export.tasks.config import TasksCommand
 from vtk_export.tasks.index import known_files
 
 QUICK = ("--backends", "ort-cpu", "--device", "cpu", "--threads", "1", "--duration", "0.02", "--batch-sizes", "3")
@@ -63,10 +63,10 @@ def test_a_gathered_file_that_takes_the_wrong_tasks_weights_gets_no_number(
     both, packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vtk.profiling.config import ProfileConfig
+    from vtk.profiling.export_profile import mixed_answers
     from vtk.profiling.profile import run
-    from vtk.profiling.task_reference import mixed_answers
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     file = both.out / "gathered.onnx"
     assert main(["profile", str(file), *QUICK]) == 0  # alone it is compared with itself

@@ -1,4 +1,4 @@
-"""``vtk export tasks --target``: opset, IR version and form of every file follow the run time."""
+"""``vtk export tasks --target``: opset, IR version and form of every file follow the runtime."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ import onnxruntime
 import pytest
 
 from vtk.errors import UsageError
-from vtk_export.graph.targets import parse_target
 from vtk_export.lint.lint import lint, load
-from vtk_export.onnx.config import TasksConfig
+from vtk_export.targets import parse_target
+from vtk_export.tasks.config import TasksConfig
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def test_all_files_are_for_the_target(
 def test_what_a_target_does_not_take_is_refused() -> None:
     with pytest.raises(UsageError, match=r"`--opset` 20 is more than ort:1\.16 takes; give at most 19"):
         TasksConfig(out=Path("x"), target="ort:1.16", opset=20)
-    with pytest.raises(UsageError, match="is no run time"):
+    with pytest.raises(UsageError, match="is not a runtime"):
         TasksConfig(out=Path("x"), target="openvino:2025")

@@ -145,6 +145,6 @@ def use_fused(fused: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> Callab
                 fault(proto)
             return proto
 
-        monkeypatch.setattr("vtk_export.graph.build.convert", fake)
+        monkeypatch.setattr("vtk_export.onnx.build.convert", fake)
 
     return use

@@ -25,14 +25,14 @@ def test_the_fused_form_is_accepted(dtype: int, mask: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "node", "op", "dtype", "problem", "remedy", "level"),
     [
-        ({"packed": True}, "make_scores", "MatMul", "FLOAT16", "three products of their own", "in three", "slow"),
+        ({"packed": True}, "make_scores", "MatMul", "FLOAT16", "three separate products", "in three", "slow"),
         ({"scale": ("q", "k")}, "make_scaled_k", "Mul", "FLOAT16", "q is scaled as well", "on q", "slow"),
         ({"scale": ("scores",)}, "make_scaled_scores", "Mul", "FLOAT16", "after the product", "scale q", "slow"),
-        ({"maximum": True}, "make_lowered", "Sub", "FLOAT16", "takes the maximum off", "leave it out", "slow"),
+        ({"maximum": True}, "make_lowered", "Sub", "FLOAT16", "subtracts the maximum", "leave it out", "slow"),
         ({"head": 20}, "make_scores", "MatMul", "FLOAT16", "heads of 20 channels", "steps of 8", "slow"),
         ({"head": 8}, "make_scores", "MatMul", "FLOAT16", "heads of 8 channels", "16 to 256", "slow"),
         ({"axis": 2}, "make_share", "Softmax", "FLOAT", "not over the last axis", "last axis", "refused"),
-        ({"casts": False, "dtype": TensorProto.BFLOAT16}, "make_share", "Softmax", "BFLOAT16", "adds up in bf16",
+        ({"casts": False, "dtype": TensorProto.BFLOAT16}, "make_share", "Softmax", "BFLOAT16", "accumulates in bf16",
          "cast its input to FLOAT", "refused"),
     ],
     ids=["packed", "scale on both", "scale after", "maximum", "head 20", "head 8", "axis", "bf16 softmax"],

@@ -85,7 +85,7 @@ def test_weights_beside_the_file_survive_lowering_and_another_export(
 ) -> None:
     use_fused()
     out = tmp_path / "out"
-    monkeypatch.setattr("vtk_export.place.INLINE_LIMIT", 1000)
+    monkeypatch.setattr("vtk_export.output_folder.INLINE_LIMIT", 1000)
     assert export(calm.path, "--out", out, "--trt", "8.6")[0] == 0
     assert names(out) == sorted([*FILES, "model.onnx.data"])
     images = torch.randn(2, 3, 32, 48)
@@ -199,10 +199,10 @@ def test_a_model_that_cannot_be_fused_has_attention_written_out(
             raise UsageError("cannot fuse Strange: unknown; leave out --fuse")
         return model
 
-    monkeypatch.setattr("vtk_export.graph.build.choose_form", refuse)
+    monkeypatch.setattr("vtk_export.onnx.build.choose_form", refuse)
     code, result, err = export(calm.path, "--out", tmp_path / "out")
     assert (code, result["fused"], seen) == (0, False, [[False], [False]])
-    assert "exported as it is: cannot fuse Strange: unknown" in err
+    assert "exported unfused: cannot fuse Strange: unknown" in err
     assert export(calm.path, "--out", tmp_path / "other", "--fuse")[0] == 2
 
 
@@ -237,7 +237,7 @@ def test_lint_looks_at_any_onnx(exported_calm: Any, fused: onnx.ModelProto, tmp_
         ({"trt": "9.0"}, "no TensorRT that this knows"),
         ({"keep_io_types": True}, "keep-io-types"),
         ({"target": "ort:1.20"}, "give trt:X.Y or tritonserver:YY.MM"),
-        ({"target": "tritonserver:25.12"}, "which TensorRT it has is not known here"),
+        ({"target": "tritonserver:25.12"}, "its TensorRT version is not known here"),
         ({"target": "trt:10.3", "trt": "10.9"}, "leave out one"),
         ({"target": "trt:10.3", "opset": 22}, "at most 20"),
     ],

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.formats import write_json
-from vtk_export.graph.targets import parse_target
+from vtk_export.targets import parse_target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.served import build_engine
 

@@ -402,5 +402,5 @@ def test_a_bank_is_of_packs_only(packed: Any, tmp_path: Path, capsys: Any) -> No
     capsys.readouterr()
     argv = ["export", "triton", f"p={merged}", "--backend", "vtk", "--out", str(tmp_path / "models")]
     assert main(argv) == 2
-    assert "is no task pack" in capsys.readouterr().err
+    assert "is not a task pack" in capsys.readouterr().err
     assert not (tmp_path / "models").exists()

@@ -20,7 +20,7 @@ from vtk.card import InputSpec
 from vtk.data.decoding.images import load_image
 from vtk.data.loading.eval_transform import eval_transform
 from vtk.errors import VerificationError
-from vtk_export.triton import drift
+from vtk_export.triton import preproc_drift as drift
 from vtk_export.triton.served import vtk_images
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -208,7 +208,7 @@ def test_images_are_not_prepared_in_another_way_under_the_same_name(packed: Any,
     index.write_text(json.dumps(changed))
     before = {p: p.stat().st_ino for p in own.iterdir()}
     assert run(f"p={packed.path}", "--backend", "vtk", "--name", "v", "--with-preproc", "--out", own) == 2
-    assert "`p` would be prepared otherwise than before" in capsys.readouterr().err
+    assert "`p` would be preprocessed differently than before" in capsys.readouterr().err
     assert {p: p.stat().st_ino for p in own.iterdir()} == before
     index.write_text(text)
 
@@ -262,7 +262,7 @@ def test_what_the_graph_cannot_resize_is_done_by_an_ensemble(
     base = packed.path.parent / "base.safetensors"
     repo = tmp_path / "models"
     assert run(f"p={other}", "--with-preproc", "--base", base, "--out", repo) == 0
-    assert "an ensemble prepares the images: `--with-preproc` cannot resize by `nearest`" in capsys.readouterr().out
+    assert "preprocessing runs in an ensemble: `--with-preproc` cannot resize by `nearest`" in capsys.readouterr().out
     assert sorted(os.listdir(repo)) == ["p", "p_classifier", "p_preprocess"]
     assert [e.name for e in parse(repo / "p" / "config.pbtxt").input] == ["encoded", "images"]
     check_fit(repo, "p")

@@ -15,8 +15,8 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.graph.targets import parse_target, same_version, server_for
-from vtk_export.runtimes import ORT, RELEASES, TRT
+from vtk_export.runtime_versions import ORT, RELEASES, TRT
+from vtk_export.targets import parse_target, same_version, server_for
 from vtk_export.triton.config import TritonCommand, TritonConfig
 from vtk_export.triton.export import export_triton
 from vtk_export.triton.pbtxt import build, graph_slots, write_text
@@ -86,7 +86,7 @@ def test_the_image_has_the_tensorrt_of_the_engine(built: str, month: str) -> Non
 
 def test_an_engine_that_no_known_server_loads_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve_engine("10.14.1.48", None).image == UNKNOWN
-    assert "no server that is known here has TensorRT 10.14.1.48" in " ".join(capsys.readouterr().err.split())
+    assert "no known server release has TensorRT 10.14.1.48" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_engine_that_no_known_server_loads_is_said(capsys: pytest.CaptureFixt
     [
         ("10.3.0", "tritonserver:24.10", r"TensorRT 10.5.0.18, the engine was built with 10.3.0.*tritonserver:24.08"),
         ("10.3.0", "trt:10.9", "has TensorRT 10.9, the engine was built with 10.3.0"),
-        ("10.14.1", "tritonserver:25.12", "which TensorRT it has is not known here"),
+        ("10.14.1", "tritonserver:25.12", "its TensorRT version is not known here"),
         ("10.14.1", "trt:10.9", "or leave --target out"),
     ],
 )  # fmt: skip
@@ -127,7 +127,7 @@ def test_tensorrt_inside_onnxruntime_gets_a_server_whose_tensorrt_takes_the_file
         ({"target": "ort:1.20", "backend": "tensorrt"}, "give tritonserver:YY.MM or trt"),
         ({"target": "triton:24.04", "opset": 21}, "`--opset` 21 is more than tritonserver:24.04 takes"),
         ({"target": "triton:24.10", "opset": 21, "backend": "tensorrt"}, "21 is more than trt:10.5.0.18 takes"),
-        ({"target": "triton:25.12", "backend": "tensorrt"}, "which TensorRT it has is not known here"),
+        ({"target": "triton:25.12", "backend": "tensorrt"}, "its TensorRT version is not known here"),
         ({"target": "triton:24.10", "backend": "vtk"}, "has Python 3.10, and --backend vtk needs 3.11"),
         ({"target": "ort:1.20", "backend": "vtk"}, "does not run --backend vtk"),
         ({"target": "triton:23.01"}, "known: 24.04 to 24.12"),

@@ -22,8 +22,8 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk_export.triton.config import TritonCommand
-from vtk_export.triton.files import write_model_files
-from vtk_export.triton.names import check_name, label_lines
+from vtk_export.triton.config_checks import check_name
+from vtk_export.triton.files import label_lines, write_model_files
 from vtk_export.triton.pbtxt import build, graph_slots, task_slots, write_text
 from vtk_export.triton.publish import draft
 

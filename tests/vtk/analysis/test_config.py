@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from vtk.analysis.config import AnalyzeCommand, AnalyzeConfig
+from vtk.analysis.diagnostic_names import CORRUPTIONS
 from vtk.analysis.diagnostics import GROUPS, NAMES, diagnostic
 from vtk.analysis.measures.pixel_corruptions import KINDS
-from vtk.analysis.names import CORRUPTIONS
 from vtk.errors import UsageError
 
 

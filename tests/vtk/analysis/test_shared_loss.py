@@ -91,7 +91,7 @@ def test_mini_batches_and_groups_that_are_known_are_not_done_again():
 def test_the_basis_is_restarted_where_memory_is_short(monkeypatch):
     model, batch = tiny_vit(), images(12)[0]
     expected = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)
-    monkeypatch.setattr("vtk.analysis.probes.eigen.BASIS_BYTES", 0)  # so that 14 vectors are the room
+    monkeypatch.setattr("vtk.analysis.probes.eigenvalues.BASIS_BYTES", 0)  # so that 14 vectors are the room
     found = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)
     assert found.values["whole"] == pytest.approx(expected.values["whole"], rel=1e-5)
     assert found.converged == {"whole": True} and 14 < expected.products <= found.products < 150

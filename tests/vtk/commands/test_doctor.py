@@ -14,9 +14,11 @@ from rich.cells import cell_len
 
 from tests.vtk.fused._cpu_subject import CARD, Clock, CpuSubject, timer
 from vtk.__main__ import main
-from vtk.commands import _checks, _providers, doctor
-from vtk.commands._checks import Check
-from vtk.commands._providers import Tried
+from vtk.commands import _doctor_checks as _checks
+from vtk.commands import _doctor_providers as _providers
+from vtk.commands import doctor
+from vtk.commands._doctor_checks import Check
+from vtk.commands._doctor_providers import Tried
 from vtk.fused import tuning_card
 from vtk.fused import tuning_store as tuned
 from vtk_kernels import choices
@@ -41,7 +43,7 @@ def test_two_onnxruntime_wheels_are_a_problem(monkeypatch: pytest.MonkeyPatch) -
     installed = pretend_installed(monkeypatch, "onnxruntime==1.22", "ONNXRuntime_GPU==1.31", "onnxruntime-genai==0.8")
     check = only(_checks.check_conflicts(installed), "onnxruntime wheels")
     assert check.status == "problem" and "onnxruntime and onnxruntime-gpu" in check.detail
-    assert check.mend == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    assert check.fix == "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
 
 
 def test_one_wheel_is_fine_and_so_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +63,7 @@ def test_either_onnxruntime_serves_and_is_named(wheel: str, monkeypatch: pytest.
         return only(checks, wheel)
 
     assert (found("1.31.1").status, found("1.31.1").detail) == ("ok", "1.31.1")
-    assert (found("1.20").status, found("1.20").mend) == ("problem", f"pip install '{wheel}>=1.22'")
+    assert (found("1.20").status, found("1.20").fix) == ("problem", f"pip install '{wheel}>=1.22'")
 
 
 def test_a_package_that_some_jobs_need_is_a_note_that_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,15 +78,15 @@ def test_a_package_that_some_jobs_need_is_a_note_that_names_them(monkeypatch: py
         ("tensorboard", "--track tensorboard", "pip install tensorboard"),
     ):
         check = only(checks, name)
-        assert check.status == "note" and jobs in check.detail and check.mend.startswith(how), check
-        assert "\n" not in check.detail + check.mend
+        assert check.status == "note" and jobs in check.detail and check.fix.startswith(how), check
+        assert "\n" not in check.detail + check.fix
     assert [check.name for check in checks if "runtime" in check.name] == ["onnxruntime-gpu"], "one line, not two"
     assert doctor.exit_code(tuple(checks)) == 0
 
 
 def test_kitwares_vtk_is_a_problem_and_we_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     check = only(_checks.check_conflicts(pretend_installed(monkeypatch, "VTK==9.5.2", "vit-toolkit")), "Kitware VTK")
-    assert check.status == "problem" and "9.5.2" in check.detail and "pip uninstall vtk" in check.mend
+    assert check.status == "problem" and "9.5.2" in check.detail and "pip uninstall vtk" in check.fix
     check = only(_checks.check_conflicts(pretend_installed(monkeypatch, "vit-toolkit")), "Kitware VTK")
     assert check.status == "ok"
 
@@ -95,8 +97,8 @@ def test_missing_and_old_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = pretend_installed(monkeypatch, "torch==2.14.1+cu130", "timm==1.0.9", "onnxruntime==1.22.0")
     checks = list(_checks.check_packages(installed))
     assert only(checks, "torch").status == "ok"
-    assert (only(checks, "timm").status, only(checks, "timm").mend) == ("problem", "pip install 'timm>=1.0.20'")
-    assert (only(checks, "pillow").status, only(checks, "pillow").mend) == ("fatal", "pip install 'pillow>=11'")
+    assert (only(checks, "timm").status, only(checks, "timm").fix) == ("problem", "pip install 'timm>=1.0.20'")
+    assert (only(checks, "pillow").status, only(checks, "pillow").fix) == ("fatal", "pip install 'pillow>=11'")
     names = [check.name for check in checks]
     assert "ruff" not in names and "onnxruntime-gpu" not in names  # an extra; and the other wheel is there
 
@@ -137,7 +139,7 @@ def test_a_torch_that_does_not_import_is_fatal_and_the_rest_is_still_looked_at(m
     monkeypatch.setattr(_checks, "importlib", SimpleNamespace(import_module=broken, metadata=importlib.metadata))
     checks = list(doctor.examine())
     check = only(checks, "import torch")
-    assert check.status == "fatal" and "libtorch_cuda.so" in check.detail and "one command" in check.mend
+    assert check.status == "fatal" and "libtorch_cuda.so" in check.detail and "one command" in check.fix
     assert only(checks, "CPU").status == "ok" and only(checks, "home").status == "ok"
     assert doctor.exit_code(tuple(checks)) == 1
 
@@ -154,7 +156,7 @@ def test_a_gpu_that_torch_does_not_see(
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(_checks, "nvidia_driver", lambda: driver)
     check = only(_checks.check_devices(), "cuda")
-    assert check.status == status and said in check.mend
+    assert check.status == status and said in check.fix
 
 
 @pytest.mark.parametrize("built,torch_cuda,device,status", [
@@ -167,7 +169,7 @@ def test_cuda_major_of_onnxruntime_against_torchs(
 ) -> None:
     monkeypatch.setattr(_providers, "build_cuda", lambda: built)
     (check,) = _providers.check_cuda_major("1.31", device, torch_cuda)
-    assert check.status == status and bool(check.mend) is (built == "12.8")
+    assert check.status == status and bool(check.fix) is (built == "12.8")
 
 
 def test_cuda_version_is_read_from_the_wheel_without_importing_it() -> None:
@@ -194,7 +196,7 @@ LOG = "\x1b[1;31m2026 [E:onnxruntime] Failed to load library libx.so with error:
 def test_what_a_trial_means(tried: Tried, device: bool, status: str, said: str) -> None:
     check = _providers.judge(tried, device)
     assert check.status == status and said in check.detail
-    assert bool(check.mend) is (status in ("problem", "fatal"))
+    assert bool(check.fix) is (status in ("problem", "fatal"))
 
 
 FAKE_RUNTIME = """
@@ -236,20 +238,20 @@ def test_an_onnxruntime_that_is_not_installed_is_a_note(monkeypatch: pytest.Monk
     monkeypatch.setattr(_providers, "_TRY", "import onnxruntime_that_is_absent")
     monkeypatch.setattr(_providers.importlib.util, "find_spec", lambda name: None)
     (check,) = _providers.check_providers(_providers.Trial(with_torch=False), False, None)
-    assert check.status == "note" and "ort-cpu" in check.detail and check.mend.startswith("pip install onnxruntime")
+    assert check.status == "note" and "ort-cpu" in check.detail and check.fix.startswith("pip install onnxruntime")
 
 
 def test_an_onnxruntime_that_does_not_import_is_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_providers, "_TRY", "import no_such_runtime")
     (check,) = _providers.check_providers(_providers.Trial(with_torch=False), False, None)
-    assert check.status == "fatal" and "No module named 'no_such_runtime'" in check.detail and check.mend
+    assert check.status == "fatal" and "No module named 'no_such_runtime'" in check.detail and check.fix
 
 
 def test_home_that_cannot_be_written_is_fatal(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VTK_HOME", str(tmp_path / "file"))
     check = only(_checks.check_storage(), "home")
-    assert check.status == "fatal" and "VTK_HOME" in check.mend
+    assert check.status == "fatal" and "VTK_HOME" in check.fix
 
 
 def test_bases_are_counted_and_nothing_is_written(vtk_home) -> None:
@@ -263,7 +265,7 @@ def test_bases_are_counted_and_nothing_is_written(vtk_home) -> None:
 def test_little_disk_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000_000))
     check = only(_checks.check_storage(), "disk of home")
-    assert check.status == "problem" and "10.0 MB" in check.detail and check.mend
+    assert check.status == "problem" and "10.0 MB" in check.detail and check.fix
 
 
 def test_exit_code_is_1_only_when_the_main_job_cannot_work() -> None:

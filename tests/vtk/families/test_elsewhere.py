@@ -14,7 +14,7 @@ from vtk.bank import TaskBank
 from vtk.errors import UsageError
 from vtk.models.inputs import check_size
 from vtk.models.valid_sizes import size_fault
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import policy
 from vtk_export.graph.attention_rank import four_axes
@@ -120,7 +120,7 @@ def test_a_bank_refuses_a_family_it_does_not_know_and_stays_as_it_was(name, trai
     run = train(BY_NAME[name])
     bank = TaskBank()
     with pytest.raises(UsageError) as caught:
-        bank.add("task", run.out / "task")
+        bank.add("task", run.plan.out / "task")
     assert "\n" not in str(caught.value) and type(run.model).__name__ in str(caught.value)
     assert not list(bank.tasks)
 
@@ -129,7 +129,7 @@ def test_a_bank_refuses_a_family_it_does_not_know_and_stays_as_it_was(name, trai
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_onnx_files_of_any_batch_are_the_model(family, train):
     run = train(family)
-    result = export_onnx(open_source(run.out / "task"), OnnxConfig(out=run.out / "onnx"), show=False)
+    result = export_onnx(open_source(run.plan.out / "task"), OnnxConfig(out=run.plan.out / "onnx"), show=False)
     session = onnxruntime.InferenceSession(str(result.path), providers=["CPUExecutionProvider"])
     model = run.model.eval()
     for batch in BATCHES:

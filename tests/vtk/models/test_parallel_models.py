@@ -13,7 +13,7 @@ from vtk.models import parallel_models as parallel
 from vtk.models.create import build_model
 from vtk.models.inputs import blank_model, check_size
 from vtk.models.weights.hub import hub_base
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 
 @pytest.mark.parametrize(

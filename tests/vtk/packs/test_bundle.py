@@ -15,7 +15,7 @@ from vtk.packs.base_files import BUNDLED
 from vtk.packs.bundle import bundle_task, convert_task
 from vtk.packs.cards import CARD, HASHES, TENSORS
 from vtk.packs.diff import diff_task
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 Make = Callable[..., Path]
 OPTIONS = [
@@ -68,7 +68,7 @@ def test_the_base_keeps_its_dtype(make_pack: Make, base_file: Path, tmp_path: Pa
 
 def test_a_bundle_converted_stays_one(make_pack: Make, base_file: Path, tmp_path: Path) -> None:
     bundle_task(make_pack(), tmp_path / "b")
-    with pytest.raises(UsageError, match=r"int8 stores the difference from these: give --base FILE"):
+    with pytest.raises(UsageError, match=r"int8 stores the differences from these: give --base FILE"):
         convert_task(tmp_path / "b", tmp_path / "small", "int8")
     card = convert_task(tmp_path / "b", tmp_path / "small", "int8", base=base_file)
     assert card.pack["drift"]["logits_cosine"] > 0.9999

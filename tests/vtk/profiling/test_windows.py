@@ -13,7 +13,8 @@ from vtk.profiling import measure, memory
 from vtk.profiling.calls import MIN_RUNS
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.measure import WINDOW_RUNS, WINDOWS, Plan
-from vtk.profiling.report import print_result, values
+from vtk.profiling.report import print_result
+from vtk.profiling.rows import values
 from vtk.profiling.stats import spread
 
 Fault = Callable[[int, Tensor, int], Tensor]
@@ -198,7 +199,7 @@ def test_copies_from_the_host_take_time(fakes) -> None:
 def test_medians_are_within_3_percent_of_a_hand_written_loop() -> None:
     from vtk.profiling.measure import CellRun
     from vtk.runtime.backends.base import load_backend
-    from vtk.runtime.source import open_source
+    from vtk.runtime.opening import open_source
 
     backend = load_backend("eager", open_source("test_vit", pretrained=False), threads=1)
     images = torch.randn(1, 3, 160, 160)

@@ -14,8 +14,10 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.models import compiler as compiling
 from vtk.models.devices import resolve_device
 from vtk.runtime.backends.base import load_backend, predictor
-from vtk.runtime.backends.ort_backend import OrtCpuBackend, _open
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.backends.ort_backend import OrtCpuBackend
+from vtk.runtime.backends.ort_session import open_session
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 from vtk.training.engine.precision import Bf16
 
 Write = Callable[..., Path]
@@ -129,7 +131,7 @@ def test_silent_fall_back_to_the_cpu_is_an_error(write_onnx: Write, monkeypatch:
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fall_back)
     with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider was asked for.*would use CPUExecutionProvider"):
-        _open(write_onnx(), "CUDAExecutionProvider", torch.device("cuda", 0), 1, True)
+        open_session(write_onnx(), "CUDAExecutionProvider", torch.device("cuda", 0), 1, True)
 
 
 @no_cuda
@@ -139,7 +141,7 @@ def test_absent_devices_and_providers_are_refused(
     with pytest.raises(UnavailableError, match=r"ort-cuda.*no CUDA device"):
         load_backend("ort-cuda", open_source(write_onnx()))
     with pytest.raises(UnavailableError, match="CUDAExecutionProvider"):
-        _open(write_onnx(), "CUDAExecutionProvider", torch.device("cuda", 0), 1, True)
+        open_session(write_onnx(), "CUDAExecutionProvider", torch.device("cuda", 0), 1, True)
     with pytest.raises(UnavailableError, match="`cuda`: torch sees no CUDA device"):
         load_backend("eager", source, device="cuda")
     assert resolve_device("auto").type == "cpu"

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from vtk.errors import DataError
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 EXPORT = Path(__file__).resolve().parents[2] / "fixtures" / "v0_1" / "exports" / "files"
 

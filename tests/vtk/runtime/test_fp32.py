@@ -13,10 +13,10 @@ from vtk.card import Card
 from vtk.errors import UnavailableError
 from vtk.models import fp32
 from vtk.models.fp32 import FullPrecision
-from vtk.runtime.backends import ort_backend
+from vtk.runtime.backends import ort_backend, ort_session
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.backends.ort_trt_backend import NO_TF32, OrtTrtBackend
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 State = tuple[str, bool, bool]
 
@@ -76,10 +76,10 @@ def test_torch_backends_hold_it_while_they_are_loaded(allowed: State) -> None:
 
 def test_onnxruntime_is_told_too(card: Card, write_onnx: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path, device = write_onnx(card=card), torch.device("cuda", 1)
-    (cuda, options), last = ort_backend._providers(path, "CUDAExecutionProvider", device)
+    (cuda, options), last = ort_session._providers(path, "CUDAExecutionProvider", device)
     assert (cuda, last) == ("CUDAExecutionProvider", "CPUExecutionProvider")
     assert options == {"device_id": 1, "use_tf32": "0"}
-    trt, cuda_too, _ = ort_backend._providers(path, "TensorrtExecutionProvider", device)
+    trt, cuda_too, _ = ort_session._providers(path, "TensorrtExecutionProvider", device)
     assert trt == ("TensorrtExecutionProvider", {"device_id": 1, "trt_engine_cache_enable": "0"})
     assert cuda_too[1]["use_tf32"] == "0"
     # the TensorRT provider has no such option; its libraries read a variable when the first of them is loaded
@@ -90,7 +90,7 @@ def test_onnxruntime_is_told_too(card: Card, write_onnx: Callable[..., Path], mo
         seen["tf32"] = os.environ.get(NO_TF32)
         raise UnavailableError("no TensorRT")
 
-    monkeypatch.setattr(ort_backend, "_open", opened)
+    monkeypatch.setattr(ort_backend, "open_session", opened)
     with pytest.raises(UnavailableError):
         OrtTrtBackend.load(open_source(path), device=device, dtype=torch.float32, threads=1)
     assert seen == {"tf32": "0"}

@@ -18,9 +18,9 @@ from vtk.errors import DataError, UsageError, VerificationError
 from vtk.fused import Fp8ViT
 from vtk.runtime import fp8_gate as fp8
 from vtk.runtime.backends.base import load_backend, precision_of
-from vtk.runtime.data_option import give_images
+from vtk.runtime.data_option import data_images
 from vtk.runtime.fp8_gate import check_agreement, interval
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 Command = Callable[..., tuple[int, dict[str, Any], str]]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a CPU does")
@@ -101,7 +101,7 @@ def test_a_model_whose_answers_change_is_refused_with_the_figure(
     monkeypatch.setattr(fp8, "to_fp8", spoiled)
     with torch.no_grad():
         source = open_source(pack.path)
-        model, given = source.model(), give_images(source.card, folder)
+        model, given = source.model(), data_images(source.card, folder)
         assert given is not None
         paths = given.judging.paths
         images = next(batch for batch, _ in fp8.Photographs(given.judging, 99).batches(source.card.input, 99))
@@ -130,7 +130,7 @@ def test_a_row_without_numbers_agrees_with_nothing(pack: Packed, folder: Path, m
 
     monkeypatch.setattr(fp8, "to_fp8", lambda fused, batches: Silent())
     with pytest.raises(VerificationError, match=r"in 0 of 15 held-out"):
-        fp8.calibrate(source.model(), torch.device("cpu"), give_images(source.card, folder))  # type: ignore[arg-type]
+        fp8.calibrate(source.model(), torch.device("cpu"), data_images(source.card, folder))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("same", "count"), [(99, 100), (98, 100), (198, 200), (0, 5), (5, 5), (253, 256), (254, 256)])
@@ -171,7 +171,7 @@ def test_the_functions_refuse_the_same(pack: Packed, folder: Path) -> None:
     source = open_source(pack.path)
     with pytest.raises(UsageError, match="give --data FOLDER"):
         load_backend("fused", source, dtype="fp8")
-    given = give_images(source.card, folder)
+    given = data_images(source.card, folder)
     backend = load_backend("fused", source, dtype="fp8", given=given)
     assert precision_of(backend) == "fp8" and backend.dtype == torch.bfloat16
     assert isinstance(backend.model, Fp8ViT)  # type: ignore[attr-defined]
@@ -179,4 +179,4 @@ def test_the_functions_refuse_the_same(pack: Packed, folder: Path) -> None:
     with pytest.raises(UsageError, match="`given`"):
         load_backend("fused", source, dtype="bf16", given=given)
     with pytest.raises(DataError):
-        give_images(source.card, folder / "nothing")
+        data_images(source.card, folder / "nothing")

@@ -21,7 +21,8 @@ from vtk.packs.pack import save_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import run
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 
 TINY: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 2}
 

@@ -13,9 +13,10 @@ import vtk
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
-from vtk.runtime.backends.aoti_backend import CARD, CPU, DEVICE, DTYPE, TORCH, cpu_level, torch_release
+from vtk.runtime.aoti_file import CARD, CPU, DEVICE, DTYPE, TORCH, cpu_level, torch_release
 from vtk.runtime.backends.base import load_backend
-from vtk.runtime.source import ENGINES, Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import ENGINES, Source
 
 CLASSES = ("cat", "dog")
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.formats import write_json
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 Write = Callable[..., Path]
 

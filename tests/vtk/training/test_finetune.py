@@ -273,7 +273,7 @@ def test_other_trainings(config, tmp_path):
 
 
 def test_refusals_before_any_image_is_read(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("vtk.training.runs.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
+    monkeypatch.setattr("vtk.training.runs.task.read_data", lambda *a, **k: pytest.fail("data was read"))
     with pytest.raises(UsageError, match="30 is not a multiple of the patch"):
         finetune(config(img_size=30))
     with pytest.raises(UsageError, match="no data"):

@@ -1,9 +1,9 @@
-"""One module for each entry of ``vtk analyze --what``, found by its name."""
+"""Diagnostics of ``vtk analyze --what``, one module each, loaded by name."""
 
 import importlib
 from typing import TYPE_CHECKING
 
-from vtk.analysis.names import GROUPS, NAMES
+from vtk.analysis.diagnostic_names import GROUPS, NAMES
 
 if TYPE_CHECKING:
     from vtk.analysis.diagnostics.base import Diagnostic

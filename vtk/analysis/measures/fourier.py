@@ -1,12 +1,11 @@
-"""High and low frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+"""Fourier amplitudes of feature maps, by depth (Park and Kim 2022, Figures 2a, 8 and D.2)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.figures import Unit as Kind
+from vtk.analysis.measures.results import MapsByDepth, UnitMap
 from vtk.analysis.probes.batches import Batches
 from vtk.analysis.probes.feature_maps import means_over_maps
 
@@ -15,45 +14,23 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class UnitSpectrum:
-    """Frequencies of the feature map behind a unit.
+class UnitSpectrum(UnitMap):
+    """Spectrum of the feature map behind a unit.
 
     Attributes:
-        name: of the unit, as `vtk.analysis.probes.units.residual_units` has it.
-        kind: of the unit.
-        height: of the map, in positions.
-        width: of the map, in positions.
-        frequencies: along the half diagonal, in units of π for each position: from 0 to just below 1.
+        frequencies: along the half diagonal, in units of π per position: from 0 to just below 1.
         amplitudes: Δ log amplitude at each of them, in nats: mean of the logarithms minus that at frequency 0.
-        high: the last of these, which the paper's plots have at 1.0 π; None of a map with frequency 0 only.
+        high: the last amplitude, which Park and Kim plot at 1.0 π; None of a map with frequency 0 only.
     """
 
-    name: str
-    kind: Kind
-    height: int
-    width: int
     frequencies: tuple[float, ...]
     amplitudes: tuple[float, ...]
     high: float | None
 
 
 @dataclass(frozen=True)
-class FeatureSpectra:
-    """Frequencies of a model's feature maps by depth.
-
-    Attributes:
-        units: in order, the stem first.
-        without_map: names of units left out, since their tokens are no grid.
-        images: over which.
-    """
-
-    units: tuple[UnitSpectrum, ...]
-    without_map: tuple[str, ...]
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+class FeatureSpectra(MapsByDepth[UnitSpectrum]):
+    """Spectra of a model's feature maps, by depth."""
 
 
 def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureSpectra:
@@ -68,8 +45,8 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.units` knows. Other than the paper's notebook, BatchNorm uses its
-            running statistics, and LayerScale is there.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows. Other than the paper's notebook, BatchNorm
+            uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
         max_images: from the first.
@@ -78,9 +55,9 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    found, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
+    means, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
     rows = []
-    for one in found:
+    for one in means:
         mean = one.mean.tolist()
         frequencies = tuple(2 * k / min(one.height, one.width) for k in range(len(mean)))
         delta = tuple(value - mean[0] for value in mean)

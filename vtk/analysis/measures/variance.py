@@ -1,51 +1,28 @@
-"""How much feature maps vary from position to position, by depth (paper C, Figures 9 and D.1)."""
+"""Variance of feature maps over positions, by depth (Park and Kim 2022, Figures 9 and D.1)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vtk.analysis.figures import Unit as Kind
+from vtk.analysis.measures.results import MapsByDepth, UnitMap
 from vtk.analysis.probes.batches import Batches
 from vtk.analysis.probes.feature_maps import means_over_maps
 
 
 @dataclass(frozen=True)
-class UnitVariance:
+class UnitVariance(UnitMap):
     """Variance of the feature map behind a unit.
 
     Attributes:
-        name: of the unit, as `vtk.analysis.probes.units.residual_units` has it.
-        kind: of the unit.
-        height: of the map, in positions.
-        width: of the map, in positions.
         variance: mean over images and channels of the variance over positions; None of a single position.
     """
 
-    name: str
-    kind: Kind
-    height: int
-    width: int
     variance: float | None
 
 
 @dataclass(frozen=True)
-class FeatureVariance:
-    """Variance of a model's feature maps by depth.
-
-    Attributes:
-        units: in order, the stem first.
-        without_map: names of units left out, since their tokens are no grid.
-        images: over which.
-    """
-
-    units: tuple[UnitVariance, ...]
-    without_map: tuple[str, ...]
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+class FeatureVariance(MapsByDepth[UnitVariance]):
+    """Variance of a model's feature maps, by depth."""
 
 
 def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureVariance:
@@ -57,7 +34,7 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
     Memory: the map of one unit and batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows.
         batches: images, labels unused.
         max_images: from the first.
 
@@ -65,9 +42,9 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    found, without_map, images = means_over_maps(model, batches, _variances, max_images)
+    means, without_map, images = means_over_maps(model, batches, _variances, max_images)
     rows = []
-    for one in found:
+    for one in means:
         value = float(one.mean) if (one.height, one.width) != (1, 1) else None
         rows.append(UnitVariance(one.unit.name, one.unit.kind, one.height, one.width, value))
     return FeatureVariance(tuple(rows), without_map, images)

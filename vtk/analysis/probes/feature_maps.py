@@ -1,4 +1,4 @@
-"""Features as maps: tokens laid out on their grid again, without class and register tokens."""
+"""Feature maps: tokens arranged on their grid, without class and register tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
+from vtk.analysis.probes.residual_units import Unit, residual_units, watch_units
 from vtk.analysis.probes.token_positions import prefix_tokens
-from vtk.analysis.probes.units import Unit, residual_units, watch_units
 from vtk.errors import UsageError
 
 _SKEW = 1.5  # by how much cells may be longer than wide; a grid of fewer fits is no grid
@@ -29,7 +29,7 @@ class Maps:
         """Return tokens (B, N, C), a map (B, H, W, C) or (B, C, H, W) as a map (B, C, H, W).
 
         Args:
-            features: of the model, as `vtk.analysis.probes.units.watch_units` shows them.
+            features: of the model, as `vtk.analysis.probes.residual_units.watch_units` shows them.
             image: height and width in pixels: the grid of tokens has nearly its proportions.
 
         Returns:
@@ -53,7 +53,7 @@ class UnitMean:
     """What a statistic of the map behind a unit is on average.
 
     Attributes:
-        unit: of `vtk.analysis.probes.units.residual_units`.
+        unit: of `vtk.analysis.probes.residual_units.residual_units`.
         height: of the map, in positions.
         width: of the map, in positions.
         mean: over images and channels, (...) in fp64.
@@ -74,7 +74,7 @@ def means_over_maps(
     Memory: the maps of one unit and batch at a time, and what the statistic makes of them.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` knows.
         batches: images, labels unused.
         statistic: from maps (B, C, H, W) to (B, C, ...).
         max_images: from the first.
@@ -93,26 +93,26 @@ def means_over_maps(
     size = (1, 1)
 
     def see(number: int, features: Tensor) -> None:
-        found = maps.lay(features, size)
-        if found is None:
+        grid = maps.lay(features, size)
+        if grid is None:
             return
-        sides = (int(found.shape[2]), int(found.shape[3]))
+        sides = (int(grid.shape[2]), int(grid.shape[3]))
         if sizes.setdefault(number, sides) != sides:
             raise UsageError("images are of different sizes, and so are their feature maps; give images of one size")
-        value = statistic(found).sum(dim=(0, 1), dtype=torch.float64)
+        value = statistic(grid).sum(dim=(0, 1), dtype=torch.float64)
         sums[number] = sums[number] + value if number in sums else value
-        counts[number] = counts.get(number, 0) + found.shape[0] * found.shape[1]
+        counts[number] = counts.get(number, 0) + grid.shape[0] * grid.shape[1]
 
     images = 0
-    with evaluating(model), watch_units(units, see):
+    with eval_mode(model), watch_units(units, see):
         for batch, _ in stream(model, batches, max_images):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             model(batch)
             images += len(batch)
     if not sums:
         raise UsageError(f"the features of {type(model).__name__} are no maps, whose positions could be compared")
-    found = tuple(UnitMean(units[n], *sizes[n], sums[n] / counts[n]) for n in sorted(sums))
-    return found, tuple(unit.name for number, unit in enumerate(units) if number not in sums), images
+    means = tuple(UnitMean(units[n], *sizes[n], sums[n] / counts[n]) for n in sorted(sums))
+    return means, tuple(unit.name for number, unit in enumerate(units) if number not in sums), images
 
 
 def grid_of(count: int, image: tuple[int, int]) -> tuple[int, int] | None:

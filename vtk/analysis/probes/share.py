@@ -1,9 +1,10 @@
-"""How several processes divide a measurement: each does its part, sums join them, and all go on with the same."""
+"""Division of a measurement between processes: each computes its part, and sums join the parts."""
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -56,6 +57,41 @@ class Share:
             kept[self.rank] = torch.tensor(list(row), dtype=torch.float64, device=device)
         return self._join(kept)
 
+    def rows(
+        self,
+        count: int,
+        width: int,
+        device: torch.device,
+        step: Callable[[int], Sequence[float]],
+        *,
+        known: Rows = (),
+        save: Save | None = None,
+        done: Callable[[int, int], None] = lambda first, after: None,
+    ) -> list[list[float]]:
+        """Return the row of numbers of every step, the steps divided between processes.
+
+        Args:
+            count: number of steps.
+            width: numbers in a row.
+            device: of the sums between processes.
+            step: from a step's index to its row; may raise `UsageError`, which then all processes raise.
+            known: rows of the first steps, from an earlier run; they are not computed again.
+            save: called with the rows so far after each round of steps.
+            done: called with the range of steps that have just been completed.
+        """
+        rows = self.agree(known, width, device)
+        done(0, len(rows))
+        for first in range(len(rows), count, self.world):
+            row, index = None, first + self.rank
+            with self.together(device):
+                if index < count:
+                    row = step(index)
+            rows += self.gather(row, width, device)[: count - first]
+            done(first, len(rows))
+            if save is not None:
+                save(rows)
+        return rows
+
     @contextlib.contextmanager
     def together(self, device: torch.device) -> Iterator[None]:
         """Do something that may be refused; if one process is, all are: none waits for sums that never come.
@@ -80,3 +116,19 @@ class Share:
 
 
 ALONE = Share()
+
+
+class StepOptions(TypedDict, total=False):
+    """Keywords of a measure that works in steps.
+
+    Attributes:
+        known: rows of the first steps that ``save`` got in an interrupted run; they are not computed again.
+        save: called with the rows so far after each step, or each round of steps where processes share them.
+        share: this process's part, where several processes measure together.
+        show_progress: show a progress bar.
+    """
+
+    known: Rows
+    save: Save | None
+    share: Share
+    show_progress: bool

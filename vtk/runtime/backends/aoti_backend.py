@@ -1,11 +1,9 @@
-"""A ``.pt2`` of AOTInductor: the model compiled to a shared library, run without Python's part of torch.
+"""Runs ``.pt2`` files of AOTInductor: models compiled to a shared library.
 
-Such a file belongs to the torch release, the kind of device and the instruction set it was made with; its metadata say
-which, and are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
+Its metadata are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
 """
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -13,98 +11,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vtk.card import Card
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.compiler import check_compiler
 from vtk.models.devices import dtype_name
-from vtk.models.fp32 import FullPrecision
-from vtk.readers import check_plain, reading
-from vtk.runtime.backends import aoti_load
-from vtk.runtime.export_facts import Facts
+from vtk.runtime import aoti_load
+from vtk.runtime.aoti_file import BATCH, DEVICE, DTYPE, MAX_BATCH, SINGLE, read_metadata
+from vtk.runtime.backends.torch_base import TorchBackend
 from vtk.runtime.source import Source
-from vtk.runtime.weight_digests import check_archive
-
-MAX_BATCH = 4096
-"""Largest batch that a new file is made for; each file says its own, but those of version 0.1."""
-
-CARD, DTYPE, TORCH, DEVICE, CPU = "vtk", "vtk.precision", "vtk.torch", "AOTI_DEVICE_KEY", "vtk.cpu"
-INPUT, BATCH = "vtk.input", "vtk.max_batch"
-"""Keys of a file's metadata. ``vtk.input`` is ``channels,height,width``; version 0.1 has neither it nor the batch."""
-
-_OLD = "model"
-"""Name of the one model, for any batch, of a file of version 0.1."""
-_SHARED = (CARD, DTYPE, TORCH, DEVICE, CPU, INPUT, BATCH)
 
 
-def torch_release() -> str:
-    """Return major and minor version: libraries of one release fit together."""
-    return ".".join(torch.__version__.split(".")[:2])
-
-
-def cpu_level() -> str:
-    """Return the instruction set that inductor compiles for on this CPU."""
-    return torch.backends.cpu.get_cpu_capability()
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read what a ``.pt2`` says of itself; nothing is unpickled or loaded.
-
-    Raises:
-        DataError: not a file of AOTInductor, or its models are not those of one export.
-    """
-    check_plain(path, "a .pt2")
-    with reading(path, "is not a readable .pt2 file"):
-        models = aoti_load.read_metadata(path)
-    if not models:
-        raise DataError(f"{path} is not a file of AOTInductor; give one made by `vtk export aoti`")
-    if models.keys() == {_OLD}:
-        return models[_OLD]
-    if models.keys() != {aoti_load.ONE, aoti_load.MORE}:
-        raise DataError(f"{path} holds the models {', '.join(sorted(models))}; give a file made by `vtk export aoti`")
-    one, more = models[aoti_load.ONE], models[aoti_load.MORE]
-    if odd := [key for key in _SHARED if key not in one or one[key] != more.get(key)]:
-        raise DataError(f"{path} is damaged: its two models differ in {odd[0]}; export it again")
-    return more
-
-
-def is_ours(path: Path) -> bool:
-    """Return whether a file is a ``.pt2`` that this toolkit wrote."""
-    try:
-        return CARD in read_metadata(path)
-    except DataError:
-        return False
-
-
-def open_aoti(path: Path) -> Source:
-    """Read the card of a ``.pt2``.
-
-    Raises:
-        DataError: damaged, or not made by this toolkit: then its input and classes are unknown.
-    """
-    meta = read_metadata(path)
-    if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:
-        raise DataError(f"{path} carries no vtk card; give a file made by `vtk export aoti`")
-    check_archive(path)
-    name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("aoti", name, path, Card.from_json(meta[CARD], path), facts=Facts(meta[DTYPE]), trusted=True)
-
-
-def device_of(source: Source) -> str:
-    """Return the kind of device that a ``.pt2`` was made for: ``cpu`` or ``cuda``."""
-    return "cpu" if source.path is None else read_metadata(source.path).get(DEVICE, "cpu")
-
-
-class AotiBackend:
-    """A loaded ``.pt2``; ``threads`` is torch's global number, and `close` puts the earlier one back."""
+class AotiBackend(TorchBackend):
+    """A loaded ``.pt2``. Its library reads torch's settings when it runs."""
 
     name = "aoti"
-    batch: int | None = None
 
     def __init__(self, model: aoti_load.Model) -> None:
-        self.device, self.dtype, self.most = model.device, model.dtype, model.max_batch
-        self.load_s = 0.0
-        self._threads_before: int | None = None
-        self._fp32 = FullPrecision()  # a library reads torch's settings when it runs
+        super().__init__(model.device, model.dtype)
+        self.most = model.max_batch
         self._model: aoti_load.Model | None = model
 
     @classmethod
@@ -137,25 +60,16 @@ class AotiBackend:
                 f"precision is fixed, give --precision {meta[DTYPE]}"
             )
         _check_machine(source.path, meta, device)
-        start = time.perf_counter()
-        before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
         try:
-            backend = cls(_load(source, meta, device))
+            return cls._load_timed(lambda: cls(_load(source, meta, device)), threads)
         except (RuntimeError, ValueError) as error:
-            torch.set_num_threads(before)
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise DataError(f"{source.path} cannot be loaded ({reason}); export it again on this machine") from error
-        backend._threads_before = before if threads is not None else None
-        backend.load_s = time.perf_counter() - start
-        return backend
 
     @property
     def provider(self) -> str:
         """``aotinductor cpu`` or ``aotinductor cuda (NAME)``."""
-        cpu = self.device.type == "cpu"
-        return "aotinductor " + ("cpu" if cpu else f"cuda ({torch.cuda.get_device_name(self.device)})")
+        return f"aotinductor {self._place()}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes).
@@ -172,18 +86,10 @@ class AotiBackend:
         except (TypeError, ValueError) as error:
             raise UsageError(f"{error}: resize or split them") from error
 
-    def synchronize(self) -> None:
-        """Wait for the CUDA device; on a CPU `run` returns when it is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def close(self) -> None:
-        """Drop the library and put torch's number of threads back."""
+        """Drop the library and put torch's settings back."""
         self._model = None
-        self._fp32.release()
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
+        super().close()
 
 
 def _load(source: Source, meta: Mapping[str, str], device: torch.device) -> aoti_load.Model:
@@ -195,7 +101,7 @@ def _load(source: Source, meta: Mapping[str, str], device: torch.device) -> aoti
     shape = spec.in_chans, spec.height, spec.width
     dtype, index = aoti_load.DTYPES[meta[DTYPE]], device.index if device.type == "cuda" else -1
     with aoti_load.checks("0"):  # a library's own checks would refuse a batch of one
-        model = load_package(path, _OLD, run_single_threaded=True, device_index=index)
+        model = load_package(path, SINGLE, run_single_threaded=True, device_index=index)
         model(torch.zeros(2, *shape, dtype=dtype, device=device))  # its first call, at which the variable is read
     return aoti_load.Model(dict.fromkeys((aoti_load.ONE, aoti_load.MORE), model), shape, dtype, device, MAX_BATCH)
 

@@ -1,4 +1,4 @@
-"""The one protocol through which every back-end runs, and the table of those this version has."""
+"""The protocol of all back-ends, and the table of the back-ends of this version."""
 
 import difflib
 import importlib
@@ -101,12 +101,12 @@ def load_backend(
 
     Args:
         name: a key of `BACKENDS`.
-        source: from `vtk.runtime.source.open_source`.
+        source: from `vtk.runtime.opening.open_source`.
         device: ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (CUDA when there is one). A torch device passes through.
         dtype: ``fp32``, ``bf16`` or ``fp16``; ``fp8`` with ``fused`` and ``fused+graph``.
         threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
         options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*),
-            ``tasks`` (bank), ``given`` (fp8: a `vtk.runtime.data_option.Given` to calibrate and to judge on).
+            ``tasks`` (bank), ``given`` (fp8: a `vtk.runtime.data_option.DataImages` to calibrate and to judge on).
 
     Raises:
         UsageError: an unknown name, precision or option, or a source that this back-end does not run.

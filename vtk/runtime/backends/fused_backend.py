@@ -1,4 +1,4 @@
-"""The folded and merged model (`vtk.fused`): on CUDA as CUDA graphs, or kernel by kernel (``fused+nograph``)."""
+"""Runs the fused model (`vtk.fused`): on CUDA as CUDA graphs, or kernel by kernel (``fused+nograph``)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.fused import Fp8ViT, FusedViT, fuse
 from vtk.fused.stages import check_choices
 from vtk.runtime.backends.torch_backend import EagerBackend
-from vtk.runtime.data_option import Given
+from vtk.runtime.data_option import DataImages
 from vtk.runtime.fp8_gate import calibrate
 
 
@@ -26,7 +26,7 @@ class FusedBackend(EagerBackend):
     options: tuple[str, ...] = ("given",)
     graphs = True
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: Given | None) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: DataImages | None) -> None:
         self.arithmetic = "fp8" if fp8 else ""
         self.simulated = bool(fp8) and device.type == "cpu"
         built = self._in_fp8(model, device, **fp8) if fp8 else self._build(model, dtype)
@@ -41,7 +41,7 @@ class FusedBackend(EagerBackend):
         """``torch cpu``, or ``triton cuda (NAME), graph`` where kernels run and are captured."""
         kernels = self.device.type == "cuda" and self.dtype != torch.float32
         what = ", fp8 simulated" if self.simulated else ", fp8" if self.arithmetic else ""
-        return f"{'triton' if kernels else 'torch'} {self._where()}{what}{', graph' if self.graphed else ''}"
+        return f"{'triton' if kernels else 'torch'} {self._place()}{what}{', graph' if self.graphed else ''}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
@@ -51,7 +51,7 @@ class FusedBackend(EagerBackend):
         with torch.inference_mode():
             return {"logits": self._forward(images.to(self.device) if images.is_cuda else images)}
 
-    def _in_fp8(self, model: nn.Module, device: torch.device, given: Given | None) -> Fp8ViT:
+    def _in_fp8(self, model: nn.Module, device: torch.device, given: DataImages | None) -> Fp8ViT:
         if given is None:
             raise UsageError("fp8 is calibrated on training images and judged on held-out ones; give --data FOLDER")
         fp8 = calibrate(model, device, given)
@@ -82,7 +82,7 @@ class GraphBackend(FusedBackend):
         if not torch.cuda.is_available():
             raise UnavailableError("`fused+graph` replays CUDA graphs and torch sees no CUDA device here; use fused")
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: Given | None) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, **fp8: DataImages | None) -> None:
         if device.type != "cuda":
             raise UnavailableError(f"`fused+graph` replays CUDA graphs; on {device} use fused")
         super().__init__(model, device, dtype, **fp8)

@@ -1,7 +1,5 @@
-"""An ONNX file in ONNX Runtime, on the CPU or on CUDA, with the provider that really runs checked after loading."""
+"""Runs ONNX files with ONNX Runtime, on the CPU or on CUDA."""
 
-import contextlib
-import io
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +9,11 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.models.devices import dtype_name
+from vtk.models.devices import DTYPES, dtype_name
 from vtk.packages import require
-from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.backends.ort_session import open_session
 from vtk.runtime.source import Source
 
-_FATAL = 4
 _TYPES = {
     "tensor(float)": torch.float32,
     "tensor(float16)": torch.float16,
@@ -35,7 +32,6 @@ _ONNX_NUMBERS = {
     torch.float64: 11, torch.uint32: 12, torch.bfloat16: 16,
 }  # fmt: skip
 _LOGITS = {"logits", "probabilities"}
-_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class OrtCpuBackend:
@@ -64,7 +60,7 @@ class OrtCpuBackend:
     ) -> None:
         self.device = device
         self.load_s = 0.0
-        self.session = _open(path, self.execution_provider, device, threads, optimize, prepack, fp8)
+        self.session = open_session(path, self.execution_provider, device, threads, optimize, prepack, fp8)
         self.provider: str = self.session.get_providers()[0]
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.outputs = [o.name for o in outputs]
@@ -107,7 +103,7 @@ class OrtCpuBackend:
         start = time.perf_counter()
         switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True)), source.facts.fp8
         backend = cls(source.path, cls._device(device), threads, *switches)
-        backend.dtype = _PRECISIONS[source.facts.precision]
+        backend.dtype = DTYPES[source.facts.precision]
         backend.apart = source.facts.apart
         backend.arithmetic = "fp8" if source.facts.fp8 else ""
         if dtype != backend.dtype:
@@ -224,62 +220,3 @@ def _with_logits(results: dict[str, Tensor]) -> dict[str, Tensor]:
         # a probability of 0 is one too small for the type, not an impossible class
         results["logits"] = given.float().clamp_min(torch.finfo(torch.float32).tiny).log().to(given.dtype)
     return results
-
-
-def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
-    """Return ``provider`` with its options, and what takes the nodes it leaves."""
-    if provider == "CPUExecutionProvider":
-        return [provider]
-    index = {"device_id": device.index or 0}
-    # TF32 keeps ten bits of a mantissa: no fp32 result, and beyond the tolerance that fp32 outputs are held to
-    cuda = ("CUDAExecutionProvider", {**index, "use_tf32": "0"})
-    if provider == "CUDAExecutionProvider":
-        return [cuda, "CPUExecutionProvider"]
-    precision = open_onnx(path, many=True).facts.precision
-    half = {} if precision == "fp32" else {f"trt_{precision}_enable": "1"}
-    # TensorRT's provider names a kept engine by the graph's structure, not by its weights: none is kept, whatever the
-    # environment says (ORT_TENSORRT_ENGINE_CACHE_ENABLE), or a model that was trained again gets the old one's
-    fresh = {"trt_engine_cache_enable": "0"}
-    return [(provider, {**index, **half, **fresh}), cuda, "CPUExecutionProvider"]
-
-
-def _open(
-    path: Path,
-    provider: str,
-    device: torch.device,
-    threads: int | None,
-    optimize: bool,
-    prepack: bool = True,
-    fp8: bool = False,
-) -> Any:
-    """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
-    require("onnxruntime")
-    import onnxruntime as ort
-
-    ort.set_default_logger_severity(_FATAL)
-    options = ort.SessionOptions()
-    options.log_severity_level = _FATAL
-    options.intra_op_num_threads = threads or torch.get_num_threads()
-    if not prepack:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    if fp8:  # its rules for Q/DQ are those of int8, and would let a product of floats read e4m3
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    wanted = _providers(path, provider, device)
-    noise = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(noise):
-            session = ort.InferenceSession(path, options, providers=wanted, enable_fallback=0)
-    except Exception as error:  # onnxruntime has no common base class for its errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if provider != "CPUExecutionProvider":
-            raise UnavailableError(f"{provider} was asked for, but onnxruntime cannot use it: {reason}") from error
-        raise DataError(f"onnxruntime cannot load {path}: {reason}") from error
-    session.disable_fallback()
-    if session.get_providers()[0] != provider:
-        raise UnavailableError(
-            f"{provider} was asked for, but onnxruntime could not load it and would use {session.get_providers()[0]}; "
-            "`vtk doctor` says what is missing"
-        )
-    return session

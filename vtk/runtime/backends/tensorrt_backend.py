@@ -1,4 +1,4 @@
-"""A TensorRT engine through TensorRT's Python package (10 and newer), on torch's memory.
+"""Runs TensorRT engines with TensorRT's Python package (10 and newer), on torch's memory.
 
 Not yet run on a device: written from the documentation of `IExecutionContext` and `ICudaEngine`, and tested against a
 stand-in that keeps to it.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import DataError, UnavailableError, UsageError
-from vtk.models.devices import dtype_name
+from vtk.models.devices import DTYPES, dtype_name
 from vtk.runtime.engine_files import check_model, check_stamp, engine_beside, read_profile, read_stamp
 from vtk.runtime.source import Source
 
@@ -22,7 +22,6 @@ _TYPES = {
     "FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16, "INT8": torch.int8, "UINT8": torch.uint8,
     "INT32": torch.int32, "INT64": torch.int64, "BOOL": torch.bool,
 }  # fmt: skip
-_PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class TensorrtBackend:
@@ -104,7 +103,7 @@ class TensorrtBackend:
             compute_capability="{}.{}".format(*torch.cuda.get_device_capability(device)),
         )  # fmt: skip
         profile = read_profile(path, stamp)
-        if dtype != _PRECISIONS[profile["precision"]]:
+        if dtype != DTYPES[profile["precision"]]:
             raise UsageError(
                 f"{path} computes in {profile['precision']}, not in {dtype_name(dtype)}; an engine's "
                 f"precision is fixed, give --precision {profile['precision']}"

@@ -1,6 +1,5 @@
-"""The model in torch: as written (``eager``), or compiled by inductor for the batch sizes it meets (``compile``)."""
+"""Runs models in torch: eagerly (``eager``), or compiled by inductor for each batch size (``compile``)."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -9,18 +8,14 @@ from torch import Tensor, nn
 
 from vtk.errors import UnavailableError, UsageError, VtkError
 from vtk.models.compiler import check_compiler, failure, quiet
-from vtk.models.fp32 import FullPrecision
+from vtk.runtime.backends.torch_base import TorchBackend
 from vtk.runtime.source import Source
 
 
-class EagerBackend:
-    """Plain torch in inference mode; every floating parameter and buffer is held in ``dtype``.
-
-    ``threads`` is torch's global number; `close` puts the earlier one back.
-    """
+class EagerBackend(TorchBackend):
+    """Plain torch in inference mode; every floating parameter and buffer is held in ``dtype``."""
 
     name = "eager"
-    batch: int | None = None
     options: tuple[str, ...] = ("channels_last",)
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, channels_last: bool = False) -> None:
@@ -28,10 +23,8 @@ class EagerBackend:
         self.model: nn.Module = model.eval().requires_grad_(False).to(device=device, dtype=dtype)
         if channels_last:
             self.model.to(memory_format=torch.channels_last)
-        self.device, self.dtype, self.layout = device, dtype, layout
-        self.load_s = 0.0
-        self._threads_before: int | None = None
-        self._fp32 = FullPrecision()
+        self.layout = layout
+        super().__init__(device, dtype)
 
     @classmethod
     def check(cls) -> None:
@@ -46,24 +39,12 @@ class EagerBackend:
             raise UsageError(f"`{cls.name}` runs packs, checkpoints and timm models; for {source.name} use {use}")
         if unknown := sorted(set(options) - set(cls.options)):
             raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
-        start = time.perf_counter()
-        before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
-        try:
-            backend = cls(source.model(), device, dtype, **options)
-            backend.synchronize()
-        except BaseException:
-            torch.set_num_threads(before)
-            raise
-        backend._threads_before = before if threads is not None else None
-        backend.load_s = time.perf_counter() - start
-        return backend
+        return cls._load_timed(lambda: cls(source.model(), device, dtype, **options), threads)
 
     @property
     def provider(self) -> str:
         """``torch cpu`` or ``torch cuda (NAME)``."""
-        return f"torch {self._where()}"
+        return f"torch {self._place()}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map ``pixel_values`` (B, 3, H, W), any floating type and device, to ``logits`` (B, classes)."""
@@ -71,27 +52,14 @@ class EagerBackend:
             images = inputs["pixel_values"].to(self.device, self.dtype, non_blocking=True, memory_format=self.layout)
             return {"logits": self._forward(images)}
 
-    def synchronize(self) -> None:
-        """Wait for the CUDA device; on a CPU `run` returns when it is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
     def close(self) -> None:
-        """Drop the model and put torch's number of threads back."""
+        """Drop the model and put torch's settings back."""
         self.model = nn.Identity()
-        if self._threads_before is not None:
-            torch.set_num_threads(self._threads_before)
-            self._threads_before = None
-        self._fp32.release()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        super().close()
 
     def _forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(images)
         return logits
-
-    def _where(self) -> str:
-        return "cpu" if self.device.type == "cpu" else f"cuda ({torch.cuda.get_device_name(self.device)})"
 
 
 class CompileBackend(EagerBackend):
@@ -125,7 +93,7 @@ class CompileBackend(EagerBackend):
     @property
     def provider(self) -> str:
         """``inductor cpu`` or ``inductor cuda (NAME)``."""
-        return f"inductor {self._where()}"
+        return f"inductor {self._place()}"
 
     def reset(self) -> None:
         """Forget every compiled program, of the whole process, so that the next batch size is compiled on its own."""

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vtk.errors import UnavailableError, UsageError
+from vtk.models.devices import DTYPES
 from vtk.training.engine.loss_scale import DynamicScaler, LossScaler, NoScaler
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
-DTYPES: dict[PrecisionName, torch.dtype] = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-}  # fmt: skip
 
 
 class Precision(Protocol):

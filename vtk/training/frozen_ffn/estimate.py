@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vtk.models.devices import DTYPES
 from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
 from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
@@ -78,7 +79,7 @@ def footprints(
         modes: those to count.
         to_images: whether gradients flow back to the images, through whatever is frozen.
     """
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = DTYPES[precision]
     numbers = _numbers(model, dtype, moments)
     with FakeTensorMode() as fake, torch.random.fork_rng(devices=[]):
         twin = _twin(model, dtype, fake)

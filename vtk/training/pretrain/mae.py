@@ -1,4 +1,4 @@
-"""MAE (He et al. 2021): the backbone sees the visible patches only, and a small decoder predicts the hidden pixels."""
+"""MAE (He et al. 2021): encodes the visible patches only; a small decoder predicts the pixels of the hidden ones."""
 
 import math
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.training.objectives.base import Objective
-from vtk.training.pretrain import pictures
+from vtk.training.pretrain import reconstruction_plots
 from vtk.training.pretrain.config import PretrainConfig
-from vtk.training.pretrain.masked import At, MaskedMethod, MaskedModel, PixelObjective
+from vtk.training.pretrain.masked_method import At, MaskedMethod, MaskedModel, PixelObjective
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import normalized, pick, positions_of
 
@@ -108,7 +108,7 @@ class Mae(MaskedMethod):
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
         """Draw originals, what the model sees, and what it makes of that."""
-        pictures.reconstruction(model, images, self.masks, setting)
+        reconstruction_plots.reconstruction(model, images, self.masks, setting)
 
     def numbers(self) -> dict[str, Any]:
         """Return what was hidden."""

@@ -1,12 +1,12 @@
-"""SimMIM (Xie et al. 2021): a mask token in place of hidden patches, a linear layer, L1 over their pixels."""
+"""SimMIM (Xie et al. 2021): predicts hidden pixels from mask tokens, by a linear layer and an L1 loss."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
 from vtk.training.objectives.base import Objective
-from vtk.training.pretrain import pictures
-from vtk.training.pretrain.masked import MaskedMethod, PixelObjective, TokenModel
+from vtk.training.pretrain import reconstruction_plots
+from vtk.training.pretrain.masked_method import MaskedMethod, PixelObjective, TokenModel
 from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import normalized
 
@@ -27,7 +27,7 @@ class SimMim(MaskedMethod):
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
         """Draw originals, what the model sees, and what it makes of that."""
-        pictures.reconstruction(model, images, self.masks, setting)
+        reconstruction_plots.reconstruction(model, images, self.masks, setting)
 
     def numbers(self) -> dict[str, Any]:
         """Return what was hidden."""

@@ -12,7 +12,7 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.models.create import build_model
 from vtk.packs.pack import save_task
 from vtk.runtime.backends.base import load_backend, predictor
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 
 TIMM = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 

@@ -27,7 +27,8 @@ from vtk.profiling.profile import run
 from vtk.runtime.backends.base import load_backend, predictor
 from vtk.runtime.backends.tensorrt_backend import TensorrtBackend
 from vtk.runtime.engine_files import engine_beside, model_beside, read_stamp
-from vtk.runtime.source import Source, open_source
+from vtk.runtime.opening import open_source
+from vtk.runtime.source import Source
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_softmax_of_several_labels_is_refused_and_the_file_carries_the_card(conf
     from vtk.commands import export as export_command
 
     result = finetune(config(data=table, multi_label=True, epochs=1))
-    with pytest.raises(UsageError, match="--softmax` is of one label an image"):
+    with pytest.raises(UsageError, match="--softmax` is for single-label models"):
         export_command.main(["onnx", str(result.task), "--out", str(tmp_path / "soft"), "--softmax"])
     assert export_command.main(["onnx", str(result.task), "--out", str(tmp_path / "onnx")]) == 0
     capsys.readouterr()
@@ -189,7 +189,7 @@ def test_softmax_of_several_labels_is_refused_and_the_file_carries_the_card(conf
     argv = ["onnx", str(result.task), "--out", str(tmp_path / "half"), "--dtype", "fp16", "--data", str(red.parent)]
     assert export_command.main(argv) == 0
     assert "top-1" not in capsys.readouterr().err
-    with pytest.raises(UsageError, match="gives several labels an image, `--backend python` answers with one"):
+    with pytest.raises(UsageError, match="is multi-label, and `--backend python` returns one label"):
         export_command.main(["triton", str(result.task), "--backend", "python", "--out", str(tmp_path / "models")])
 
 

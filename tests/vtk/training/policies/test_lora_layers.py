@@ -65,7 +65,7 @@ def injected(tiny, *, targets=("qkv", "proj"), rank=4, dropout=0.0, seed=0, **kw
     config = FinetuneConfig(
         train="lora", lora_rank=rank, lora_targets=targets, lora_dropout=dropout, seed=seed, data="x"
     )
-    found = lora.inject(created, config, ())
+    found = lora.inject(created, config, (), seed=config.seed)
     generator = torch.Generator().manual_seed(5)
     for name, p in model.named_parameters():
         if ".lora_B." in name:

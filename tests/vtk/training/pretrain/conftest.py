@@ -45,4 +45,4 @@ def pretraining(heap: Path, tmp_path: Path) -> Callable[..., PretrainConfig]:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the picture of a run out: it takes longer than these runs."""
-    monkeypatch.setattr("vtk.training.pretrain.pictures.draw", lambda columns, titles, spec, path: None)
+    monkeypatch.setattr("vtk.training.pretrain.reconstruction_plots.draw", lambda columns, titles, spec, path: None)

@@ -18,7 +18,7 @@ from vtk.errors import DataError, UsageError
 from vtk.options.files import read_values
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_checkpoint, load_task
-from vtk.runtime.source import open_source
+from vtk.runtime.opening import open_source
 from vtk.training.engine.callbacks import Callback
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig

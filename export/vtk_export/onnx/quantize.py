@@ -1,0 +1,82 @@
+"""Quantises a graph to int8 or fp8, with ranges from the calibration part of ``--data``."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from torch import Tensor
+
+from vtk import console
+from vtk.card import Card
+from vtk.data.decoding.decode import pixel_limit
+from vtk.errors import DataError
+from vtk.runtime.backends.ort_quantize import quantize_dynamic, quantize_static
+from vtk.runtime.data_option import DataImages
+from vtk.runtime.photographs import Photographs
+from vtk_export.graph.fp8 import quantize_fp8, wide_products
+from vtk_export.onnx.spec import GateSpec, GraphSpec
+from vtk_export.onnx.value_ranges import largest_values
+from vtk_export.output_folder import save
+
+
+def to_int8(
+    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
+) -> onnx.ModelProto:
+    """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
+    place = folder / "plain"
+    place.mkdir()
+    plain, target = save(proto, card, place), place / "int8.onnx"
+    if spec.int8 == "dynamic":
+        quantize_dynamic(plain, target)
+    else:
+        calibration = _Calibration(card, spec, options, given)
+        quantize_static(plain, target, calibration.batches(1))
+        calibration.report()
+    quantized: onnx.ModelProto = onnx.load(target)
+    shutil.rmtree(place)
+    domains = {node.domain for node in quantized.graph.node} | {""}
+    kept = [entry for entry in quantized.opset_import if entry.domain in domains]
+    del quantized.opset_import[:]
+    quantized.opset_import.extend(kept)
+    quantized.producer_name, quantized.producer_version = proto.producer_name, proto.producer_version
+    return quantized
+
+
+def to_fp8(
+    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
+) -> None:
+    """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
+    names = dict.fromkeys(node.input[0] for node in wide_products(proto))
+    calibration = _Calibration(card, spec, options, given)
+    batches = calibration.batches(4)
+    largest = largest_values(proto, names, card, batches, folder=folder, threads=options.threads)
+    calibration.report()
+    quantize_fp8(proto, largest)
+
+
+class _Calibration:
+    """The images that calibrate a file, and how many of them were read."""
+
+    def __init__(self, card: Card, spec: GraphSpec, options: GateSpec, given: DataImages | None) -> None:
+        assert given is not None
+        self.spec, self.batch, self.used = card.input, spec.static_batch, 0
+        self.images = Photographs(given.calibration[0], options.calibration_images, max_pixels=pixel_limit(card))
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yield them in batches of the file's size, or of ``size`` where it takes any."""
+        for images, _ in self.images.batches(self.spec, self.batch or size):
+            if self.batch in (None, len(images)):
+                self.used += len(images)
+                yield images
+
+    def report(self) -> None:
+        """Say how many there were.
+
+        Raises:
+            DataError: too few for one batch of the file.
+        """
+        if not self.used:
+            raise DataError(f"calibration needs a batch of {self.batch} images (--static-batch), and there "
+                            f"are only {len(self.images.paths)} {self.images.what}; give more")  # fmt: skip
+        console.say(f"calibrated on {self.used} {self.images.what}")

@@ -1,0 +1,47 @@
+"""Options of ``vtk export tasks``; free of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from vtk.errors import UsageError
+from vtk.options import Option
+from vtk.options.shared import Base, Out, VerifyDataOf
+from vtk_export.options import GraphConfig
+from vtk_export.targets import check_caps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksConfig(GraphConfig):
+    """What files are made of several packs of one base, where, and how they are verified.
+
+    Raises:
+        UsageError: a value is out of range, or two values contradict each other.
+    """
+
+    out: Out
+    form: Annotated[
+        Literal["files", "gathered", "both"],
+        Option("files: one file per task, weights shared; gathered: one file for mixed batches", often=True),
+    ] = "files"
+    data: VerifyDataOf = ()
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        super().check()
+        if self.runtime is not None:
+            check_caps(self.runtime, self.opset, None)
+        if self.fuse and self.form != "files":
+            raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights that each image gathers "
+                             "cannot be folded; leave it out")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TasksCommand(TasksConfig):
+    """``vtk export tasks``: what to open, and what to make of it."""
+
+    packs: Annotated[
+        tuple[Path, ...],
+        Option("two or more packs or run folders, each PACK or NAME=PACK", "source", often=True),
+    ] = ()
+    base: Base = None

@@ -1,0 +1,79 @@
+"""Writes the README.md of an export of several tasks."""
+
+import re
+from collections.abc import Mapping
+
+from vtk.card import Card
+from vtk.markdown import span
+from vtk.packs.readme import card_sections, code_block, shares_code
+from vtk_export.readme import TASKS, input_facts, preparations
+
+
+def tasks_page(
+    cards: Mapping[str, Card], *, files: bool, gathered: bool, options: Mapping[str, str], batch: int | None
+) -> str:
+    """Return the page of a folder of several tasks.
+
+    Args:
+        cards: task name to card, in the order of their numbers.
+        files: each task has a file, ``NAME.onnx``.
+        gathered: ``gathered.onnx`` serves all of them.
+        options: session options without which each session copies the shared weights.
+        batch: fixed batch size, None for any.
+    """
+    code = [
+        "import json\n\nimport numpy as np\nimport onnxruntime\n\n"
+        'with open("tasks.json", encoding="utf-8") as file:\n    tasks = json.load(file)["tasks"]',
+        preparations(cards),
+    ]
+    what = []
+    if gathered:
+        what.append(
+            "`gathered.onnx` takes `pixel_values` and `task`, int32 (batch,), the task number of each image. "
+            "It returns `logits`, as wide as the largest number of classes, and `num_classes`."
+        )
+        code.append(
+            'gathered = onnxruntime.InferenceSession("gathered.onnx", providers=["CPUExecutionProvider"])\n\n\n'
+            "def run_gathered(path, task):  # the logits of one image; a call may mix images of several tasks\n"
+            '    number = np.array([tasks[task]["number"]], np.int32)\n'
+            '    inputs = {"pixel_values": prepare[task](path), "task": number}\n'
+            '    logits, count = gathered.run(["logits", "num_classes"], inputs)\n'
+            "    return logits[0, : count[0]]"
+        )
+    if files:
+        what.append("Each task has its own file, `TASK.onnx`; weights that tasks share are in one file beside them.")
+        lines = (f"    options.add_session_config_entry({key!r}, {value!r})\n" for key, value in options.items())
+        code.append(
+            "def open_task(task):  # with this option the shared weights are in memory once for all tasks\n"
+            f"    options = onnxruntime.SessionOptions()\n{''.join(lines)}"
+            '    return onnxruntime.InferenceSession(tasks[task]["file"], options, '
+            'providers=["CPUExecutionProvider"])'
+        )
+        code.append(
+            "sessions = {}\n\n\n"
+            "def run(path, task):  # the logits of one image\n"
+            "    if task not in sessions:\n        sessions[task] = open_task(task)\n"
+            '    return sessions[task].run(["logits"], {"pixel_values": prepare[task](path)})[0][0]'
+        )
+    last = next(iter(cards))
+    run = "run" if files else "run_gathered"
+    code.append(
+        f"def classify(path, task={last!r}):  # classes with their probabilities, most likely first\n"
+        f"    values = {run}(path, task).astype(np.float64)\n    shares = {shares_code(cards)}\n"
+        '    return sorted(zip(tasks[task]["classes"], shares.tolist()), key=lambda pair: -pair[1])'
+    )
+    several = len({card.input.size for card in cards.values()}) > 1
+    facts = input_facts(cards[last], False, "fp32", batch, None, sides="height, width" * several)
+    if several:
+        facts += " Height and width depend on the task, see below."
+    parts = [
+        f"{TASKS}\n\n{' '.join(what)} `tasks.json` lists the file, number and classes of each task. "
+        f"{facts}\n\n"
+        "With onnxruntime and Pillow installed, run these lines in this folder; "
+        f'`classify("photo.jpg", task)` returns the classes with their probabilities, most likely first; '
+        f"`task` is a name such as {span(repr(last))}:\n\n{code_block(*code)}"
+    ]
+    for name, card in cards.items():
+        sections = re.sub("^## ", "### ", card_sections(card), flags=re.MULTILINE)
+        parts.append(f"## Task {span(name)}\n\n{sections}")
+    return "\n".join(parts)

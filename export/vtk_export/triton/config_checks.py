@@ -1,0 +1,147 @@
+"""Checks the options of ``vtk export triton`` against the back-end and the target, and the names of models."""
+
+import re
+from typing import TYPE_CHECKING
+
+from vtk.errors import UsageError
+from vtk_export.targets import OPSETS, check_caps, tensorrt_of
+
+if TYPE_CHECKING:
+    from vtk_export.triton.config import TritonCommand
+
+BANK_PYTHON = (3, 11)
+"""Oldest Python that this toolkit runs on."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?", re.ASCII)
+_BANK = "a bank runs packs in torch, without a graph"
+_SEVERAL = "several packs share their weights in fp32"
+_CPU = "it runs on the CPU, where ONNX Runtime has no arithmetic in 16 bits"
+_PACKS = "the model is that of the packs"
+
+Reasons = dict[str, object]
+"""Flag to the reason why a back-end does not take it; False, None or "" where the flag was not given."""
+
+
+def check_name(name: str) -> str:
+    """Return a model's name, or refuse it: it is a folder's name, and a part of URLs and of the config.
+
+    Raises:
+        UsageError: names what is allowed.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} is not a valid model name; use up to 64 of A-Z a-z 0-9 . _ - with a "
+                         "letter or digit at both ends: --name NAME")  # fmt: skip
+    return name
+
+
+def check_batches(config: "TritonCommand") -> None:
+    """Refuse a graph whose outputs depend on the images that share its calls, where calls have several.
+
+    Raises:
+        UsageError: names what to use instead.
+    """
+    most = config.max_batch_size if config.static_batch is None else config.static_batch
+    if config.int8 == "dynamic" and most > 1:
+        size = f"--max-batch-size {most}" if config.static_batch is None else f"--static-batch {most}"
+        raise UsageError(
+            f"`--int8 dynamic` finds its ranges over all images of a call, so with {size} one client's images "
+            "would change another's answers; give --int8 static --data FOLDER, or --max-batch-size 1"
+        )
+
+
+def check_backend(config: "TritonCommand") -> None:
+    """Refuse what the back-end does not do.
+
+    Raises:
+        UsageError: names the first such flag and the reason.
+    """
+    reasons = {"python": _python, "vtk": _vtk, "tensorrt": _tensorrt, "onnxruntime": _onnxruntime}
+    why = reasons[config.server](config)
+    if config.server != "onnxruntime" and config.ensemble is False:
+        why["--no-ensemble"] = "its graph takes normalised tensors"
+    in_graph = config.server == "onnxruntime" and not config.ensemble
+    if config.static_batch is not None and config.with_preproc and not in_graph:
+        raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
+                         "it out, or give --no-ensemble")  # fmt: skip
+    if config.server == "vtk" or (config.server == "python" and len(config.sources) > 1):
+        why |= {
+            "--no-pretrained": not config.pretrained and _PACKS, "--num-classes": config.num_classes and _PACKS,
+            "--img-size": config.img_size and _PACKS,
+        }  # fmt: skip
+    for flag, reason in why.items():
+        if reason:
+            other = "tensorrt" if flag == "--engine" else "onnxruntime"
+            raise UsageError(f"`{flag}` is not for --backend {config.server}: {reason}; leave it out, or use "
+                             f"--backend {other}")  # fmt: skip
+
+
+def check_target(config: "TritonCommand") -> None:
+    """Refuse a runtime that is not the back-end's, and a server that cannot run it.
+
+    Raises:
+        UsageError: names what to give instead.
+    """
+    target = config.runtime
+    if target is None:
+        return
+    kinds = {"onnxruntime": ("ort",), "python": ("ort",), "tensorrt": ("trt",), "vtk": ()}[config.server]
+    if target.release is None and target.kind not in kinds:
+        known = " or ".join(("tritonserver:YY.MM", *(f"{kind}:X.Y" for kind in kinds)))
+        raise UsageError(f"`--target` {target.text} does not run --backend {config.server}; give {known}")
+    if config.server == "tensorrt" and config.engine is None:
+        check_caps(tensorrt_of(target), config.opset, None)
+    elif config.server == "vtk":
+        release = target.release
+        if release is not None and release.python < BANK_PYTHON:
+            raise UsageError(f"`--target` {target.text} has Python {_dotted(release.python)}, and --backend vtk "
+                             f"needs {_dotted(BANK_PYTHON)}; give a newer one")  # fmt: skip
+    elif config.server == "onnxruntime":
+        check_caps(target, config.opset, None)
+
+
+def _onnxruntime(config: "TritonCommand") -> Reasons:
+    return {"--engine": config.engine and "it runs ONNX files"}
+
+
+def _python(config: "TritonCommand") -> Reasons:
+    several = len(config.sources) > 1
+    return {
+        "--static-batch": config.static_batch and "it joins the requests of its tasks",
+        "--keep-io-types": config.keep_io_types and "its inputs and outputs are fp32 anyway",
+        f"--dtype {config.dtype}": config.dtype not in ("auto", "fp32") and _CPU,
+        "--server-device gpu": config.server_device == "gpu" and "it runs on the CPU",
+        f"--int8 {config.int8}": config.int8 and several and _SEVERAL,
+        "--engine": config.engine and "it runs ONNX files",
+    }
+
+
+def _vtk(config: "TritonCommand") -> Reasons:
+    return {
+        "--static-batch": config.static_batch and _BANK, "--keep-io-types": config.keep_io_types and _BANK,
+        f"--opset {config.opset}": config.opset != OPSETS.start and _BANK, "--fuse": config.fuse is not None and _BANK,
+        f"--int8 {config.int8}": config.int8 and _BANK,
+        "--profile": bool(config.profile) and f"{_BANK}, and `vtk profile PACK --backends bank` measures it",
+        "--engine": config.engine and _BANK, "--unverified": config.unverified and _BANK,
+    }  # fmt: skip
+
+
+def _tensorrt(config: "TritonCommand") -> Reasons:
+    gpu = "it is TensorRT on a GPU"
+    why: Reasons = {
+        "--server-device cpu": config.server_device == "cpu" and gpu,
+        f"--int8 {config.int8}": config.int8 and "its engines are fp32, fp16 or, built beforehand, bf16",
+        "--softmax": config.softmax and "its graph ends with the logits",
+    }
+    if config.engine is None:
+        return why | {"--dtype bf16": config.dtype == "bf16" and f"{gpu} in fp32 or fp16; build an --engine for bf16"}
+    built = "an --engine has been built"
+    return why | {
+        f"--dtype {config.dtype}": config.dtype != "auto" and built,
+        "--keep-io-types": config.keep_io_types and built, "--static-batch": config.static_batch and built,
+        "--fuse": config.fuse is not None and built, f"--opset {config.opset}": config.opset != OPSETS.start and built,
+        "--profile": bool(config.profile) and built,
+    }  # fmt: skip
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

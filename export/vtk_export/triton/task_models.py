@@ -1,0 +1,101 @@
+"""Makes models of several tasks: ONNX Runtime sessions in the Python back-end, or a bank of this toolkit."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vtk import console
+from vtk.card import Card
+from vtk.errors import UsageError
+from vtk.formats import read_json, write_json
+from vtk.runtime.weight_digests import file_digest
+from vtk_export.onnx.export import export_onnx
+from vtk_export.tasks.config import TasksConfig
+from vtk_export.tasks.export import export_tasks
+from vtk_export.triton.bank_packs import has_base, write_packs
+from vtk_export.triton.config import TritonCommand
+from vtk_export.triton.files import same_code, write_code
+from vtk_export.triton.order import ModelContent, Order, gate_results, image_dims, say_notes, take_latency
+from vtk_export.triton.pbtxt import Slot, build, task_slots
+from vtk_export.triton.publish import Draft
+from vtk_export.triton.served_by import serve_bank, serve_python
+
+
+def fill_tasks(draft: Draft, order: Order) -> ModelContent:
+    """Export one or several sources to ONNX files for the server's Python back-end."""
+    config, first = order.config, next(iter(order.named))
+    source = order.open(first)
+    options = config.onnx_config(draft.at, order.folders.get(first))
+    found: dict[str, object] = {}
+    if len(order.named) == 1:
+        say_notes(source)
+        found = gate_results(export_onnx(source, options, show=order.show))
+        cards = {first: source.card}
+        write_json(draft.at / "tasks.json", _index_of_one(first, source.card))
+    else:
+        many = TasksConfig(
+            out=draft.at, opset=config.opset, data=tuple(f"{n}={f}" for n, f in order.folders.items() if f),
+            split=config.split, fuse=config.fuse, seed=config.seed, threads=config.threads, target=config.target,
+        )  # fmt: skip
+        export_tasks(order.named, many, base=config.base, show=order.show)
+        entries = read_json(draft.at / "tasks.json")["tasks"]
+        cards = {n: Card.from_dict(read_json(draft.at / entries[n]["card"]), draft.at) for n in entries}
+    _note_digests(draft.at)
+    write_code(draft.at, "python")
+    inputs, outputs = _slots(cards, max(len(card.classes) for card in cards.values()), config)
+    message = build(order.name, config, inputs, outputs, parameters=_parameters(config), warm=image_dims(cards),
+                    part_of=order.part_of)  # fmt: skip
+    graph = draft.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
+    served = serve_python(sorted(draft.at.glob("*.onnx")), config.runtime)
+    return ModelContent(message, cards, inputs, outputs, served, found, take_latency(order, graph, source, found))
+
+
+def fill_bank(draft: Draft, order: Order) -> ModelContent:
+    """Write packs for a bank; a bank that serves packs of the same base is updated in place."""
+    config = order.config
+    draft.at.mkdir()
+    packed = write_packs(order.named, draft.at, config, order.folders, show=order.show)
+    write_code(draft.at, "vtk")
+    inputs, outputs = _slots(packed.cards, None, config)
+    parameters = _parameters(config) | {"dtype": config.dtype}
+    message = build(order.name, config, inputs, outputs, parameters=parameters, warm=image_dims(packed.cards),
+                    part_of=order.part_of)  # fmt: skip
+    if draft.old is not None and draft.old.versions:
+        last = draft.old.path / str(draft.old.versions[-1])
+        # what runs follows an index of this format, whichever its code
+        if draft.old.config == message and has_base(last, packed.base):
+            if not same_code(last, "vtk"):
+                console.say(f"{order.name}: a server that runs version {draft.old.versions[-1]} loads the packs now, "
+                            "and this release's code at its next start")  # fmt: skip
+            draft.reuse()
+    return ModelContent(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
+
+
+def _note_digests(version: Path) -> None:
+    """Let the index say what its files are: the server's model holds them against it when it is loaded."""
+    index = read_json(version / "tasks.json")
+    files = sorted(path for path in version.iterdir() if path.suffix in (".onnx", ".data"))
+    write_json(version / "tasks.json", {**index, "sha256": {path.name: file_digest(path) for path in files}})
+
+
+def _index_of_one(task: str, card: Card) -> dict[str, Any]:
+    spec = card.input
+    entry = {"number": 0, "file": "model.onnx", "card": "model.json", "classes": list(card.classes),
+             "in_chans": spec.in_chans, "height": spec.height, "width": spec.width}  # fmt: skip
+    return {"format": 1, "tasks": {task: entry}, "session_options": {}}
+
+
+def _slots(cards: Mapping[str, Card], width: int | None, config: TritonCommand) -> tuple[list[Slot], list[Slot]]:
+    several = [name for name, card in cards.items() if card.multi_label]
+    if several:
+        raise UsageError(
+            f"`{several[0]}` is multi-label, and `--backend {config.server}` returns one label; use "
+            "--backend onnxruntime and take the sigmoid of its logits"
+        )
+    sizes = [(c.input.in_chans, *c.input.size) for c in cards.values()]
+    return task_slots(sizes, width, softmax=config.softmax)
+
+
+def _parameters(config: TritonCommand) -> dict[str, str]:
+    threads = {} if config.server_threads is None else {"threads": str(config.server_threads)}
+    return threads | ({"softmax": "1"} if config.softmax else {})
