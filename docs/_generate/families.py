@@ -32,7 +32,7 @@ each family is tested: every parameter is assigned by hand to attention, head, p
 and the selection of `--train attn` must agree; one epoch is trained; the pack is loaded in a new process and compared
 byte by byte; and the ONNX file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
 
-- **BatchNorm**: whether the family has BatchNorm. Frozen ones stay in eval mode during `--train attn`, so that they keep
+- **BatchNorm**: whether the family has BatchNorm. Frozen ones stay in eval mode in `--train attn`, so that they keep
   the running statistics of the base.
 - **Other sizes**: *resampled*: position tables are resampled to `--img-size` (bicubic with antialias), also from and to
   grids that are not square. *Any that fits*: no tensor depends on the size, except tables of relative positions, which
