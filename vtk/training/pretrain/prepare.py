@@ -12,8 +12,9 @@ from vtk import console
 from vtk.card import InputSpec, Transform
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading import loader, samplers
 from vtk.data.loading.eval_pipeline import eval_transform
+from vtk.data.loading.loader import Transform
+from vtk.data.loading.samplers import mix
 from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.models.arguments import parse_model_kwargs
@@ -61,7 +62,7 @@ class Plan:
     spec: InputSpec
     precision: Precision
 
-    def views(self, spec: InputSpec, mirroring: Mirroring) -> tuple[loader.Transform, loader.Transform]:
+    def views(self, spec: InputSpec, mirroring: Mirroring) -> tuple[Transform, Transform]:
         """Return what makes tensors of images to train on, and of held-out ones."""
         config, (low, high) = self.config, self.config.crop_scale
         augment = train_transform(
@@ -110,7 +111,7 @@ class Inputs:
     audit: DataAudit
     spec: InputSpec
     mirroring: Mirroring
-    views: tuple[loader.Transform, loader.Transform]
+    views: tuple[Transform, Transform]
     created: Created
     workers: int
     stream: Stream
@@ -187,7 +188,7 @@ def make_trainee(plan: Plan, inputs: Inputs, out: Path) -> Trainee:
         for note in inputs.created.notes:
             console.say(note)
     setting = Setting(config, inputs.spec, ranks, out, inputs.audit, inputs.workers)
-    torch.manual_seed(samplers.mix(config.seed, _MODEL))
+    torch.manual_seed(mix(config.seed, _MODEL))
     model = plan.method.model(inputs.created.model, setting)
     parameters = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     live = policy.live_buffers(model) & model.state_dict().keys()
