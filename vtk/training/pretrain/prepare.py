@@ -12,8 +12,8 @@ from vtk import console
 from vtk.card import InputSpec, Transform
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
+from vtk.data.loading import loader
 from vtk.data.loading.eval_pipeline import eval_transform
-from vtk.data.loading.loader import Transform
 from vtk.data.loading.samplers import mix
 from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
@@ -62,7 +62,7 @@ class Plan:
     spec: InputSpec
     precision: Precision
 
-    def views(self, spec: InputSpec, mirroring: Mirroring) -> tuple[Transform, Transform]:
+    def views(self, spec: InputSpec, mirroring: Mirroring) -> tuple[loader.Transform, loader.Transform]:
         """Return what makes tensors of images to train on, and of held-out ones."""
         config, (low, high) = self.config, self.config.crop_scale
         augment = train_transform(
@@ -111,7 +111,7 @@ class Inputs:
     audit: DataAudit
     spec: InputSpec
     mirroring: Mirroring
-    views: tuple[Transform, Transform]
+    views: tuple[loader.Transform, loader.Transform]
     created: Created
     workers: int
     stream: Stream
