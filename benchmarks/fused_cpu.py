@@ -126,8 +126,7 @@ def onnx_latency(batches: Sequence[int], rounds: int, threads: int, smoke: bool)
 def onnx_nodes() -> dict[str, object]:
     """Count the nodes of two blocks: those of a model of four less those of a model of two."""
     from vtk.card import InputSpec
-    from vtk_export.graph.convert import export_form
-    from vtk_export.onnx.export import convert
+    from vtk_export.graph.convert import convert, export_form
 
     def nodes(depth: int, fused: bool) -> int:
         kwargs = {"depth": depth, "embed_dim": 64, "num_heads": 2, "num_classes": 10}

@@ -188,7 +188,7 @@ def on_a_card(simulated_cuda: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) ->
     def admitted(images: Tensor, device: Any = None) -> bool:
         return admission.admitted(images, torch.device("cuda"))
 
-    monkeypatch.setattr("vtk.fused.model_graphs.admitted", admitted)
+    monkeypatch.setattr("vtk.fused.graph_cache.admitted", admitted)
     monkeypatch.setattr(graphed.Graphed, "_blank", _blank)
     return simulated_cuda
 

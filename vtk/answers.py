@@ -120,5 +120,5 @@ def runnable(source: Source, backend: str | None) -> Iterator[Source]:
     check_backend(backend)
     from vtk_export.onnx.export import temporary_onnx  # takes packages that a machine which only evaluates may lack
 
-    with temporary_onnx(source) as made:
-        yield made
+    with temporary_onnx(source) as onnx:
+        yield onnx

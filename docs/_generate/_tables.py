@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 Row = dict[str, str]
+NOT_YET = "not yet measured"
 
 
 def load(name: str, results: Path) -> list[Row]:

@@ -22,55 +22,60 @@ from papers.claims import CLAIMS, Claim, Outcome, judge
 PAGE = Path(__file__).resolve().parents[1] / "results" / "papers.md"
 RESULTS = PAGE.parents[2] / "benchmarks" / "results"
 
-HEAD = """# What the papers say, tried at a small scale
+HEAD = """# The papers' claims, tested at small scale
 
 Written by `make docs` from `benchmarks/results/papers.csv`; do not edit by hand. `make papers` does the runs that are
-missing: models at most 192 wide, at most 1,000 training images, less than 90 seconds each, on a CPU.
+missing: models at most 192 wide, at most 1,000 training images, less than 90 seconds each, on a CPU. The [papers'
+key](../concepts/papers-key.md) has the papers and their ids.
 
 ```bash
-make papers                                                      # digits that are made on the spot, nothing else needed
+make papers                                                      # generated images of digits, nothing else needed
 .venv/bin/python benchmarks/papers --data FOLDER --name "Pets"   # images of your own, as `vtk train` takes them
 .venv/bin/python benchmarks/papers --only A/hmlp D --seeds 0 --dry
 ```
 
-Such runs are far from the papers' own: an effect that needs large images or long training cannot show. So each claim
-below is put to the numbers by one rule, and what does not show is said. Variants are compared seed by seed, both with
-the same images in the same order. *Shown*: every seed's difference has the paper's sign, and their mean is at least two
-standard errors from 0; *reversed*: the same with the other sign; *not shown here*: anything else. A claim of "as
-accurate as" is *shown* where the mean difference, less two standard errors, is above the margin given, and *reversed*
-where it is below even with them added.
+Such runs are far from those of the papers: an effect that needs large images or long training cannot show. Therefore
+one rule decides every claim, and a claim that does not show is reported as such. Variants are compared seed by seed on
+the same images in the same order. *Shown*: for every seed the difference has the sign that the paper says, and the mean
+is at least two standard errors from 0. *Reversed*: the same with the opposite sign. *Not shown here*: anything else. A
+claim of "as accurate as" is *shown* if the mean difference minus two standard errors is above the given margin, and
+*reversed* if the mean difference plus two standard errors is below it.
 
-Accuracies are of the last epoch on images that were held out. Tables give the mean and, behind ±, the standard
-deviation over the seeds.
+Accuracies are those of the last epoch on held-out images. Tables give the mean ± the standard deviation over seeds.
 """
 
+PAPERS = {
+    "A": "Touvron et al. 2022", "B": "Hyeon-Woo et al. 2023", "C": "Park and Kim 2022", "D": "Chen et al. 2022",
+    "E": "Wang et al. 2022",
+}  # fmt: skip
+"""Author and year of the ids in the results file."""
 TITLES = {
-    ("A", "parallel"): "A: parallel blocks",
-    ("A", "policies"): "A: which weights to fine-tune",
-    ("A", "hmlp"): "A: the hMLP stem under masked image modelling",
-    ("B", "broadcast"): "B: Context Broadcasting and the density of attention",
-    ("C", "alternet"): "C: AlterNet",
-    ("D", "sam"): "D: sharpness-aware minimisation",
-    ("E", "stems"): "E: the conv stem",
+    ("A", "parallel"): "Parallel blocks",
+    ("A", "policies"): "Weights to fine-tune",
+    ("A", "hmlp"): "The hMLP stem with masked image modelling",
+    ("B", "broadcast"): "Context Broadcasting and the density of attention",
+    ("C", "alternet"): "AlterNet",
+    ("D", "sam"): "Sharpness-aware minimisation",
+    ("E", "stems"): "The conv stem",
 }
 TEXT = {
-    ("A", "parallel"): "The same blocks from the same random weights, one after the other or two side by side "
+    ("A", "parallel"): "The same blocks with the same random initial weights, in sequence or as two parallel branches "
                        "(`--branches 2`).",
     ("A", "policies"): "A base is trained on one half of the classes; `--train` full, attn, ffn and head fine-tune it "
-                       "on the other half, at one learning rate.",
+                       "on the other half, all with the same learning rate.",
     ("A", "hmlp"): "`vtk pretrain --method simmim`, then `vtk finetune --train full` from its backbone, on the same "
                    "images.",
-    ("B", "broadcast"): "A ViT with and without `--cb` (the upper half of the blocks). Entropy of attention in nats, "
-                        "mean over heads and queries, of held-out images; deep is the upper half of the layers. "
-                        "*Forward* is the time of a forward pass with CB over one without, measured in turn.",
-    ("C", "alternet"): "Both have the same widths and steps; attention takes the place of convolutions by the paper's "
-                       "build-up rule.",
+    ("B", "broadcast"): "A ViT with and without `--cb` (upper half of the blocks). Entropy of attention in nats, "
+                        "mean over heads and queries, on held-out images; *deep* is the upper half of the layers. "
+                        "*Forward* is the time of a forward pass with CB divided by that without, measured in turn.",
+    ("C", "alternet"): "Both have the same widths and steps; attention replaces convolutions by the paper's build-up "
+                       "rule.",
     ("D", "sam"): "λ_max of the training loss's Hessian (Lanczos), L^N with noise of σ = {sigma} on every weight "
-                  "({draws} draws), *miss rate* half-way between training images, of {images} training images as "
-                  "evaluation sees them. ρ = {rho}. *Step* is the time of a training step over AdamW's.",
-    ("E", "stems"): "The stems at two learning rates, {lr[low]} and {lr[high]}, without clipping. *Similarity* is the "
-                    "mean cosine of tokens of an image (eq. 5), over the lower and upper half of stem, position table "
-                    "and blocks.",
+                  "({draws} draws), *miss rate* half-way between training images; on {images} training images "
+                  "without augmentation. ρ = {rho}. *Step* is the time of a training step divided by AdamW's.",
+    ("E", "stems"): "The stems at two learning rates, {lr[low]} and {lr[high]}, without gradient clipping. "
+                    "*Similarity* is the mean cosine of the tokens of an image (eq. 5), over the lower and the upper "
+                    "half of stem, position embedding and blocks.",
 }  # fmt: skip
 NAMES = {
     "top1": "top-1, %", "loss": "training loss", "val_loss": "held-out loss", "entropy_deep": "entropy, deep",
@@ -97,7 +102,7 @@ def page(rows: Sequence[Row]) -> str:
     for key, title in TITLES.items():
         found = {data: own for (paper, name, data), own in newest.items() if (paper, name) == key}
         if found:
-            parts += [f"## {title}\n", *_section(key, found)]
+            parts += [f"## {title} ({PAPERS[key[0]]})\n", *_section(key, found)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -128,7 +133,7 @@ def _summary(newest: dict[tuple[str, str, str], list[Row]]) -> str:
         for data in names:
             rows = newest.get((claim.paper, claim.experiment, data), [])
             cells.append(judge(claim, _values(rows).get(claim.metric, {})).verdict)
-        lines.append([claim.paper, claim.text, *cells])
+        lines.append([PAPERS[claim.paper], claim.text, *cells])
     return table(["paper", "claim", *names], lines, left=2 + len(names))
 
 

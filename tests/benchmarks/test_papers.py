@@ -182,7 +182,7 @@ def test_a_run_that_was_done_is_not_trained_again_and_a_torn_one_is(tmp_path, mo
 
 def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeypatch):
     import vtk.training.train as module
-    from vtk.training.engine.fit import DivergedError
+    from vtk.training.engine.fitting import DivergedError
 
     def diverge(config):
         raise DivergedError("loss is nan")
@@ -219,13 +219,17 @@ def test_the_page_says_what_the_rows_say(page, code):
         "diverged": {"AdamW": (0, 0, 0), "SAM": (0, 0, 0)},
     }
     text = page.page(rows_of(values, code))
-    assert "| D | SAM lowers the largest curvature λ_max | shown |" in text
-    assert "| D | SAM lowers the loss under weight noise, L^N | reversed |" in text
-    assert "| D | SAM lowers the miss rate half-way between images | not measured |" in text
+    assert "| Chen et al. 2022 | SAM lowers the largest curvature λ_max | shown |" in text
+    assert "| Chen et al. 2022 | SAM lowers the loss under weight noise, L^N | reversed |" in text
+    assert "| Chen et al. 2022 | SAM lowers the miss rate half-way between images | not measured |" in text
     assert "**not shown here** (SAM against AdamW: top-1, % 0.0 ± 1.0 points, 3 seeds)" in text
     assert "| AdamW | 31.0 ± 1.0 | 110.0 ± 10.0 |" in text and "diverged" not in text
     assert "**shown** (SAM against AdamW: λ_max −88.0" in text and "commit abc" in text and "seeds 0, 1, 2" in text
-    assert "## C: AlterNet" not in text and text == page.page(rows_of(values, code))
+    assert (
+        "## AlterNet" not in text
+        and "## Sharpness-aware minimisation (Chen et al. 2022)" in text
+        and text == page.page(rows_of(values, code))
+    )
 
 
 def test_of_several_settings_the_last_counts_and_images_are_apart(page, code):

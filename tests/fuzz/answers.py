@@ -62,7 +62,8 @@ def _make_answers(folder: Path) -> None:
 
 
 def _read_answers(folder: Path, file: Path) -> None:
-    from vtk.profiling.server.client import RequestFailed, choose_model
+    from vtk.profiling.server.client import RequestFailed
+    from vtk.profiling.server.connect import choose_model
     from vtk.profiling.server.guard import GuardedClient
     from vtk.profiling.server.http_client import HttpClient
     from vtk.profiling.server.pool import Pool

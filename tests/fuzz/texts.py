@@ -59,7 +59,7 @@ def _read_profile(folder: Path, file: Path) -> None:
 
 
 def _read_analysis(folder: Path, file: Path) -> None:
-    from vtk.analysis.run import read_analysis
+    from vtk.analysis.result_files import read_analysis
 
     read_analysis(folder)
 

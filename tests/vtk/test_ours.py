@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vtk import html, marks
-from vtk.analysis.run import marks as analysis_marks
+from vtk.analysis.result_files import file_marks as analysis_marks
 from vtk.errors import DataError
 from vtk.packs.bundle import PACK_MARKS
 from vtk.packs.to_peft import _MARKS as ADAPTER

@@ -204,7 +204,7 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return make_base(state, source=f"hub:{name}", task_names=("head.weight", "head.bias", "pos_embed"))
 
     monkeypatch.setattr("vtk.models.create.hub_base", hub)
-    monkeypatch.setattr("vtk.training.runs.run.default_workers", lambda *_: 0)  # six images: no processes for them
+    monkeypatch.setattr("vtk.training.runs.prepare.default_workers", lambda *_: 0)  # six images: no processes for them
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

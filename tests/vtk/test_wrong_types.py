@@ -64,7 +64,7 @@ def test_what_is_no_path_is_refused(given: Any, tmp_path: Path) -> None:
         lambda: vtk.TaskBank().add("a", given),
         lambda: vtk.merge_task(given, tmp_path / "m.safetensors"),
     ):
-        with pytest.raises(UsageError, match="takes the path of what a run wrote, and was given a"):
+        with pytest.raises(UsageError, match="takes the path of a pack or checkpoint, and was given a"):
             call()
 
 

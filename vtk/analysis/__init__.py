@@ -1,4 +1,4 @@
-"""Why a model behaves as it does: curvature of its loss, density of its attention, likeness of its tokens."""
+"""Explains why a model behaves as it does: curvature of its loss, its attention, its features, its robustness."""
 
 from vtk._lazy import attach
 

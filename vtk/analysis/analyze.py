@@ -1,4 +1,4 @@
-"""``analyze``: why a model behaves as it does, as numbers, plots and one report; or two models side by side."""
+"""``analyze``: measures a model, or two side by side, and writes numbers, plots and one report."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,8 @@ from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.report.page import page
 from vtk.analysis.report.terminal import print_analyses
-from vtk.analysis.run import RESULTS, Analysis, analyse, draw, kept_results, marks, put, read_analysis
+from vtk.analysis.result_files import RESULTS, Analysis, file_marks, kept_results, read_analysis, write_files
+from vtk.analysis.run import draw, run_diagnostics
 from vtk.analysis.sources import (
     Images,
     choose_images,
@@ -44,12 +45,12 @@ _WAITING = f"{HIDDEN}waiting"
 
 @dataclass(frozen=True)
 class AnalyzeResult:
-    """What was found, and the report.
+    """Result of an analysis, and its report.
 
     Attributes:
         analyses: of one model, or of two.
         report: the page.
-        missing: diagnostics that were asked for one by one and could not be done.
+        missing: diagnostics that were requested by name and could not be measured.
     """
 
     analyses: tuple[Analysis, ...]
@@ -69,22 +70,22 @@ def analyze(
     command: str = "",
     **opening: Unpack[Opening],
 ) -> AnalyzeResult:
-    """Measure, draw and explain; every diagnostic on the same images.
+    """Measure a model with diagnostics on the same images, and write plots and a report.
 
-    With several processes (torchrun) all call it; the main one writes and has the report.
+    With several processes (torchrun) all call it; the main process writes.
 
     Args:
         source: a path, a timm name, a `Task`, a module in memory, or an open source; with ``against`` also the folder
             of an earlier analysis.
-        config: what to look at, on which images, and where the report goes.
-        against: a second model, or the folder of its analysis, to be shown beside the first.
-        command: kept in the report.
-        opening: how to open the source, see `vtk.open_source`; of two, each takes what is for it.
+        config: diagnostics, images and output.
+        against: a second model, or the folder of its analysis, shown beside the first.
+        command: shown in the report.
+        opening: how to open the source, see `vtk.open_source`; of two, each takes the options that apply to it.
 
     Raises:
-        UsageError: a source is no torch model, or an option is for another kind of model.
+        UsageError: a source is not a torch model, or an option is for another kind of model.
         DataError: the images, a file or the output folder cannot be used.
-        UnavailableError: the device, or what draws the plots, is not here.
+        UnavailableError: the device or matplotlib is not available.
     """
     require("matplotlib")
     config = config or AnalyzeConfig()
@@ -95,7 +96,7 @@ def analyze(
         if ranks.main:
             stack.enter_context(
                 open_folder(
-                    config.out, marks(config.out, ()), command or "vtk analyze", overwrite=config.overwrite,
+                    config.out, file_marks(config.out, ()), command or "vtk analyze", overwrite=config.overwrite,
                     resume=config.resume,
                 )
             )  # fmt: skip
@@ -105,32 +106,32 @@ def analyze(
         torch.set_num_threads(config.threads or before)
         try:
             if against is None:
-                found = [_one(source, config, command, ranks, opening, parts)]
+                analyses = [_one(source, config, command, ranks, opening, parts)]
             else:
-                found = _pair((source, against), config, command, ranks, opening, parts)
+                analyses = _pair((source, against), config, command, ranks, opening, parts)
         finally:
             torch.set_num_threads(before)
         report = config.out / "report.html"
         if ranks.main:
-            parts.publish(found)
-            print_analyses(found)
+            parts.publish(analyses)
+            print_analyses(analyses)
             console.say(f"wrote {report}; plots are in {config.out / 'figures'}")
         ranks.wait()
-    missing = {name for one in found for name in one.refused} & config.named
-    return AnalyzeResult(tuple(found), report, tuple(sorted(missing)))
+    missing = {name for one in analyses for name in one.refused} & config.named
+    return AnalyzeResult(tuple(analyses), report, tuple(sorted(missing)))
 
 
 class Parts:
-    """Where what is measured lies until there is a report of it.
+    """Keeps results in place until the report is written.
 
-    Beside an earlier report, results of another one would contradict it: they wait in a hidden folder.
+    Beside an earlier report new results would contradict it, so they are kept in a hidden folder until then.
 
     Args:
-        out: of the report.
+        out: folder of the report.
 
     Attributes:
         measured: of each folder in ``out``, the number of the analysis that goes there.
-        identity: of each, what its results depend on beside their options.
+        identity: of each, the model, images and machine that its results depend on.
     """
 
     def __init__(self, out: Path) -> None:
@@ -139,36 +140,36 @@ class Parts:
         self.identity: dict[str, dict[str, Any]] = {}
 
     def work(self, name: str, number: int) -> Path:
-        """Return where the analysis of this number, which goes to the folder ``name``, keeps its results."""
+        """Return the folder for the results of analysis ``number``, which is published to the folder ``name``."""
         self.measured[name] = number
         return self.out / name / RESULTS if self.fresh else self.out / _WAITING / name
 
-    def publish(self, found: Sequence[Analysis]) -> None:
-        """Write the report, all of its files or none.
+    def publish(self, analyses: Sequence[Analysis]) -> None:
+        """Write the report: all of its files or none.
 
         Raises:
             DataError: the folder cannot be written.
         """
-        files = marks(self.out, [name for name in self.measured if name])
+        files = file_marks(self.out, [name for name in self.measured if name])
         kept = [
             f"{name}/{file}".lstrip("/") for name, of in self.identity.items()
             for file in kept_results(self.out / name, of)
         ]  # fmt: skip
         with replace_set(self.out, files, "vtk analyze", kept) as staged:
             for name, number in self.measured.items():
-                put(found[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
-            with _of_others(len(found) > len(self.measured)):
-                text = page(found, draw(found, staged))
+                write_files(analyses[number], staged / name, (self.work(name, number), self.out / name / RESULTS))
+            with _checked_results(len(analyses) > len(self.measured)):
+                text = page(analyses, draw(analyses, staged))
             write_text(staged / "report.html", text)
         shutil.rmtree(self.out / _WAITING, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _of_others(read: bool) -> Iterator[None]:
-    """Be the boundary of results that were ``read``: others may have edited them; what was measured now is our own."""
+def _checked_results(read: bool) -> Iterator[None]:
+    """Turn errors of results that were ``read`` into one line: others may have edited them."""
     with contextlib.ExitStack() as stack:
         if read:
-            stack.enter_context(reading("an earlier analysis", "has results that cannot be shown", "analyse anew"))
+            stack.enter_context(reading("an earlier analysis", "has results that cannot be shown", "analyse again"))
         yield
 
 
@@ -188,26 +189,26 @@ def _pair(
     trained = trained_cards(list(sources.values()))
     names = [sources[i].name if i in sources else Path(str(model)).name for i, model in enumerate(models)]
     labels = [names[0], names[1] if names[1] != names[0] else f"{names[1]} (2)"]
-    found: list[Analysis] = []
+    analyses: list[Analysis] = []
     for i, label in enumerate(labels):
         if i not in sources:
-            found.append(read_analysis(Path(str(models[i]))))
+            analyses.append(read_analysis(Path(str(models[i]))))
             continue
         images = choose_images(sources[i], config, trained)
         plain = re.sub(r"[^\w.-]", "_", label)
         name = f"{i + 1}-{plain}"
         console.say(f"{label}:")
-        found.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
-    return _told_apart(found, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
+        analyses.append(_analyse(sources[i], images, config, command, ranks, parts, (name, i), label))
+    return _distinct_labels(analyses, [Path(m).name if isinstance(m, (str, Path)) else "" for m in models])
 
 
-def _told_apart(found: list[Analysis], names: Sequence[str]) -> list[Analysis]:
-    """Give two analyses of one name, such as two packs called task, those of their folders."""
-    first, second = found
+def _distinct_labels(analyses: list[Analysis], names: Sequence[str]) -> list[Analysis]:
+    """Label two analyses of one name, such as two packs called task, by their folders."""
+    first, second = analyses
     if first.label != second.label:
-        return found
+        return analyses
     labels = names if names[0] != names[1] and all(names) else (first.label, f"{second.label} (2)")
-    return [dataclasses.replace(one, label=label) for one, label in zip(found, labels, strict=True)]
+    return [dataclasses.replace(one, label=label) for one, label in zip(analyses, labels, strict=True)]
 
 
 def _is_analysis(model: "Openable") -> bool:
@@ -225,7 +226,7 @@ def _analyse(
         "images": images.digest(),
         "device": ranks.device.type,
         "world": ranks.world,
-        "vtk": __version__,  # the next one may measure more, or otherwise
+        "vtk": __version__,  # the next version may measure differently
     }
     facts: dict[str, Any] = {
         "model": source.card.model.name,
@@ -240,7 +241,7 @@ def _analyse(
         "versions": f"vtk {__version__}, torch {torch.__version__}",
     }
     parts.identity[place[0]] = identity
-    return analyse(
+    return run_diagnostics(
         context, config.chosen(), config.out / place[0], label=label, identity=identity, facts=facts, main=ranks.main,
         work=parts.work(*place),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Options of ``vtk analyze``; free of torch."""
+"""Options of ``vtk analyze``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from vtk.options.shared import (
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeConfig(Config):
-    """What to look at, on which images, and where the report goes.
+    """Options of an analysis: diagnostics, images, output.
 
     Raises:
         UsageError: a value is out of range, unknown or contradicts another.
@@ -36,58 +36,62 @@ class AnalyzeConfig(Config):
     data: MaybeFolder = None
     what: Annotated[
         tuple[str, ...],
-        Option(f"diagnostics by name, or a group: all, {', '.join(GROUPS)}", often=True, nonempty=True,
+        Option(f"diagnostics or groups of them: all, {', '.join(GROUPS)}", often=True, nonempty=True,
                among=("all", *GROUPS, *NAMES)),
     ] = ("all",)  # fmt: skip
     split: Split = "val"
     max_images: Annotated[
-        int, Option("most images, drawn by --seed, the same for all models", "data", often=True, least=1)
+        int, Option("maximum number of images, drawn by --seed, the same for all models", "data", often=True, least=1)
     ] = 512
     batch_size: EvalBatch = 32
-    hessian_images: Annotated[int, Option("hessian, hessian-blocks, ntk: most images", least=1)] = 64
+    hessian_images: Annotated[int, Option("hessian, hessian-blocks, ntk: maximum number of images", least=1)] = 64
     hessian_batch: Annotated[
-        int, Option("hessian: images of a mini-batch, each with a spectrum (Park and Kim 2022: 16)", least=1)
+        int, Option("hessian: images per mini-batch, each with its own spectrum (Park and Kim 2022: 16)", least=1)
     ] = 16
-    top: Annotated[int, Option("hessian: eigenvalues of each mini-batch (Park and Kim 2022: 5)", least=1)] = 5
+    top: Annotated[int, Option("hessian: eigenvalues per mini-batch (Park and Kim 2022: 5)", least=1)] = 5
     grid: Annotated[
-        int, Option("landscape: points along each axis, an odd number", least=3, allowed="an odd number, 3 or more")
+        int,
+        Option("landscape: grid points along each axis, an odd number", least=3, allowed="an odd number, 3 or more"),
     ] = 11
-    span: Annotated[float, Option("landscape: from −span to span, in norms of the filters", above=0)] = 1.0
+    span: Annotated[float, Option("landscape: extent of each axis, ± this many filter norms", above=0)] = 1.0
     directions: Annotated[
         Literal["filter", "reference"],
-        Option("landscape: scale each output filter (Li et al. 2018), or each input (Park and Kim 2022)"),
+        Option("landscape: directions normalised per output filter (Li et al. 2018) or per input (Park and Kim 2022)"),
     ] = "filter"
-    perturb_vectors: Annotated[bool, Option("landscape: move 1-D tensors too (biases, norms), scaled as a whole")] = (
-        False
-    )
+    perturb_vectors: Annotated[
+        bool, Option("landscape: also perturb 1-D tensors (biases, norms), scaled as a whole")
+    ] = False
     sigma: Annotated[float, Option("flatness: standard deviation of the noise on the weights", above=0)] = 0.01
     draws: Annotated[
-        int, Option("flatness: draws of noise, an even number", least=2, allowed="an even number, 2 or more")
+        int, Option("flatness: number of noise draws, an even number", least=2, allowed="an even number, 2 or more")
     ] = 20
     loss_images: Annotated[
-        Literal["plain", "augmented"], Option("hessian, landscape: images as evaluated, or augmented as in training")
+        Literal["plain", "augmented"],
+        Option("hessian, landscape: images as in evaluation, or augmented as in training"),
     ] = "plain"
-    weight_decay: Annotated[float, Option("hessian, flatness, landscape: factor of the l2 term", least=0)] = 0.0
+    weight_decay: Annotated[
+        float, Option("hessian, flatness, landscape: weight decay whose l2 term is part of the loss", least=0)
+    ] = 0.0
     corruptions: Annotated[
-        tuple[str, ...], Option("corruptions: only these kinds (default: all)", among=CORRUPTIONS, unique=True)
+        tuple[str, ...], Option("corruptions: kinds (default: all)", among=CORRUPTIONS, unique=True)
     ] = ()
     severities: Annotated[
-        tuple[int, ...], Option("corruptions: strengths from 1 to 5", nonempty=True, least=1, most=5)
+        tuple[int, ...], Option("corruptions: severities, from 1 to 5", nonempty=True, least=1, most=5)
     ] = (1, 3, 5)
     epsilons: Annotated[
         tuple[float, ...],
-        Option("attacks: radii of the L∞ ball, in 255ths of the pixel range", nonempty=True, above=0, most=255),
+        Option("attacks: L∞ radii ε, in 1/255 of the pixel range", nonempty=True, above=0, most=255),
     ] = (0.5, 1.0, 2.0, 4.0)
-    overlay_images: Annotated[int, Option("overlays, rollout: images that are drawn", least=1)] = 8
+    overlay_images: Annotated[int, Option("overlays, rollout: number of images to draw", least=1)] = 8
     device: Device = "auto"
     threads: Threads = None
     workers: Workers = None
     seed: Seed = 0
-    out: Annotated[Path, Option("folder of report.html, analysis.json and figures/", "output", often=True)] = Path(
+    out: Annotated[Path, Option("output folder: report.html, analysis.json, figures/", "output", often=True)] = Path(
         "analysis"
     )
     resume: Annotated[
-        bool, Option("continue in --out: what is there of the same model, images and options is kept", "output",
+        bool, Option("reuse the results in --out of the same model, images and options", "output",
                      often=True)
     ] = False  # fmt: skip
     overwrite: Overwrite = False
@@ -97,23 +101,23 @@ class AnalyzeConfig(Config):
         require(self.grid % 2 == 1, "grid", self.grid, "an odd number, 3 or more: the model is in the middle")
         require(self.draws % 2 == 0, "draws", self.draws, "an even number, 2 or more: noise comes in pairs")
         if self.resume and self.overwrite:
-            raise UsageError("`--resume` goes on and `--overwrite` starts anew; give one of them")
+            raise UsageError("`--resume` continues and `--overwrite` starts again; give one of them")
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the diagnostics that ``what`` names, each once, in the report's order."""
+        """Return the diagnostics that ``what`` selects, each once, in the order of the report."""
         known = {"all": NAMES, **GROUPS, **{name: (name,) for name in NAMES}}
         wanted = {one for name in self.what for one in known[name]}
         return tuple(name for name in NAMES if name in wanted)
 
     @property
     def named(self) -> frozenset[str]:
-        """The diagnostics that were asked for one by one, not by a group's name."""
+        """The diagnostics that were requested by name, not through a group."""
         return frozenset(self.what) & frozenset(NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeCommand(AnalyzeConfig):
-    """``vtk analyze``: one model, or two side by side, and what to look at."""
+    """``vtk analyze``: one model, or two side by side, and the options of the analysis."""
 
     model: Annotated[
         str, Option("task pack, run folder, merged checkpoint or timm model name", "source", often=True)
@@ -133,7 +137,7 @@ class AnalyzeCommand(AnalyzeConfig):
     base: Base = None
 
     def opening(self) -> dict[str, Any]:
-        """Return what `vtk.open_source` is told beside the source."""
+        """Return the keywords of `vtk.open_source` beside the source."""
         return {
             "base": self.base, "pretrained": self.pretrained, "num_classes": self.num_classes,
             "img_size": self.img_size, "seed": self.seed,
@@ -145,4 +149,4 @@ class AnalyzeCommand(AnalyzeConfig):
         if self.compare and self.model:
             raise UsageError(f"`--compare` names both models; leave out {self.model}")
         if not self.compare and not self.model:
-            raise UsageError("no model; give a pack, a checkpoint or a timm model name, or --compare A B")
+            raise UsageError("no model was given; give a pack, a checkpoint or a timm model name, or --compare A B")

@@ -1,4 +1,4 @@
-"""The diagnostics by name, in the report's order; what each is lies in the module of that name. Free of torch."""
+"""Names of the diagnostics, in the order of the report; imports no torch."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("entropy", "distance", "overlays", "rollout", "cb-scales"),

@@ -1,4 +1,4 @@
-"""Style of the diagnostics' plots: one size, one set of colours, depth along the x axis with its blocks shaded."""
+"""Style of the plots: one size, one set of colours, depth along the x axis with its blocks shaded."""
 
 import contextlib
 import io
@@ -61,6 +61,13 @@ def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = False) 
         _below(axes.figure, dict(zip(labels, handles, strict=True)))
     else:
         axes.legend(frameon=True, framealpha=0.7, edgecolor="none", fontsize=9)
+
+
+def finish_by_layer(axes: Any, *, x: str, y: str, legend: bool) -> None:
+    """`finish` axes whose x is the number of a block or layer and whose y cannot be negative."""
+    finish(axes, x=x, y=y, legend=legend)
+    from_zero(axes)
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def from_zero(axes: Any) -> None:

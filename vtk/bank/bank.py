@@ -1,4 +1,4 @@
-"""`TaskBank`: one base and any number of task packs, called with images of several tasks at once."""
+"""`TaskBank`: one base and many task packs, called with images of several tasks at once."""
 
 import dataclasses
 import threading
@@ -11,7 +11,7 @@ from torch import Tensor
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.calls import Place, run
 from vtk.bank.folded import Folding, fold, weights_bytes
-from vtk.bank.memory_report import Memory, TaskInfo, TaskMemory
+from vtk.bank.memory_report import Memory, TaskInfo, count_bytes
 from vtk.bank.shared_weights import build, check_structure
 from vtk.bank.snapshot import State, find
 from vtk.bank.stacks import StackStore
@@ -27,30 +27,29 @@ from vtk.packs.load import Task, load_task
 
 
 class TaskBank:
-    """Serves many tasks of one base.
+    """Serves many tasks that share one base.
 
-    The base is in memory once. A task adds its attention weights, position table, prefix tokens and classifier. Tasks
-    may be added, removed and reloaded while other threads call: a call sees the tasks as they were when it began.
+    The base is in memory once. A task adds its attention weights, position embedding, prefix tokens and classifier.
+    Tasks may be added, removed and reloaded while other threads call: a call sees the tasks as they were when it began.
 
     Args:
-        base: file with the base weights, or a `Base`; None to look up each pack's own, which must then agree.
-        device: where it runs.
+        base: file with the base weights, or a `Base`; None to look up each pack's own; these must then be the same.
+        device: ``cpu`` or ``cuda``.
         dtype: of weights, activations and logits; by default fp32 on a CPU and bf16 on CUDA.
         max_gpu_bytes: most bytes of weights on the device. All tasks' attention weights are then kept in pinned host
-            memory, and those that a call needs take the places of the least recently used. On a CPU only the account
-            of it is kept.
+            memory, and those that a call needs replace the least recently used. On a CPU it is tracked, not enforced.
         kernels: run the operations of `vtk_kernels`; by default on CUDA in fp16 and bf16. On a CPU their references
-            run, which is for tests.
+            run, for tests.
         fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
-            shared part once and of each task's; by default on a CPU, and on CUDA in fp16 and bf16, where the model can
-            be folded.
-        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured when a call first needs it; by
-            default where the bank is fused, in fp16 and bf16 on CUDA.
+            shared part once and of each task; by default on a CPU, and on CUDA in fp16 and bf16, if the model can be
+            folded.
+        graphs: run calls as CUDA graphs, one for each bucket of lengths, captured at the first call that needs it; by
+            default if the bank is fused, in fp16 and bf16 on CUDA.
 
     Raises:
-        UsageError: a type without arithmetic, a budget below 1, graphs where there are none, or a VTK_CHOICES that
-            names no choice table.
-        UnavailableError: there is no such device.
+        UsageError: an unsupported ``dtype``, a ``max_gpu_bytes`` below 1, graphs where they are not available, or a
+            VTK_CHOICES that names no choice table.
+        UnavailableError: the device does not exist.
     """
 
     def __init__(
@@ -94,12 +93,12 @@ class TaskBank:
 
     @property
     def graphs(self) -> BucketGraphs | None:
-        """The CUDA graphs of its calls; None where calls start kernel by kernel."""
+        """CUDA graphs of its calls; None if calls launch kernel by kernel."""
         return self._graphs
 
     @property
     def tasks(self) -> dict[str, TaskInfo]:
-        """Names of the tasks, in the order they came, with their classes and image sizes."""
+        """Task names in the order they were added, with their classes and image sizes."""
         return {
             name: TaskInfo(e.card.classes, *e.card.input.size, e.card.input.in_chans)
             for name, e in self._state.entries.items()
@@ -109,17 +108,17 @@ class TaskBank:
         """Load a pack and serve it.
 
         Args:
-            name: under which it is called.
-            pack: its folder; or a task already loaded, whose model is used up.
+            name: key of the task in calls.
+            pack: its folder; or a loaded task, whose model the bank takes over.
 
         Raises:
-            UsageError: the name is taken, the architecture is not one a bank runs, or the pack changed tensors that all
-                tasks share, by name; or fusing or graphs were asked for and a part cannot be folded.
-            BaseError: it is of another base.
+            UsageError: the name is taken, a bank does not run the architecture, the pack changed tensors that all tasks
+                share (the message names one), or fusing or graphs were requested and a part cannot be folded.
+            BaseError: the pack has another base.
             DataError: the pack is damaged or holds NaN.
         """
         if not isinstance(name, str) or not name:
-            raise UsageError(f"a task's name is {name!r}; give a text")
+            raise UsageError(f"a task's name is {name!r}; give a non-empty string")
         self._refuse_taken(name)
         task, folding = self._load(pack)  # takes seconds: others may call and change the bank meanwhile
         with self._changing:
@@ -127,10 +126,10 @@ class TaskBank:
             self._commit(name, task, folding)
 
     def remove(self, name: str) -> None:
-        """Stop serving a task and free its memory; calls in flight finish.
+        """Remove a task and free its memory; running calls finish first.
 
         Raises:
-            UsageError: there is no such task.
+            UsageError: the bank has no such task.
         """
         with self._changing, self._store.turn():
             state, old = self._state, find(self._state, name)
@@ -138,10 +137,10 @@ class TaskBank:
             self._publish(State(state.shared, entries, ends=state.ends_of(entries, self.device)), old)
 
     def reload(self, name: str) -> None:
-        """Read a task's pack again from its folder, as after another training run; calls see the old one or the new.
+        """Read a task's pack again from its folder; a call sees either the old or the new weights.
 
         Raises:
-            UsageError: there is no such task; and all that `add` raises, the old weights staying in place.
+            UsageError: the bank has no such task. What `add` raises is raised, too; the old weights then stay.
         """
         task, folding = self._load(find(self._state, name).path)
         with self._changing:
@@ -152,14 +151,14 @@ class TaskBank:
         """Compute the logits of images of several tasks in one pass.
 
         Args:
-            images: (B, chans, height, width) for each task, of its own size, normalised, any floating type and device;
-                B may differ and may be 0.
+            images: task name to (B, channels, height, width), normalised, of the task's size, of any floating type and
+                device; B may differ and may be 0.
 
         Returns:
-            (B, classes) for each task, in the bank's type, on its device; of a fused bank views of one tensor.
+            Task name to logits (B, classes), in the bank's dtype, on its device; of a fused bank views of one tensor.
 
         Raises:
-            UsageError: an unknown task, images it does not take, or more tasks at once than the budget has room for.
+            UsageError: an unknown task, images of a wrong shape or type, or more tasks at once than fit the budget.
         """
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if isinstance(self._store, StackStore):
@@ -168,17 +167,10 @@ class TaskBank:
             return self._run(self._state, images)
 
     def memory(self) -> Memory:
-        """Return the bytes held, in all and by task."""
+        """Return the bytes held, in total and by task."""
         with self._changing, self._store.turn():
-            state, store = self._state, self._store
-            ends = sum(e.end_bytes for e in state.entries.values())
-            shared = None if state.shared is None else state.shared.number
-            own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
-            tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
-            fixed = state.fixed_bytes()
-            base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
             graphs = 0 if self._graphs is None else self._graphs.nbytes
-            return Memory(str(self.device), base, tasks, fixed + store.device_bytes(), store.host_bytes(), graphs)
+            return count_bytes(self._state, self._store, str(self.device), graphs)
 
     def _run(self, state: State, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not isinstance(images, Mapping):
@@ -206,7 +198,7 @@ class TaskBank:
             return task, None
 
     def _commit(self, name: str, task: Task, folding: Folding | None) -> None:
-        """Put a task in place, or refuse it and leave all as it was. The caller has the lock for changes."""
+        """Add a task, or refuse it without any change. The caller holds the lock for changes."""
         state = self._state
         others = {n: e for n, e in state.entries.items() if n != name}
         shared = state.shared
@@ -232,7 +224,7 @@ class TaskBank:
             self._publish(State(shared, entries, ends=ends), state.entries.get(name))
 
     def _publish(self, state: State, old: Entry | None) -> None:
-        """Make a new state the one that calls see, and let go of what only the old one used. Inside a turn."""
+        """Make a state the current one, and free what only the old one used. Inside a turn."""
         store, before = self._store, self._state
         if old is not None and not any(e.number == old.number for e in state.entries.values()):
             store.drop(old.number)

@@ -1,4 +1,4 @@
-"""CUDA graphs of a folded bank, one for each bucket of lengths: a replay serves every mix of tasks that fits in it."""
+"""CUDA graphs of a folded bank, one for each bucket of lengths; one graph serves every mix of tasks that fits."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from vtk.bank.layout import Bucket
-from vtk.fused.model_graphs import GraphCache
+from vtk.fused.graph_cache import GraphCache
 
 MAX_ROWS = 65536
-"""Most rows of a graph: with more the kernels hide their launches, and static inputs only take memory."""
+"""Most rows of a graph: with more, kernels hide the launch overhead, and static inputs only take memory."""
 
 
 @dataclass
@@ -25,13 +25,13 @@ class _Captured:
 
 
 class BucketGraphs(GraphCache):
-    """Captured forward passes by bucket, least recently used first; one pool for what is between input and output.
+    """Captured forward passes by bucket, least recently used first; one memory pool for intermediate tensors.
 
-    The caller lets one call at a time in and lets streams wait for each other, as a store's `turn` does. Graphs read
-    weights at their addresses: with another ``generation`` all of them are dropped.
+    The caller allows one call at a time and makes streams wait for each other, as a store's `turn` does. Graphs read
+    weights at fixed addresses: with another ``generation`` all of them are dropped.
 
     Args:
-        max_graphs: captured at a time.
+        max_graphs: most captured graphs.
     """
 
     def __init__(self, max_graphs: int = 16) -> None:
@@ -69,10 +69,10 @@ class BucketGraphs(GraphCache):
 
         Args:
             bucket: lengths of the call, rounded up.
-            generation: of all tensors that ``compute`` reads beside its arguments.
-            inputs: rows (n, K) one after the other, together at most ``bucket.rows``; the others keep what they hold.
-            values: (M,) int32, as long for every call of a bucket and generation; on the host, or anywhere.
-            compute: without any wait for the device.
+            generation: of all other tensors that ``compute`` reads.
+            inputs: rows (n, K) to concatenate, at most ``bucket.rows`` in total; the remaining rows keep their values.
+            values: (M,) int32 on any device, of one length for all calls of a bucket and generation.
+            compute: does not wait for the device.
         """
         if generation != self._generation:
             self.clear()

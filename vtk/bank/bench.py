@@ -1,7 +1,7 @@
-"""A bank against as many separate models: latency, images a second and bytes, side by side in one process.
+"""Compares a bank with as many separate models: latency, images per second and bytes, in one process.
 
-A third side bounds what any sharing could reach: the same images as if they were all of one task. All three are there
-with timm's own blocks, fused, and on CUDA replayed as graphs.
+A third side is the upper bound of sharing: the same images as if all were of one task. All three are measured with
+timm's own blocks, fused, and on CUDA as graphs.
 """
 
 import copy
@@ -27,7 +27,7 @@ from vtk.models.devices import DTYPES
 from vtk.packs.load import Task, load_task
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Largest difference between both sides' logits, relative to the largest logit: speed of wrong results is no speed."""
+"""Largest difference between both sides' logits, relative to the largest logit."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Pair:
             return {name: self.models[name](batch) for name, batch in images.items()}
 
     def sides(self, images: Mapping[str, Tensor]) -> dict[str, Callable[[], object]]:
-        """Return what is timed, by name."""
+        """Return the calls to time, by name."""
         by_size: dict[torch.Size, list[str]] = {}
         for name, batch in images.items():
             by_size.setdefault(batch.shape[1:], []).append(name)
@@ -64,11 +64,11 @@ class Pair:
 
 
 def bench(config: BenchConfig) -> BenchResult:
-    """Measure a bank against separate models; outputs are compared first.
+    """Measure a bank and separate models; their logits are compared first.
 
     Raises:
-        UsageError, DataError: packs that a bank does not take.
-        VerificationError: both sides do not agree.
+        UsageError, DataError: a bank does not take the packs.
+        VerificationError: the logits of the two sides differ.
     """
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     tasks = {pack: load_task(pack, base=config.base) for pack in config.pack}
@@ -93,7 +93,7 @@ def _names(config: BenchConfig) -> list[tuple[str, Path]]:
 
 
 def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **options: Any) -> TaskBank:
-    dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # none for `auto`
+    dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # `auto`: None
     bank = TaskBank(config.base, device=device, dtype=dtype, max_gpu_bytes=config.max_gpu_bytes, **options)
     for name, pack in _names(config):
         bank.add(name, dataclasses.replace(tasks[pack], model=copy.deepcopy(tasks[pack].model)))
@@ -101,7 +101,7 @@ def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **option
 
 
 def _fused(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank) -> tuple[list[Pair], str | None]:
-    """Return the fused forms, or none and why."""
+    """Return the fused forms, or none and the reason."""
     device, found = str(bank.device), list[Pair]()
     try:
         for names, graphs in ((FUSED, False), (GRAPHED, True)):
@@ -120,9 +120,9 @@ def _fused(config: BenchConfig, tasks: Mapping[Path, Task], bank: TaskBank) -> t
 def in_turns(
     sides: Mapping[str, Callable[[], object]], wait: Callable[[], None], rounds: int
 ) -> dict[str, list[float]]:
-    """Return milliseconds per side and round; two rounds before warm up.
+    """Return milliseconds per side and round, after two warm-up rounds.
 
-    The sides take turns, so that a change of the machine's speed meets both.
+    The sides alternate, so that a change of the machine's speed affects all of them.
     """
     found: dict[str, list[float]] = {name: [] for name in sides}
     for i in range(rounds + 2):
@@ -140,7 +140,7 @@ def compare(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """Return the largest difference of logits, relative to each task's largest.
 
     Raises:
-        VerificationError: it is more than rounding explains.
+        VerificationError: it is larger than rounding explains.
     """
     largest = 0.0
     for name, logits in found.items():
@@ -183,7 +183,7 @@ def _ratio(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _images(bank: TaskBank, total: int) -> dict[str, Tensor]:
-    """Make random images, as evenly spread over the tasks as goes."""
+    """Return random images, spread evenly over the tasks."""
     generator, tasks = torch.Generator().manual_seed(0), bank.tasks
     share, rest = divmod(total, len(tasks))
     found = {}

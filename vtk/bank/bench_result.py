@@ -1,14 +1,14 @@
-"""What ``vtk tasks bench`` measured."""
+"""Results of ``vtk tasks bench``: their table and JSON."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 PLAIN = ("bank", "separate models", "as one task")
-"""Sides of a comparison with timm's own blocks; a bank is like this where it is made with ``fused=False``."""
+"""Sides of a comparison with timm's own blocks; the bank is created with ``fused=False``."""
 
 FUSED = ("bank, fused", "separate, fused", "as one task, fused")
 GRAPHED = ("bank, fused+graph", "separate, fused+graph", "one, fused+graph")
-"""Sides that are not always there."""
+"""Sides of models that can be fused; the second on CUDA in fp16 and bf16."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Side:
 
     Attributes:
         latency_ms: of one call with all images.
-        images_per_s: in such calls.
-        speedup: the separate models' time by this side's.
-        of_single: of a bank: the time of "as one task" in the same form by its own, so its throughput as a part of what
-            sharing could reach.
+        images_per_s: throughput of such calls.
+        speedup: time of the separate models divided by the time of this side.
+        of_single: of a bank: time of "as one task" in the same form divided by its own, the fraction of the throughput
+            that sharing could reach at most.
     """
 
     latency_ms: float
@@ -48,7 +48,7 @@ class BenchCell:
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What was measured, with the bytes of weights that each side holds.
+    """All measurements, and the bytes of weights of each side.
 
     ``not_fused`` says why there are no fused sides.
     """

@@ -1,4 +1,4 @@
-"""One call of a bank: which weights it needs, and the way it runs."""
+"""Runs one call of a bank: gets its weights onto the device, and chooses the forward pass."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vtk.models.packed.forward import Layer, Segments, packed_forward
 
 @dataclass(frozen=True)
 class Place:
-    """Where a bank computes, and with what.
+    """Device, dtype and kernels of a bank.
 
     Attributes:
         device: of the weights.
@@ -32,15 +32,15 @@ class Place:
 def run(
     state: State, store: Store, images: Mapping[str, Tensor], place: Place, graphs: BucketGraphs | None
 ) -> dict[str, Tensor]:
-    """Compute the logits of tasks, in a store's turn if its calls take turns.
+    """Compute the logits of tasks; inside the store's turn, if its calls take turns.
 
-    A call that brings weights in runs without a graph: kernel by kernel, each block waits for its own weights only,
-    while a graph would have to wait for all of them.
+    A call that copies weights to the device runs without a graph: each block then waits for its own weights only, while
+    a graph would wait for all of them.
 
     Args:
         state: of the bank.
         store: of attention weights.
-        images: of each task, at least one.
+        images: task name to at least one image.
         place: of the bank.
         graphs: of the bank.
     """
@@ -67,16 +67,16 @@ def call(
     graphs: BucketGraphs | None = None,
     generation: Hashable = None,
 ) -> dict[str, Tensor]:
-    """Compute logits, folded where the bank is.
+    """Compute logits, with the folded model if the bank has one.
 
     Args:
         state: of the bank.
-        images: of each task, at least one.
-        slots: of each number of attention weights in ``layers``.
+        images: task name to at least one image.
+        slots: number of attention weights to its slot in ``layers``.
         layers: attention weights, block by block.
         place: of the bank.
-        graphs: captured before; None to start kernel by kernel.
-        generation: of the weights, for graphs.
+        graphs: captured graphs; None to launch kernel by kernel.
+        generation: of the weights; graphs of another one are dropped.
     """
     shared, ends = state.shared, state.ends
     assert shared is not None
@@ -92,7 +92,7 @@ def call(
 def _plain(
     state: State, images: Mapping[str, Tensor], slots: Mapping[int, int], layers: Iterable[Layer], place: Place
 ) -> dict[str, Tensor]:
-    """Compute logits with timm's own blocks and ends."""
+    """Compute logits with timm's own blocks, embedding and head."""
     assert state.shared is not None
     model = state.shared.model
     entries = sorted((state.entries[name] for name in images), key=lambda e: slots[e.number])

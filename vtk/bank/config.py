@@ -1,4 +1,4 @@
-"""The flags of ``vtk tasks bench``; free of torch, so that help is quick."""
+"""Options of ``vtk tasks bench``; imports no torch, so that help is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ MIN_ROUNDS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(Config):
-    """What ``vtk tasks bench`` measures.
+    """Packs, batch sizes and precision that ``vtk tasks bench`` measures.
 
     Raises:
         UsageError: a value cannot be measured.
@@ -22,29 +22,33 @@ class BenchConfig(Config):
     GROUP: ClassVar[str] = "measure"
 
     pack: Annotated[
-        tuple[Path, ...], Option("folder of a pack; once for each task", "source", often=True, flag="pack",
+        tuple[Path, ...], Option("pack folder; repeat for each task", "source", often=True, flag="pack",
                                  metavar="PACK")
     ] = ()  # fmt: skip
-    copies: Annotated[int, Option("load each pack this many times, to see many tasks", often=True, least=1)] = 1
-    images_per_task: Annotated[int, Option("images of each task in one call", often=True, least=1)] = 1
+    copies: Annotated[int, Option("load each pack this many times, to simulate more tasks", often=True, least=1)] = 1
+    images_per_task: Annotated[int, Option("images per task in one call", often=True, least=1)] = 1
     batch: Annotated[
         tuple[int, ...],
-        Option("images of all tasks in one call, in place of --images-per-task", often=True, least=1),
+        Option("images of all tasks in one call, instead of --images-per-task", often=True, least=1),
     ] = ()
-    rounds: Annotated[int, Option("timed calls of each side, in turns", least=MIN_ROUNDS)] = 11
+    rounds: Annotated[int, Option("timed calls of each side, alternating", least=MIN_ROUNDS)] = 11
     base: Base = None
     device: Device = "auto"
     dtype: Annotated[
         Literal["auto", "fp16", "bf16", "fp32", "fp64"],
-        Option("weights and activations; auto: fp32 on a CPU, bf16 on CUDA", often=True),
+        Option("precision of weights and activations (auto: fp32 on a CPU, bf16 on CUDA)", often=True),
     ] = "auto"
-    max_gpu_bytes: Annotated[int | None, Option("byte budget of the bank; other packs are paged in", least=1)] = None
+    max_gpu_bytes: Annotated[
+        int | None, Option("most bytes of the bank on the GPU; other packs are paged in", least=1)
+    ] = None
 
     def check(self) -> None:
-        """Refuse what cannot be measured."""
+        """Refuse a configuration that cannot be measured."""
         if not self.pack:
-            raise UsageError("no packs; give `--pack FOLDER`, once for each task")
+            raise UsageError("no packs; give `--pack FOLDER`, repeated for each task")
         tasks = len(self.pack) * self.copies
         for batch in self.batch:
             if batch < tasks:
-                raise UsageError(f"`--batch` has {batch}, and there are {tasks} tasks; give at least an image for each")
+                raise UsageError(
+                    f"`--batch` has {batch}, and there are {tasks} tasks; give at least one image for each"
+                )

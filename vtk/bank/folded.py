@@ -1,9 +1,9 @@
-"""A bank's models folded: what tasks share, once, and what each has for itself.
+"""Folds a bank's models into fused form: the shared part once, and the own part of each task.
 
 Norms, softmax scale, LayerScale and parallel branches are folded as `vtk.fused` folds a single model. The norm before
 attention is shared, but its affine part goes into each task's own qkv; LayerScale goes into each task's own proj. The
-FFN and everything around it is shared and folded once. The ends can be shared too where they are products: images to
-tokens is the stem's product and a table of the task, tokens to logits a matrix of the task.
+FFN is shared and folded once. The ends (embedding and head) are shared too if they are linear: the embedding is a
+shared matrix and a task's position table, the head one matrix of the task.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
+from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.blocks import fold_block
 from vtk.fused.build import check_model
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
-from vtk.fused.qk_norm import QkNorm
-from vtk.fused.stages import AttentionStage, MlpStage, Stage
+from vtk.fused.stages import Stage
 
 Weights = tuple[dict[str, Tensor], ...]
 """Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
@@ -44,7 +45,7 @@ class Stem:
 
 @dataclass(frozen=True)
 class Pooling:
-    """How all tasks get one row for each image.
+    """Pooling of all tasks: tokens of an image to one row.
 
     Attributes:
         kind: "token" or "avg".
@@ -61,11 +62,11 @@ class Pooling:
 
 @dataclass(frozen=True)
 class Piece:
-    """The ends of one task.
+    """Embedding table and classifier of one task.
 
     Attributes:
-        table: (rows of an image, C), what its tokens have in common; None where the stem is no product of patches.
-        w_head: (classes, C), with the last norm's affine part; None where the head is no product of a pooled row.
+        table: (rows of an image, C), added to its tokens; None if the stem is no product of patches.
+        w_head: (classes, C), with the last norm's affine part; None if the head is not linear in a pooled row.
         b_head: (classes), likewise.
     """
 
@@ -75,14 +76,14 @@ class Piece:
 
 
 class Folded(nn.Module):
-    """What all tasks of a bank share, folded.
+    """The folded part of the model that all tasks of a bank share.
 
     Attributes:
-        stem: None where the task's own model embeds its images.
+        stem: None if each task's own model embeds its images.
         matrix: (C, width) of the stem, with zero columns where the width of a patch is no multiple of 16.
         pre_weight, pre_bias: (C), of the norm before the first block.
-        pooling: None where the task's own model makes logits of its tokens.
-        pruned: whether the last block is needed for the first token of an image only.
+        pooling: None if each task's own model computes logits from its tokens.
+        pruned: whether the last block is computed for the first token of an image only.
     """
 
     matrix: Tensor
@@ -107,24 +108,24 @@ class Folded(nn.Module):
 
     @property
     def blocks(self) -> list[tuple[AttentionStage, MlpStage]]:
-        """Pairs of an attention without its matrices, which are the tasks', and an FFN."""
+        """Pairs of an attention, whose matrices are the tasks', and an FFN."""
         stages: list[Any] = list(self.stages)
         return list(zip(stages[::2], stages[1::2], strict=True))
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that hold memory."""
+        """Return all tensors."""
         return [*self.parameters(), *self.buffers()]
 
 
 @dataclass(frozen=True)
 class Folding:
-    """A task's model folded, on the CPU.
+    """A task's folded model, on the CPU.
 
     Attributes:
-        shared: what tasks share, in fp32 or fp64; None where it was not asked for.
+        shared: the part that tasks share, in fp32 or fp64; None if it was not requested.
         weights: for each block, of P branches, H heads and A = H·D channels ``qkv.weight`` (3·P·A, C), ``qkv.bias``
             (3·P·A), ``proj.weight`` (C, P·A), ``proj.bias`` (C), with qk-norm ``q_norm.weight`` (P·H, D) and so on.
-        piece: the ends.
+        piece: embedding table and classifier.
     """
 
     shared: Folded | None
@@ -132,27 +133,27 @@ class Folding:
     piece: Piece
 
     def check(self, shared: Folded, path: object) -> None:
-        """Refuse a task whose ends are of another kind than those of the bank's other tasks.
+        """Refuse a task whose embedding or head is of another kind than those of the bank's other tasks.
 
         Raises:
-            UsageError: for instance it has no classifier and they have one.
+            UsageError: for instance the task has no classifier and the others have one.
         """
         mine, others = (self.piece.table is None, self.piece.w_head is None), (shared.stem, shared.pooling)
         for part, alone, other in zip(("stem", "head"), mine, others, strict=True):
             if alone != (other is None):
                 raise UsageError(
-                    f"{path}: its {part} is of another kind than that of this bank's tasks; make the bank with "
-                    "fused=False, or serve it as a model of its own"
+                    f"{path}: its {part} is of another kind than that of this bank's tasks; create the bank with "
+                    "fused=False, or serve it as a separate model"
                 )
 
 
 def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
-    """Fold a task's model, in fp32 or for fp64 in fp64, and cast what is the task's own to ``dtype``.
+    """Fold a task's model in fp32 (in fp64 for fp64), and cast the task's own part to ``dtype``.
 
     Args:
-        model: of timm; it stays as it is.
+        model: of timm; it is not changed.
         dtype: of the bank.
-        whole: also what tasks share, which takes about as long again.
+        whole: also fold the shared part, which doubles the time.
 
     Raises:
         UsageError: a part that `vtk.fused` does not know.
@@ -166,7 +167,7 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
                 stages += fold_block(block, like, f"blocks.{i}", ffn=whole)
             embedding, head = Embedding(model, like), Head(model, like)
     except UsageError as error:
-        raise UsageError(f"{str(error).split('; use the back-end')[0]}; make the bank with fused=False") from error
+        raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_taken(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
     table, pooling, w_head, b_head = None, None, None, None
     if embedding.by_patches and embedding.table is not None:
@@ -179,13 +180,13 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
 
 
 def _is_product(model: Any, head: Head) -> bool:
-    """Whether logits are one matrix times a pooled row, all else being normalisation without weights."""
+    """Whether logits are one matrix times a pooled row, with no weights but those of the matrix."""
     plain = head.attn_pool is None and head.pool in _POOLS
     return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
 
 
 def _taken(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Take the matrices out of a stage, which keeps the structure."""
+    """Remove the matrices from a stage, which keeps the structure, and return them."""
     found = {"qkv.weight": stage.w_qkv, "qkv.bias": stage.b_qkv, "proj.weight": stage.w_out, "proj.bias": stage.bias}
     for name in ("w_qkv", "b_qkv", "w_out", "bias"):
         setattr(stage, name, None)

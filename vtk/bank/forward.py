@@ -15,9 +15,11 @@ from torch import Tensor
 from vtk.bank.folded import Folded
 from vtk.bank.layout import Layout
 from vtk.bank.task_heads import Ends
-from vtk.fused.model import close_with_norm
+from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.stages import AttentionStage, MlpStage, Plan
+from vtk.fused.stage_output import close_with_norm
+from vtk.fused.stages import Plan
 from vtk.models.packed.rows import Layer, Stack, linear_by_runs, stacked
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.context_broadcast import context_broadcast

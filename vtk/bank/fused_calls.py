@@ -1,4 +1,4 @@
-"""One call of a folded bank: images to rows, rows through a graph or kernel by kernel, logits back to their tasks."""
+"""Runs one call of a folded bank: packs images into rows, computes them, and splits the logits by task."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from vtk_kernels.patchify import patchify
 
 @dataclass(frozen=True)
 class FusedCall:
-    """A call's tasks in the order of their rows, laid out.
+    """The tasks of one call, in the order of their rows.
 
     Attributes:
-        folded: what the bank's tasks share.
-        norm: the model's last norm, where tasks make their own logits.
+        folded: shared part of the bank.
+        norm: the model's last norm, if tasks compute their own logits.
         ends: of the bank's tasks.
         entries: of the call's tasks that have images, by slot.
         parts: of the same tasks.
@@ -87,8 +87,8 @@ class FusedCall:
             layers: attention weights, block by block; read once, with graphs repeatedly.
             device: of the weights.
             dtype: of the weights.
-            graphs: captured before; None to start kernel by kernel.
-            generation: of the weights, for graphs.
+            graphs: captured graphs; None to launch kernel by kernel.
+            generation: of the weights; graphs of another one are dropped.
         """
         rows = self.rows(images, device, dtype, None if graphs is None else graphs.ring)
         bucket = Bucket.exact(self.parts)
@@ -106,7 +106,7 @@ class FusedCall:
         return self.split(fused_forward(self.folded, self.ends, layers, layout, at, joined, plan), layout)
 
     def layout(self, bucket: Bucket, device: torch.device) -> Layout:
-        """Return the call's integers, with room for ``bucket``."""
+        """Return the row layout of the call, padded to ``bucket``."""
         skip = 0 if self.folded.pooling is None else self.folded.pooling.skip
         return lay_out(
             self.parts, bucket, len(self.ends.heads), skip, device.type == "cuda" and torch.cuda.is_available()
@@ -115,9 +115,9 @@ class FusedCall:
     def rows(
         self, images: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None = None
     ) -> list[Tensor]:
-        """Return the images' patches (n, width) by size, or where tasks embed their own images tokens (n, C).
+        """Return the images' patches (n, width) by size, or tokens (n, C) if tasks embed their own images.
 
-        With a ``ring``, images on the host go to the device by way of pinned memory, without waiting.
+        With a ``ring``, images on the host are copied through pinned memory, without waiting.
         """
         stem = self.folded.stem
         if stem is None:
@@ -132,7 +132,7 @@ class FusedCall:
         ]
 
     def split(self, out: Tensor, layout: Layout) -> dict[str, Tensor]:
-        """Return each task's logits out of what `fused_forward` gives."""
+        """Return each task's logits from the output of `fused_forward`."""
         if self.folded.pooling is None:
             return self._logits_of_tokens(out)
         columns = [0]
@@ -156,7 +156,7 @@ class FusedCall:
 
 
 def _joined(batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None) -> Tensor:
-    """Return all images in one tensor, moved and cast at once where they are alike."""
+    """Return all images in one tensor, moved and cast at once if their dtypes and devices agree."""
     if ring is not None and device.type == "cuda" and all(b.device.type == "cpu" for b in batches):
         with torch.inference_mode(False):
             joined = torch.empty(sum(map(len, batches)), *batches[0].shape[1:], dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""How many kernels one call of a bank starts on CUDA, counted without a GPU."""
+"""Counts the kernels that one call of a bank launches on CUDA, without a GPU."""
 
 import copy
 import dataclasses
@@ -31,11 +31,11 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
         images: of each task, at least one.
 
     Raises:
-        UsageError: a bank without kernels, or one that does not hold these tasks.
+        UsageError: the bank has no kernels, or not these tasks.
     """
     state, store = bank._state, bank._store
     if not isinstance(store, StackStore) or not bank.kernels or bank.dtype.itemsize > 2:
-        raise UsageError("kernels are counted of a bank in fp16 or bf16 made with kernels=True; this one is another")
+        raise UsageError("kernels are counted for a bank in fp16 or bf16 created with kernels=True; create it so")
     entries = {name: find(state, name) for name in images}
     assert state.shared is not None
     numbers = list(dict.fromkeys(e.number for e in entries.values()))

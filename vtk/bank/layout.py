@@ -1,8 +1,8 @@
-"""Whose row is whose in one call, as one vector of integers: all that a forward pass needs to know on the device.
+"""Row layout of one call as a vector of integers: the task, image and position of each packed row.
 
 Everything is counted on the host, in numpy, and copied to the device at once. Lengths are rounded up to a bucket, so
 that one CUDA graph, whose lengths are fixed, serves every call of its bucket: the spare rows repeat row 0 and belong to
-no task, the spare segments are empty. Neither reaches a row that is somebody's.
+no task, the spare segments are empty. Neither affects a row of a task.
 """
 
 import functools

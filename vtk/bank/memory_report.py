@@ -1,12 +1,15 @@
-"""What a bank tells of its tasks and its memory."""
+"""Reports the tasks of a bank and the bytes that it holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vtk.bank.snapshot import State
+from vtk.bank.stores import Store
+
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What a caller must know of a task: class names in index order, and the size of its images."""
+    """Class names of a task in index order, and the size of its images in pixels."""
 
     classes: tuple[str, ...]
     height: int
@@ -16,7 +19,7 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class TaskMemory:
-    """Bytes of what only this task has, and whether its attention weights are on the bank's device now."""
+    """Bytes of a task's own weights, and whether its attention weights are on the bank's device now."""
 
     bytes: int
     on_device: bool
@@ -28,11 +31,11 @@ class Memory:
 
     Attributes:
         device: of the bank.
-        base_bytes: what is there once, whatever the number of tasks.
+        base_bytes: the shared part, independent of the number of tasks.
         tasks: by name; tasks that trained no attention share the base's, which counts with the base.
-        device_bytes: all weights on the device, free slots included.
+        device_bytes: all weights on the device, including free slots.
         host_bytes: copies for paging, in pinned host memory.
-        graph_bytes: of CUDA graphs on the device, their inputs included; no part of ``max_gpu_bytes``.
+        graph_bytes: of CUDA graphs on the device, including their inputs; not counted in ``max_gpu_bytes``.
     """
 
     device: str
@@ -44,5 +47,16 @@ class Memory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of device, host and graphs."""
         return self.device_bytes + self.host_bytes + self.graph_bytes
+
+
+def count_bytes(state: State, store: Store, device: str, graph_bytes: int) -> Memory:
+    """Count the bytes of a bank, in all and by task. Inside of the store's turn."""
+    ends = sum(e.end_bytes for e in state.entries.values())
+    shared = None if state.shared is None else state.shared.number
+    own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
+    tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
+    fixed = state.fixed_bytes()
+    base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
+    return Memory(device, base, tasks, fixed + store.device_bytes(), store.host_bytes(), graph_bytes)

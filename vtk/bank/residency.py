@@ -1,4 +1,4 @@
-"""Which tasks are on the device: least recently used first, and none goes that the call needs."""
+"""Tracks which tasks' weights are on the device, and evicts the least recently used."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -9,14 +9,14 @@ from vtk.errors import UsageError
 
 @dataclass(frozen=True)
 class Change:
-    """What a call needs moved: ``leave`` the device, then ``enter`` it."""
+    """Numbers of weights that a call moves: ``leave`` the device, then ``enter`` it."""
 
     leave: tuple[int, ...]
     enter: tuple[int, ...]
 
 
 class Residency:
-    """The attention weights on the device, by number, in the order of their last use."""
+    """Numbers of the attention weights on the device, in the order of their last use."""
 
     def __init__(self) -> None:
         self._used: OrderedDict[int, None] = OrderedDict()
@@ -28,14 +28,14 @@ class Residency:
         return len(self._used)
 
     def admit(self, numbers: Collection[int], limit: int | None) -> Change:
-        """Make room for a call, and count it as the latest use.
+        """Make room for a call, and record it as the latest use.
 
         Args:
             numbers: distinct, all needed at once.
             limit: how many fit; None for any number.
 
         Raises:
-            UsageError: more are needed than fit; nothing has changed then.
+            UsageError: more are needed than fit; nothing is changed.
         """
         if limit is not None and len(numbers) > limit:
             raise UsageError(
@@ -55,12 +55,12 @@ class Residency:
         return Change(leave, enter)
 
     def shrink(self, limit: int) -> Sequence[int]:
-        """Let the least recently used go until ``limit`` are left; return them."""
+        """Evict the least recently used until ``limit`` are left; return the evicted."""
         leave = list(self._used)[: max(0, len(self._used) - limit)]
         for number in leave:
             del self._used[number]
         return leave
 
     def forget(self, number: int) -> None:
-        """Drop what is no longer in the bank."""
+        """Forget weights that are no longer in the bank."""
         self._used.pop(number, None)

@@ -1,4 +1,4 @@
-"""What all tasks of a bank have in common, and the check that a pack leaves it as it is."""
+"""The weights that all tasks of a bank share, and the check that a pack does not change them."""
 
 import copy
 import itertools
@@ -22,13 +22,13 @@ from vtk.packs.load import Task
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 _PREFIX = ("cls_token", "reg_token", "mask_token")
 NUMBERS = itertools.count(1)
-"""Where attention weights get their numbers: no two are alike in a process."""
-_ALONE = "serve it as a model of its own"
+"""Numbers of attention weights, unique in a process."""
+_ALONE = "serve it as a separate model"
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The part of a model that a bank holds once.
+    """The part of a model that all tasks of a bank share.
 
     Attributes:
         model: timm's, on the bank's device; what belongs to a task is on the meta device and holds no memory.
@@ -64,7 +64,7 @@ class Shared:
         return True
 
     def check(self, task: Task) -> None:
-        """Refuse a task that does not fit; `build` has looked at it as well.
+        """Refuse a task that does not fit this bank.
 
         Raises:
             UsageError: another architecture, or other shared tensors.
@@ -91,16 +91,16 @@ class Shared:
 
 
 def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded | None = None) -> Shared:
-    """Take what can be shared from a bank's first task.
+    """Return the shared part of a bank's first task.
 
     Args:
-        task: the first; its model stays as it is.
+        task: the first; its model is not changed.
         device: of the bank.
         dtype: of the bank.
-        folded: its shared part folded, which is moved; None for a bank that is not.
+        folded: its folded shared part, which is moved to the device; None for a bank that is not fused.
 
     Raises:
-        UsageError: its tensors differ from the base's where tasks must agree.
+        UsageError: shared tensors differ from the base's.
     """
     hashes, model = shared_hashes(task), copy.deepcopy(task.model)
     own, keep = own_keys(model), {}
@@ -137,7 +137,7 @@ def check_structure(task: Task) -> None:
     state = model.state_dict()
     for key in sorted(task.carried):
         if state[key].is_floating_point() and not bool(torch.isfinite(state[key]).all()):
-            raise DataError(f"{task.path}: `{key}` holds NaN or infinity; train it again, or take an earlier pack")
+            raise DataError(f"{task.path}: `{key}` holds NaN or infinity; train it again, or use an earlier pack")
     base = task.base
     if base is None:
         raise DataError(f"{task.path} names no base; a bank takes packs, not merged checkpoints")
@@ -158,13 +158,13 @@ def own_keys(model: Any) -> frozenset[str]:
 
 
 def shared_hashes(task: Task) -> dict[str, str]:
-    """Return the sha256 of every tensor on which tasks must agree."""
+    """Return the sha256 of every shared tensor."""
     own = own_keys(task.model)
     return {key: tensor_hash(value) for key, value in task.model.state_dict().items() if key not in own}
 
 
 def replace_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors in the place of a model's parameters and buffers, in place; parameters get no gradient."""
+    """Replace a model's parameters and buffers in place; parameters get no gradient."""
     for prefix, module in model.named_modules():
         for group in (module._parameters, module._buffers):
             for name, value in group.items():
@@ -186,7 +186,7 @@ def _base(task: Task) -> BaseRef:
 
 def _differs(task: Task, key: str, other: str) -> UsageError:
     return UsageError(
-        f"{task.path} changed `{key}`, which tasks of a bank share: it differs from that of {other}; {_ALONE}, or "
+        f"{task.path} changed `{key}`, which all tasks of a bank share: it differs from that of {other}; {_ALONE}, or "
         "train with --attn-only or --train head"
     )
 

@@ -1,4 +1,4 @@
-"""What a call to a bank sees: replaced as a whole when tasks come and go, never changed."""
+"""Immutable state of a bank for one call; it is replaced as a whole when tasks are added or removed."""
 
 import itertools
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ class State:
     """The tasks of a bank at one time.
 
     Attributes:
-        shared: what they have in common, None before the first task.
+        shared: their common part; None before the first task.
         entries: by name.
-        held: attention weights by number, of a store that keeps them apart.
-        ends: tables and classifiers side by side, of a folded bank.
-        version: no two states have the same.
+        held: attention weights by number, of a `HeldStore`.
+        ends: concatenated tables and classifiers, of a folded bank.
+        version: unique to each state.
     """
 
     shared: Shared | None = None
@@ -34,7 +34,7 @@ class State:
     version: int = field(default_factory=_VERSIONS.__next__)
 
     def fixed_bytes(self) -> int:
-        """Return the bytes that are always on the device: what is shared, and the tasks' ends."""
+        """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""
         shared = [] if self.shared is None else self.shared.held()
         return n_bytes(shared) + sum(e.end_bytes for e in self.entries.values())
 
@@ -42,7 +42,7 @@ class State:
         """Return how many tasks' attention weights of ``unit`` bytes fit on the device; None for any number.
 
         Raises:
-            UsageError: not even one's.
+            UsageError: not even one fits.
         """
         if max_bytes is None:
             return None
@@ -57,7 +57,7 @@ class State:
     def ends_of(
         self, names: Mapping[str, object], device: torch.device, name: str | None = None, folding: Folding | None = None
     ) -> Ends | None:
-        """Return the ends of these tasks and of a new one, None where the bank is not folded."""
+        """Return the ends of these tasks and of a new one; None if the bank is not folded."""
         pieces: dict[str, Piece] = {}
         if self.ends is not None:
             pieces = {n: self.ends.pieces[n] for n in names}
@@ -70,10 +70,10 @@ def find(state: State, name: str) -> Entry:
     """Return a task by its name.
 
     Raises:
-        UsageError: there is none; the message names those there are.
+        UsageError: there is no such task; the message lists the tasks.
     """
     if name not in state.entries:
         names = list(state.entries)
         held = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
-        raise UsageError(f"there is no task {name!r} in this bank; it holds {held}: give one of these, or add it")
+        raise UsageError(f"there is no task {name!r} in this bank; it holds {held}; give one of these, or add it")
     return state.entries[name]

@@ -1,7 +1,6 @@
-"""Attention weights stacked on a device, and paged in where they do not all fit.
+"""Stacks of attention weights on a device, paged in from host memory if they do not all fit.
 
-A grouped product needs the matrices of its groups in one tensor, so every weight is a stack of slots and a task has one
-of them.
+A grouped product needs the matrices of its groups in one tensor, so every weight is a stack of slots, one for a task.
 """
 
 import contextlib
@@ -17,17 +16,17 @@ from vtk.bank.stores import Store
 from vtk.models.packed.forward import Layer
 
 _SPARE = 16
-"""A stack that is full grows by a part in so many: memory is what a bank is to save, and copies are cheap."""
+"""A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
 
 
 class StackStore(Store):
-    """Slots of stacked tensors on a device, and with a limit pinned copies of all on the host.
+    """Slots of stacked tensors on a device; with a limit, also pinned copies of all weights on the host.
 
-    One call at a time has its turn: a task that enters may take the slot of one that leaves, and kernels of an earlier
-    call, on whatever stream, must be done with it by then.
+    One call at a time has its turn: an entering task may take the slot of a leaving one; kernels of an earlier call,
+    on any stream, must be done with it by then.
 
     Attributes:
-        generation: another number whenever stacks get other addresses.
+        generation: changes whenever stacks get other addresses.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,7 +43,7 @@ class StackStore(Store):
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for other threads, and let this stream wait for what the others were given to do here."""
+        """Wait for other threads, and let this stream wait for their work on this store."""
         with self._lock:
             if self._side is None:
                 yield
@@ -61,7 +60,7 @@ class StackStore(Store):
                     self._done.record(stream)
 
     def put(self, number: int, weights: Weights) -> None:
-        """Write the weights into a slot, or with a limit into host memory until a call needs them."""
+        """Write the weights into a slot; with a limit, into host memory until a call needs them."""
         self.unit = weights_bytes(weights)
         if not self._slots and not self._host:  # the next base may have other shapes
             self.generation += 1
@@ -114,7 +113,7 @@ class StackStore(Store):
         return len(next(iter(self._stacks[0].values()))) if self._stacks else 0
 
     def device_bytes(self) -> int:
-        """Return the bytes of all slots, also of free ones."""
+        """Return the bytes of all slots, including free ones."""
         return self.capacity * self.unit
 
     def host_bytes(self) -> int:

@@ -1,6 +1,6 @@
-"""Where the tasks' attention weights are: what every store does, and the one that keeps tasks apart, for a CPU.
+"""Stores of the tasks' attention weights: the interface, and the store for a CPU, which keeps tasks apart.
 
-There a loop does as well as a grouped product, tasks keep their own tensors, and calls run side by side.
+On a CPU a loop is as fast as a grouped product, tasks keep their own tensors, and calls run concurrently.
 """
 
 import abc
@@ -18,7 +18,7 @@ class Store(abc.ABC):
 
     Attributes:
         unit: bytes of one task's.
-        limit: how many are on the device at most; None for all.
+        limit: most tasks on the device; None for all.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def put(self, number: int, weights: Weights) -> None:
-        """Take in a task's weights, on the CPU in the bank's type. Inside `turn`."""
+        """Add a task's weights, on the CPU in the bank's dtype. Inside `turn`."""
 
     @abc.abstractmethod
     def drop(self, number: int) -> None:
-        """Let a task's weights go. Inside `turn`."""
+        """Remove a task's weights. Inside `turn`."""
 
     @abc.abstractmethod
     def turn(self) -> contextlib.AbstractContextManager[Any]:
@@ -52,7 +52,7 @@ class Store(abc.ABC):
 
 
 class HeldStore(Store):
-    """Tensors of their own in host memory; a limit is only kept account of.
+    """Each task's own tensors in host memory; a limit is tracked, not enforced.
 
     Attributes:
         held: weights by number; replaced, never changed, so that a call may keep the mapping it began with.

@@ -1,4 +1,4 @@
-"""A task in a bank: its own ends of the model, and its attention weights."""
+"""One task in a bank: its embedding, classifier and attention weights."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from vtk.packs.load import Task
 
 @dataclass(frozen=True)
 class Entry:
-    """One task as one version of its pack.
+    """One version of one task's pack.
 
     Attributes:
-        name: under which it is called.
+        name: key of the task in calls.
         card: of the pack.
         path: of the pack.
         number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
         end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's. None
-            where both ends are folded and stand beside the other tasks'.
+            if both ends are folded and concatenated with the other tasks'.
         end_bytes: of the tensors that only this task has, without attention.
         tokens: of an image, prefix included.
     """
@@ -41,10 +41,10 @@ class Entry:
     tokens: int
 
     def check(self, images: Any) -> None:
-        """Refuse what is not a batch of this task's images.
+        """Refuse anything but a batch of this task's images.
 
         Raises:
-            UsageError: no tensor, another shape, or no floating type.
+            UsageError: not a tensor, a wrong shape, or not a floating type.
         """
         spec = self.card.input
         wanted = f"(B, {spec.in_chans}, {spec.height}, {spec.width})"
@@ -70,7 +70,7 @@ class Entry:
 def make_entry(
     name: str, task: Task, shared: Shared, device: torch.device, dtype: torch.dtype, folding: Folding | None = None
 ) -> tuple[Entry, Weights]:
-    """Take a loaded task apart; its model is used up.
+    """Split a loaded task into its entry and its attention weights; its model is consumed.
 
     Args:
         name: of the task.

@@ -1,7 +1,7 @@
-"""The tasks' tables and classifiers side by side, so that one gather and a few products serve every mix of tasks.
+"""Concatenates the tasks' position tables and classifiers, so that a few products serve every mix of tasks.
 
-A loop over tasks would start a handful of kernels for each; for many tasks of one image that takes longer than the
-blocks. Classifiers of like sizes are padded to one width and stacked.
+A loop over tasks would launch several kernels for each; with many tasks of one image each that takes longer than the
+blocks. Classifiers of similar sizes are padded to one width and stacked.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from torch import Tensor
 from vtk.bank.folded import Piece
 
 _WIDE = 1024
-"""From here on classes are rounded up to a multiple of this, below to a power of two, the least being `_NARROW`."""
+"""Above it the width is rounded up to a multiple of it, below to a power of two, at least `_NARROW`."""
 _NARROW = 16
 
 
@@ -33,13 +33,13 @@ class Heads:
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of all tasks; replaced as a whole when tasks come and go, never changed.
+    """Position tables and classifiers of all tasks; immutable, replaced as a whole when tasks are added or removed.
 
     Attributes:
-        table: (rows of all tasks, C), None where tasks embed their own images.
+        table: (rows of all tasks, C); None if tasks embed their own images.
         table_at: first row of each task.
         heads: by width, ascending.
-        head_at: of each task: which of ``heads``, and its place there.
+        head_at: of each task, the index in ``heads`` and the place in that stack.
         pieces: of each task; views of the above.
     """
 
@@ -51,7 +51,7 @@ class Ends:
 
     @classmethod
     def of(cls, pieces: Mapping[str, Piece], device: torch.device) -> "Ends":
-        """Lay the tasks' pieces, of whatever device, side by side."""
+        """Concatenate the tasks' tables and classifiers on a device."""
         tables = {n: p.table.to(device) for n, p in pieces.items() if p.table is not None}
         starts, row = {}, 0
         for name, table in tables.items():
@@ -76,12 +76,12 @@ class Ends:
         return cls(arena, starts, tuple(heads), head_at, views)
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that hold memory."""
+        """Return all tensors."""
         return [*([] if self.table is None else [self.table]), *(t for h in self.heads for t in (h.w, h.b))]
 
 
 def piece_bytes(piece: Piece) -> int:
-    """Return the bytes that a task's ends take side by side with others."""
+    """Return the bytes of a task's table and padded classifier."""
     values = 0 if piece.table is None else piece.table.numel()
     if piece.w_head is not None:
         values += padded_classes(len(piece.w_head)) * (piece.w_head.shape[1] + 1)
@@ -90,7 +90,7 @@ def piece_bytes(piece: Piece) -> int:
 
 
 def padded_classes(classes: int) -> int:
-    """Return the width of the stack that a classifier is in."""
+    """Return the padded width of a classifier."""
     if classes > _WIDE:
         return -(-classes // _WIDE) * _WIDE
     return max(_NARROW, 1 << (classes - 1).bit_length())

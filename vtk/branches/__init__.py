@@ -1,1 +1,1 @@
-"""A sequential Vision Transformer with its blocks side by side, and how far that is from the original."""
+"""Converts a sequential Vision Transformer to parallel blocks, and measures the drift."""

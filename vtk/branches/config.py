@@ -1,4 +1,4 @@
-"""Options of ``vtk parallelize``; free of torch."""
+"""Options of ``vtk parallelize``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ _DISTILL = ("distill_kind", "distill_alpha", "distill_temperature")
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelizeConfig(Config):
-    """How blocks are joined, what the result is compared on, and whether it is trained.
+    """How blocks are made parallel, compared and fine-tuned.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
@@ -27,22 +27,24 @@ class ParallelizeConfig(Config):
 
     out: Out
     branches: Annotated[
-        int, Option("blocks to join into one; the depth must be a multiple of it", "branches", often=True, least=2)
+        int, Option("consecutive blocks to make parallel; must divide the depth", "branches", often=True, least=2)
     ] = 2
     data: Annotated[
-        Path | None, Option("folder of images to compare on (default: random images)", "data", often=True)
+        Path | None, Option("folder of images for the comparison (default: random images)", "data", often=True)
     ] = None
-    images: Annotated[int, Option("images to compare on", "data", least=1)] = 64
+    images: Annotated[int, Option("number of images for the comparison", "data", least=1)] = 64
     finetune: Annotated[
         int | None,
-        Option("epochs of fine-tuning on --data, into DIR/finetune", "schedule", often=True, least=1),
+        Option("fine-tune on --data for this many epochs, into DIR/finetune", "schedule", often=True, least=1),
     ] = None
     train: Policy = "attn"
     lr: LearningRate = 1e-4
     batch_size: FixedBatchSize = 32
-    distill: Annotated[bool, Option("the sequential model teaches the parallel one in --finetune", often=True)] = False
+    distill: Annotated[bool, Option("distil the sequential model into the parallel one in --finetune", often=True)] = (
+        False
+    )
     labels: Annotated[
-        bool, Option("learn from labels, too", often=True, off="learn from the teacher alone, into DIR/distilled")
+        bool, Option("also learn from labels", often=True, off="learn from the teacher only, into DIR/distilled")
     ] = True
     distill_kind: Kind = DistillOptions.distill_kind
     distill_alpha: Alpha = DistillOptions.distill_alpha
@@ -56,26 +58,30 @@ class ParallelizeConfig(Config):
         if self.finetune is None:
             for name in ("train", "lr", "batch_size"):
                 if getattr(self, name) != getattr(ParallelizeConfig, name):
-                    raise UsageError(f"`{flag_of(type(self), name)}` is of --finetune, which is not given; add it")
+                    raise UsageError(f"`{flag_of(type(self), name)}` needs --finetune, which was not given; add it")
         if self.finetune is not None and self.data is None:
             raise UsageError("`--finetune` needs --data, a folder with one folder of images per class")
         if self.distill:
             if self.finetune is None:
-                raise UsageError("`--distill` is a way of --finetune; say for how many epochs")
+                raise UsageError("`--distill` needs --finetune with a number of epochs; add it")
             if self.distill_kind != "soft" and self.distill_temperature != 1:
                 raise UsageError(
-                    f"`--distill-temperature` softens probabilities; --distill-kind {self.distill_kind} has none"
+                    f"`--distill-temperature` softens probabilities, which --distill-kind {self.distill_kind} does not "
+                    "use; leave it out"
                 )
             if not self.labels and self.distill_alpha != DistillOptions.distill_alpha:
-                raise UsageError("`--distill-alpha` weighs teacher against labels, and --no-labels has none; give one")
+                raise UsageError(
+                    "`--distill-alpha` weighs the teacher against labels, which --no-labels leaves out; give one of "
+                    "them"
+                )
             return
         if not self.labels:
-            raise UsageError("`--no-labels` leaves only the teacher to learn from; add --distill")
+            raise UsageError("`--no-labels` learns from the teacher only; add --distill")
         for name in _DISTILL:
             if getattr(self, name) != getattr(DistillOptions, name):
-                raise UsageError(f"`{flag_of(type(self), name)}` says how to learn from the teacher; add --distill")
+                raise UsageError(f"`{flag_of(type(self), name)}` needs --distill; add it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelizeCommand(ParallelizeConfig, SourceOptions):
-    """``vtk parallelize``: what to open, and how to join its blocks."""
+    """``vtk parallelize``: the model, and how its blocks are made parallel."""

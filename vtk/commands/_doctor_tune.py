@@ -12,7 +12,7 @@ from vtk.errors import StoppedError, UnavailableError, UsageError
 from vtk.options import Config, Option
 
 if TYPE_CHECKING:
-    from vtk.fused.tuning import Tuning
+    from vtk.fused.tuning_result import Tuning
     from vtk.runtime.source import Source
 
 MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")

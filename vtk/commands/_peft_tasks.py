@@ -104,9 +104,9 @@ def _from_peft(argv: list[str]) -> int:
     )  # fmt: skip
     from vtk.models.arguments import parse_model_kwargs
     from vtk.packs.cards import pack_bytes
-    from vtk.packs.from_peft import Described, from_peft
+    from vtk.packs.from_peft import ModelDescription, from_peft
 
-    told = Described(
+    told = ModelDescription(
         config.card, config.model, parse_model_kwargs(config.model_kwargs), _classes(config.classes), config.img_size
     )  # fmt: skip
     card = from_peft(config.adapter, config.out, base=config.base, described=told, overwrite=config.overwrite)

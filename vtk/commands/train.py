@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
         TrainConfig, argv, prog="vtk train", description=f"{__doc__ or ''} Recipes: {', '.join(names())}.",
-        positional=("data",), examples=_EXAMPLES, preset=("recipe", read_recipe),
+        positional=("data",), examples=_EXAMPLES, preset=("recipe", lambda name: read_recipe(name, TrainConfig)),
     )  # fmt: skip
     if config.dry_run:
         from vtk.training.preview import dry_run

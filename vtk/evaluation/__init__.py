@@ -1,4 +1,4 @@
-"""The one metric of training, evaluation and export checks."""
+"""Metrics of classifiers, shared by training, evaluation and export checks."""
 
 from vtk._lazy import attach
 

@@ -1,4 +1,4 @@
-"""By which number a run chooses its best epoch; free of torch."""
+"""Metrics by which a run can choose its best epoch; imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,23 +10,23 @@ ONE_LABEL: Mapping[str, str] = {
     "macro_f1": "macro F1",
     "balanced_accuracy": "balanced accuracy",
 }
-"""Numbers of a classifier with one label an image, and what people call them; what a card's ``metrics`` hold."""
+"""Metrics of a classifier with one label per image, with display names; the keys of a card's ``metrics``."""
 
 MANY_LABELS: Mapping[str, str] = {"mAP": "mAP", "micro_f1": "micro F1", "macro_f1": "macro F1", "loss": "loss"}
-"""Those of a classifier with any number of labels an image."""
+"""Metrics of a classifier with several labels per image."""
 
 
 def names(multi_label: bool) -> Mapping[str, str]:
-    """Return the numbers of a kind of classifier."""
+    """Return the metrics of a kind of classifier."""
     return MANY_LABELS if multi_label else ONE_LABEL
 
 
 def default(multi_label: bool) -> str:
-    """Return the number that is looked at first: ``top1`` or ``mAP``."""
+    """Return the main metric: ``top1`` or ``mAP``."""
     return next(iter(names(multi_label)))
 
 
 def rank(metric: str, numbers: Mapping[str, Any]) -> tuple[float, float]:
-    """Return what is larger for a better epoch: the metric (a loss with its sign turned), then the lower loss."""
+    """Return a sort key that is larger for a better epoch: the metric (a loss negated), then the negated loss."""
     value = float(numbers[metric])
     return (-value if metric == "loss" else value), -float(numbers["loss"])

@@ -1,4 +1,4 @@
-"""Options of ``vtk eval`` and ``vtk predict``; free of torch."""
+"""Options of ``vtk eval`` and ``vtk predict``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +25,14 @@ from vtk.options.shared import (
 )
 
 FP8_BACKENDS = ("fused", "fused+graph", "fused+nograph")
-"""Those that have fp8."""
+"""Back-ends that support fp8."""
 
-_Table = Annotated[
-    Path | None, Option("CSV file of paths, labels and scores (default: they are printed)", "output", often=True)
-]
+_Table = Annotated[Path | None, Option("CSV file of paths, labels and scores (default: printed)", "output", often=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Config):
-    """How a model is run; what is left out comes from its card."""
+    """How a model is run; options that are not given come from its card."""
 
     GROUP: ClassVar[str] = "running"
 
@@ -47,7 +45,7 @@ class RunOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(RunOptions):
-    """How to evaluate; what is left out comes from the card, so that a pack gives its training run's metric.
+    """How to evaluate; options that are not given come from the card, so that a pack reproduces its run's metric.
 
     Raises:
         UsageError: a value is out of range.
@@ -73,7 +71,7 @@ class PredictConfig(RunOptions):
     top_k: Annotated[int, Option("labels per image, most likely first", "output", often=True, least=1)] = 3
     threshold: Annotated[
         float | None,
-        Option("several labels: give those of at least this probability (default: 0.5)", "output", often=True, least=0,
+        Option("multi-label models: minimum probability of a label (default: 0.5)", "output", often=True, least=0,
                most=1),
     ] = None  # fmt: skip
     out: _Table = None
@@ -81,26 +79,27 @@ class PredictConfig(RunOptions):
     data: Fp8Images = None
 
     def check(self) -> None:
-        """Refuse fp8 without images, and images that nothing needs."""
+        """Refuse fp8 without images, and images without fp8."""
         check_fp8(self.precision, self.data)
 
 
 def check_fp8(precision: str | None, data: Path | None) -> None:
-    """Refuse fp8 without the images that calibrate and judge it, and such images for nothing.
+    """Refuse fp8 without images to calibrate and verify it, and such images without fp8.
 
     Raises:
-        UsageError: says which.
+        UsageError: one is given without the other.
     """
     if precision == "fp8" and data is None:
-        raise UsageError("`--precision fp8` is calibrated on training images and judged on held-out ones; give --data "
-                         "FOLDER")  # fmt: skip
+        raise UsageError(
+            "`--precision fp8` is calibrated on training images and verified on held-out ones; give --data FOLDER"
+        )  # fmt: skip
     if data is not None and precision != "fp8":
-        raise UsageError(f"`--data` {data} calibrates --precision fp8, which was not given; leave it out")
+        raise UsageError(f"`--data` {data} is only for --precision fp8, which was not given; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalCommand(EvalConfig):
-    """``vtk eval``: what to open, and how to evaluate it."""
+    """``vtk eval``: the model, and how to evaluate it."""
 
     source: NamedSource
     base: Base = None
@@ -109,7 +108,7 @@ class EvalCommand(EvalConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictCommand(PredictConfig):
-    """``vtk predict``: what to open, and what to label with it."""
+    """``vtk predict``: the model, and the images to label."""
 
     source: NamedSource
     base: Base = None

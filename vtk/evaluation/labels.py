@@ -1,4 +1,4 @@
-"""From logits to labels."""
+"""Turns logits into labels with probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vtk.errors import UsageError, VerificationError
 class Prediction:
     """The most likely labels of one image, best first, with their softmax probabilities.
 
-    Of a model of several labels they are those that reach the threshold, if any, with their sigmoids.
+    For a multi-label model: the labels that reach the threshold, if any, with their sigmoids.
 
     Attributes:
         path: of the image; None of one in memory.
@@ -37,8 +37,8 @@ def predictions(
         card: of the model.
         logits: (images, classes).
         paths: of the images.
-        top_k: labels of each, of a model of one label an image.
-        threshold: least probability of a label, of a model of several; None for 0.5.
+        top_k: labels per image, for a model with one label per image.
+        threshold: minimum probability of a label, for a multi-label model; None for 0.5.
     """
     if card.multi_label:
         return _above(logits, paths, card.classes, 0.5 if threshold is None else threshold)
@@ -46,25 +46,25 @@ def predictions(
 
 
 def check_threshold(card: Card, threshold: float | None, name: str) -> None:
-    """Refuse a threshold for a model of one label an image; ``name`` is the model's.
+    """Refuse a threshold for a model with one label per image; ``name`` is the model's.
 
     Raises:
-        UsageError: it has one.
+        UsageError: such a threshold was given.
     """
     if not card.multi_label and threshold is not None:
-        raise UsageError(f"`--threshold` is for models of several labels; {name} gives one label an image: use --top-k")
+        raise UsageError(f"`--threshold` is for multi-label models; {name} predicts one label per image: use --top-k")
 
 
 def check_finite(logits: Tensor, what: str) -> None:
-    """Refuse logits that are no numbers: a label would mean nothing.
+    """Refuse logits that are not finite: labels from them are meaningless.
 
     Raises:
-        VerificationError: ``what`` gives such logits.
+        VerificationError: the logits of ``what`` are not finite.
     """
     if not bool(torch.isfinite(logits).all()):
         raise VerificationError(
-            f"{what} gives logits that are infinite or not a number; the weights are damaged, or the numbers too large "
-            "for this precision: try --precision fp32"
+            f"{what} gives logits that are infinite or NaN; the weights are damaged, or values overflow this "
+            "precision: try --precision fp32"
         )
 
 
@@ -77,10 +77,10 @@ def _top(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], k
 
 
 def _above(logits: Tensor, paths: Sequence[Path | None], classes: Sequence[str], least: float) -> list[Prediction]:
-    """Return the labels of each image whose sigmoid is ``least`` or more."""
-    found = []
+    """Return the labels of each image whose sigmoid is at least ``least``."""
+    predictions = []
     for path, scores in zip(paths, logits.float().sigmoid(), strict=True):
         order = scores.argsort(descending=True, stable=True)
         kept = [int(i) for i in order if scores[i] >= least]
-        found.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
-    return found
+        predictions.append(Prediction(path, tuple(classes[i] for i in kept), tuple(float(scores[i]) for i in kept)))
+    return predictions

@@ -1,6 +1,6 @@
-"""How good a classifier is on a set of images: one function, whatever computes the logits."""
+"""Metrics of a classifier with one label per image."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ _MIXED_UP = 5
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class: images of it, precision (NaN if never predicted), recall (NaN without images), F1."""
+    """One class: number of images, precision (NaN if never predicted), recall (NaN without images), F1."""
 
     name: str
     count: int
@@ -52,20 +52,20 @@ class Metrics:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the classes that have images; of a class that is never predicted it is 0."""
+        """Mean F1 over the classes that have images; 0 for a class that is never predicted."""
         return float(np.mean([0.0 if row.f1 != row.f1 else row.f1 for row in self.per_class() if row.count]))
 
     @property
     def balanced_accuracy(self) -> float:
-        """Mean recall of the classes that have images: each class counts the same, however many it has."""
+        """Mean recall over the classes that have images: each class counts the same."""
         return float(np.mean([row.recall for row in self.per_class() if row.count]))
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that describe the whole, by the names of `vtk.evaluation.choice`."""
+        """Return the overall metrics, by the names of `vtk.evaluation.choice`."""
         return {name: float(getattr(self, name)) for name in ONE_LABEL}
 
     def headline(self, metric: str) -> str:
-        """Return the accuracy, the loss, and first ``metric`` where it is neither, in one line."""
+        """Return accuracy and loss in one line, preceded by ``metric`` if it is neither."""
         k = min(5, len(self.classes))
         own = "" if metric in ("top1", "top5", "loss") else f"{ONE_LABEL[metric]} "
         own += f"{console.percent(self.numbers()[metric])}, " if own else ""
@@ -101,7 +101,7 @@ class Metrics:
         }
 
     def print(self) -> None:
-        """Print accuracies, the per-class table (the worst classes if there are many) and the commonest mistakes."""
+        """Print accuracies, a table of classes (the worst ones if there are many) and the most frequent confusions."""
         rows = self.per_class()
         title = "Per class"
         if len(rows) > _ROWS:
@@ -111,23 +111,45 @@ class Metrics:
         cells = [(row.name, row.count, row.precision, row.recall, row.f1) for row in rows]
         console.table(title, ("class", "images", "precision", "recall", "F1"), cells)
         for true, predicted, count in self.mixed_up():
-            console.say(f"{count} × {true} taken for {predicted}")
+            console.say(f"{count} × {true} classified as {predicted}")
         k = min(5, len(self.classes))
         top5 = f", top-{k} {console.percent(self.top5)}" if k < len(self.classes) else ""
         console.say(f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {self.count} images")
-        if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes is the one over images
+        if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes equals that over images
             console.say(
-                f"each class alike: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "
+                f"equal weight per class: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "
                 f"{console.percent(self.macro_f1)}"
             )
 
     def mixed_up(self, limit: int = _MIXED_UP) -> list[tuple[str, str, int]]:
-        """Return the commonest mistakes as (true class, predicted class, images), most frequent first."""
+        """Return the most frequent confusions as (true class, predicted class, images)."""
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         order = np.argsort(-wrong, axis=None, kind="stable")[:limit]
         cells = [np.unravel_index(i, wrong.shape) for i in order]
         return [(self.classes[t], self.classes[p], int(wrong[t, p])) for t, p in cells if wrong[t, p] > 0]
+
+
+def batches_of_logits(
+    predict: Callable[[Tensor], Tensor],
+    loader: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device | str,
+    show_progress: bool,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits of each batch, in fp32 on the model's device, with its labels.
+
+    Raises:
+        DataError: the loader is empty.
+    """
+    batches = 0
+    with console.progress("eval", len(getattr(loader, "dataset", ())), enabled=show_progress) as bar:
+        for images, labels in loader:
+            yield predict(images.to(device, non_blocking=True)).to(torch.float32), labels
+            batches += 1
+            bar.advance(len(labels))
+    if not batches:
+        raise DataError("there are no images to evaluate; check the folder and its split")
 
 
 @torch.no_grad()
@@ -139,16 +161,16 @@ def evaluate(
     device: torch.device | str = "cpu",
     show_progress: bool = True,
 ) -> Metrics:
-    """Run ``predict`` over ``loader`` and score it.
+    """Run ``predict`` over ``loader`` and compute the metrics.
 
     Logits are compared in fp32 and the loss is summed in fp64 over images, so the result does not depend on the batch
-    size, except as far as ``predict`` itself does. Whoever calls puts a model into eval mode.
+    size, except as far as ``predict`` itself does. The caller puts a model into eval mode.
 
     Args:
         predict: images (B, C, H, W) on ``device`` to logits (B, n).
         loader: pairs of images and labels (B,) int64.
         classes: n names in index order.
-        device: where ``predict`` wants its images.
+        device: of the images passed to ``predict``.
         show_progress: draw a progress bar.
 
     Raises:
@@ -161,28 +183,22 @@ def evaluate(
     predicted: list[Tensor] = []
     near: list[Tensor] = []
     losses: list[Tensor] = []
-    total = len(getattr(loader, "dataset", ()))
-    with console.progress("eval", total, enabled=show_progress) as bar:
-        for images, labels in loader:
-            logits = predict(images.to(device, non_blocking=True)).to(torch.float32)
-            if logits.ndim != 2 or logits.shape != (len(labels), n):
-                raise UsageError(
-                    f"the model gives {tuple(logits.shape)} for {len(labels)} images of {n} classes; "
-                    f"its output must be ({len(labels)}, {n})"
-                )
-            if int(labels.min()) < 0 or int(labels.max()) >= n:
-                raise UsageError(f"labels reach {int(labels.max())}; there are {n} classes")
-            # on the model's device, and fetched once at the end: no wait per batch on a GPU
-            target = labels.to(logits.device, non_blocking=True)
-            best = logits.argmax(dim=1)
-            within = (logits.topk(k, dim=1).indices == target[:, None]).any(dim=1)
-            true.append(labels.cpu())
-            predicted.append(best)
-            near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
-            losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
-            bar.advance(len(labels))
-    if not true:
-        raise DataError("there are no images to evaluate; check the folder and its split")
+    for logits, labels in batches_of_logits(predict, loader, device=device, show_progress=show_progress):
+        if logits.ndim != 2 or logits.shape != (len(labels), n):
+            raise UsageError(
+                f"the model gives {tuple(logits.shape)} for {len(labels)} images of {n} classes; "
+                f"its output must be ({len(labels)}, {n})"
+            )
+        if int(labels.min()) < 0 or int(labels.max()) >= n:
+            raise UsageError(f"labels reach {int(labels.max())}; there are {n} classes")
+        # on the model's device, and fetched once at the end: no wait per batch on a GPU
+        target = labels.to(logits.device, non_blocking=True)
+        best = logits.argmax(dim=1)
+        within = (logits.topk(k, dim=1).indices == target[:, None]).any(dim=1)
+        true.append(labels.cpu())
+        predicted.append(best)
+        near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
+        losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
     truth, guess = torch.cat(true).numpy(), torch.cat(predicted).cpu().numpy()
     return Metrics(
         count=len(truth),

@@ -1,4 +1,4 @@
-"""How good a classifier with any number of labels an image is; a label is given where its sigmoid is above one half."""
+"""Metrics of a classifier with several labels per image; a label is predicted where its sigmoid exceeds one half."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,15 @@ from torch import Tensor
 from vtk import console
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.choice import MANY_LABELS
+from vtk.evaluation.metrics import batches_of_logits
 
 _ROWS = 24
 
 
 @dataclass(frozen=True)
 class LabelRow:
-    """One label: images that have it, precision (NaN if never given), recall (NaN without images), F1, and the area
-    under precision and recall (NaN without images)."""
+    """One label: number of images, precision (NaN if never predicted), recall (NaN without images), F1, and average
+    precision (NaN without images)."""
 
     name: str
     count: int
@@ -49,7 +50,7 @@ class MultiLabelMetrics:
 
     @property
     def mAP(self) -> float:
-        """Mean average precision of the labels that have images."""
+        """Mean average precision over the labels that have images."""
         return float(np.nanmean(self.table[:, 4]))
 
     @property
@@ -59,12 +60,12 @@ class MultiLabelMetrics:
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 of the labels that have images; of a label that is never given it is 0."""
+        """Mean F1 over the labels that have images; 0 for a label that is never predicted."""
         rows = [row for row in self.table if row[0] + row[2] > 0]
         return float(np.mean([_f1(*row[:3]) for row in rows]))
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that describe the whole, by the names of `vtk.evaluation.choice`."""
+        """Return the overall metrics, by the names of `vtk.evaluation.choice`."""
         return {name: float(getattr(self, name)) for name in MANY_LABELS}
 
     def headline(self, metric: str) -> str:
@@ -114,13 +115,13 @@ def evaluate_labels(
     device: torch.device | str = "cpu",
     show_progress: bool = True,
 ) -> MultiLabelMetrics:
-    """Run ``predict`` over ``loader`` and score it; the result does not depend on the batch size.
+    """Run ``predict`` over ``loader`` and compute the metrics, which do not depend on the batch size.
 
     Args:
         predict: images (B, C, H, W) on ``device`` to logits (B, n).
         loader: pairs of images and labels (B, n) of zeros and ones.
         classes: n names in index order.
-        device: where ``predict`` wants its images.
+        device: of the images passed to ``predict``.
         show_progress: draw a progress bar.
 
     Raises:
@@ -128,31 +129,26 @@ def evaluate_labels(
         UsageError: logits and labels are not both (B, n).
     """
     n = len(classes)
-    found: list[Tensor] = []
+    scores: list[Tensor] = []
     truth: list[Tensor] = []
     losses: list[Tensor] = []
-    with console.progress("eval", len(getattr(loader, "dataset", ())), enabled=show_progress) as bar:
-        for images, labels in loader:
-            logits = predict(images.to(device, non_blocking=True)).to(torch.float32)
-            if logits.shape != (len(labels), n) or labels.shape != logits.shape:
-                raise UsageError(
-                    f"the model gives {tuple(logits.shape)} for labels of {tuple(labels.shape)}; both must be "
-                    f"({len(labels)}, {n})"
-                )
-            target = labels.to(logits.device, torch.float64, non_blocking=True)
-            each = F.binary_cross_entropy_with_logits(logits.double(), target, reduction="none")
-            losses.append(each.mean(dim=1))
-            found.append(logits)
-            truth.append(labels)
-            bar.advance(len(labels))
-    if not truth:
-        raise DataError("there are no images to evaluate; check the folder and its split")
-    score, true = torch.cat(found).cpu().numpy(), torch.cat(truth).numpy() > 0.5
+    for logits, labels in batches_of_logits(predict, loader, device=device, show_progress=show_progress):
+        if logits.shape != (len(labels), n) or labels.shape != logits.shape:
+            raise UsageError(
+                f"the model gives {tuple(logits.shape)} for labels of {tuple(labels.shape)}; both must be "
+                f"({len(labels)}, {n})"
+            )
+        target = labels.to(logits.device, torch.float64, non_blocking=True)
+        each = F.binary_cross_entropy_with_logits(logits.double(), target, reduction="none")
+        losses.append(each.mean(dim=1))
+        scores.append(logits)
+        truth.append(labels)
+    score, true = torch.cat(scores).cpu().numpy(), torch.cat(truth).numpy() > 0.5
     if not true.any():
-        raise DataError("no held-out image has a label; hold out others (--seed, --val-split)")
+        raise DataError("no held-out image has a label; hold out different images (--seed, --val-split)")
     given = score > 0
     counts = [(a & b).sum(axis=0) for a, b in ((true, given), (~true, given), (true, ~given), (~true, ~given))]
-    # numbers that are no numbers rank nothing: the loss is then not finite either
+    # NaN cannot be ranked; the loss is not finite then either
     score = np.nan_to_num(score, nan=0.0)
     areas = [average_precision_score(true[:, i], score[:, i]) if true[:, i].any() else np.nan for i in range(n)]
     table = np.stack([*counts, np.asarray(areas)], axis=1).astype(np.float64)

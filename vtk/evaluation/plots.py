@@ -1,4 +1,4 @@
-"""Pictures of a run: the confusion matrix and the learning curves, as PNG files."""
+"""Plots of a run: the confusion matrix and the learning curves, as PNG files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _COLOURS = ("#1f5fa8", "#d1662b", "#3a8f5c", "#8a4fa3", "#777777")
 def confusion_png(metrics: Metrics, path: Path) -> None:
     """Draw the confusion matrix, each row as percent of the class's images.
 
-    Cells carry numbers up to 20 classes and axes names up to 50; above that, class indices at round steps.
+    Cells show numbers up to 20 classes, axes show names up to 50 and class indices above.
 
     Raises:
         DataError: the file cannot be written.
@@ -51,7 +51,7 @@ def confusion_png(metrics: Metrics, path: Path) -> None:
 
 
 def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw what a run logged, one row per epoch.
+    """Draw the learning curves of a run, from one row per epoch.
 
     Columns with ``loss`` in their name share the first panel, accuracies, F1 and mAP the second (as percent), ``lr``
     the third; a panel without columns is left out. The x axis is ``epoch``, or the row's number without it.
@@ -81,7 +81,7 @@ def curves_png(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             x, y = [point[0] for point in points], [point[1] for point in points]
             axes.plot(x, y, color=colour, label=column, marker="o" if len(points) <= 30 else "", markersize=3.5)
         if scale == 100.0 and axes.get_ylim()[1] > 101:
-            axes.set_ylim(top=101)  # no scale that promises more than all
+            axes.set_ylim(top=101)  # no scale above 100 %
         axes.set_title(title, fontsize=11)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

@@ -1,4 +1,4 @@
-"""The table of classes as a file."""
+"""Writes the table of classes as CSV."""
 
 import csv
 import io
@@ -11,11 +11,11 @@ _COLUMNS = ("precision", "recall", "f1", "average_precision")
 
 
 PER_CLASS = ",".join(("class", "count", *_COLUMNS[:3]))
-"""How every table of `per_class_csv` begins."""
+"""First line of every table of `per_class_csv`, or its beginning."""
 
 
 def per_class_csv(metrics: Metrics | MultiLabelMetrics) -> str:
-    """Return one line for each class; undefined values (a class that is never predicted) are empty cells."""
+    """Return a line per class; undefined values, as for a class that is never predicted, are empty cells."""
     columns = _COLUMNS[:3] if isinstance(metrics, Metrics) else _COLUMNS
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

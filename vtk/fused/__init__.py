@@ -7,12 +7,12 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Fp8ViT": "vtk.fused.fp8",
         "FusedViT": "vtk.fused.model",
-        "GraphCache": "vtk.fused.model_graphs",
+        "GraphCache": "vtk.fused.graph_cache",
         "ModelGraph": "vtk.fused.captured_batch",
         "count_launches": "vtk.fused.kernel_count",
         "fuse": "vtk.fused.build",
         "launches": "vtk.fused.kernel_count",
-        "separate_qkv": "vtk.fused.qkv_matrices",
+        "separate_qkv": "vtk.fused.attention_stage",
         "to_fp8": "vtk.fused.fp8",
     },
 )

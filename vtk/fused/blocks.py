@@ -6,12 +6,12 @@ import timm.models.vision_transformer as vit
 import torch
 from torch import Tensor
 
+from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly, is_identity
 from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp, layer_scale
+from vtk.fused.mlp_stage import MlpStage, ScalingStage
 from vtk.fused.norms import read_linear, read_norm, refusal
-from vtk.fused.parallel_scaling import ScalingStage
-from vtk.fused.qk_norm import QkNorm
-from vtk.fused.stages import AttentionStage, MlpStage, Stage
+from vtk.fused.stages import Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
 

@@ -11,9 +11,10 @@ from vtk.errors import UsageError
 from vtk.fused.blocks import fold_block
 from vtk.fused.checks import check_silent
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.model import FusedViT
 from vtk.fused.norms import refusal
-from vtk.fused.stages import MlpStage, Stage
+from vtk.fused.stages import Stage
 from vtk.models.devices import check_dtype
 
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")

@@ -4,12 +4,34 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, VtkError
+
+Notice = Callable[[str, int], None]
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class Captured:
+    """A graph with what its replays read and write.
+
+    Attributes:
+        graph: replayed.
+        static_in: (B, ...), outside of the pool: no other graph writes there.
+        static_out: in the pool; whatever is replayed next may write there.
+        nbytes: of ``static_in``, and by how much the pool grew.
+    """
+
+    graph: Any
+    static_in: Tensor
+    static_out: Tensor
+    nbytes: int = 0
 
 
 class Recorder:
@@ -22,6 +44,22 @@ class Recorder:
     def __init__(self) -> None:
         self._pool: Any = None
         self._side: Any = None
+        self.notice: Notice | None = None  # given a line about each graph, and its bytes
+        self.alive: WeakSet[Captured] = WeakSet()  # also graphs that only others hold
+
+    def capture(self, function: Function, images: Tensor, like: Tensor) -> Captured:
+        """Record a graph, which the caller holds. Inside a turn."""
+        # a tensor made in inference mode could only be written there
+        with torch.inference_mode(False), torch.no_grad():
+            static_in = torch.empty(images.shape, dtype=like.dtype, device=like.device)
+            static_in.copy_(images)
+            before = self.pool_bytes()
+            graph, static_out = self._record(function, static_in)
+        entry = Captured(graph, static_in, static_out, static_in.nbytes + self.pool_bytes() - before)
+        self.alive.add(entry)
+        if self.notice is not None:
+            self.notice(f"CUDA graph of {' × '.join(map(str, images.shape))}", entry.nbytes)
+        return entry
 
     def _record(self, function: Callable[[Tensor], Tensor], static_in: Tensor) -> tuple[Any, Tensor]:
         """Capture ``function(static_in)``; return the graph and the tensor its replays write to."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.capture import capturing
-from vtk.fused.model_graphs import GraphCache
+from vtk.fused.graph_cache import GraphCache
 
 
 class ModelGraph:

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from vtk.fused.batch_norms import fold_batch_norms
 from vtk.fused.checks import copied, is_identity
 from vtk.fused.fold import fold_input
-from vtk.fused.frozen import frozen
 from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm, refusal
 from vtk.fused.patches import check_images, padded_matrix, takes_patches, token_table
-from vtk.fused.stages import Plan
+from vtk.fused.stages import Plan, frozen
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
 from vtk_kernels.patchify_counters import patchify_counters

@@ -16,11 +16,12 @@ import torch
 from timm.layers import LayerScale
 from torch import Tensor
 
+from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.batch_norms import fold_token_norm
 from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identity, shared_activation
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
-from vtk.fused.qk_norm import QkNorm
-from vtk.fused.stages import AttentionStage, Context, MlpStage
+from vtk.fused.stages import Context
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.fused.parallel_scaling import ScalingStage
+from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.mlp_stage import MlpStage, ScalingStage
 from vtk.fused.rounding import round_matrix
 from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens, check_matrix
-from vtk.fused.stages import AttentionStage, MlpStage, Stage, context_mean
+from vtk.fused.stages import Stage, context_mean
 from vtk_kernels.quantize_rows import quantize_rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused.capture import capturing
 from vtk.fused.captured_batch import ModelGraph
-from vtk.fused.model_graphs import GraphCache
+from vtk.fused.graph_cache import GraphCache
 from vtk.fused.onednn_prepack import forget
 from vtk.fused.tuning_store import load_for
 

@@ -1,33 +1,48 @@
 """The inference model that `vtk.fused.fuse` makes: folded, merged blocks, as kernels, as torch or as CUDA graphs."""
 
 import copy
+import functools
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.fused.cache import last_level_cache
+from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.graph_module import Graphed
-from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.onednn_prepack import observed
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
-from vtk.fused.stage_input import Pair, RawTokens, Reading, close_with_stats
-from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage, context_mean
+from vtk.fused.stage_input import Pair, RawTokens, Reading
+from vtk.fused.stage_output import close, close_raw
+from vtk.fused.stages import Plan, Stage, context_mean
 from vtk_kernels._device import FEW_ROWS
 from vtk_kernels._dispatch import HALF
 from vtk_kernels._residual_kernel import counters_needed
-from vtk_kernels.add_norm import add_norm
 from vtk_kernels.choices import choose, device_name
-from vtk_kernels.context_broadcast import context_broadcast
-from vtk_kernels.linear_residual import linear_residual
-from vtk_kernels.norm import norm as kernel_norm
-from vtk_kernels.splitk_linear import default_splits, splitk_linear
+from vtk_kernels.splitk_linear import default_splits
+
+UNKNOWN = 32 << 20
+"""Bytes assumed where the system does not say."""
+
+
+@functools.cache
+def last_level_cache(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the bytes of the largest cache of CPU 0 as Linux describes it, else `UNKNOWN`."""
+    sizes = []
+    for file in root.glob("index*/size"):
+        try:
+            match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text(encoding="ascii").strip())
+        except OSError:
+            continue
+        if match:
+            sizes.append(int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]])
+    return max(sizes, default=0) or UNKNOWN
 
 
 class FusedViT(Graphed):
@@ -101,13 +116,13 @@ class FusedViT(Graphed):
                 x = x[:, :queries]
             pairs = self._pairs(stage, h, queries, plan)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
-                x, h = _close_raw(stage, x, pairs, reader.norm, plan)
+                x, h = close_raw(stage, x, pairs, reader.norm, plan)
                 continue
             norm = self.head.norm if reader is None else reader.norm
             if sums is not None and norm is not None:
                 x, h = close_by_products(x, sums[i], pairs, norm.eps)
             else:
-                x, h = _close(stage, x, pairs, norm, plan)
+                x, h = close(stage, x, pairs, norm, plan)
         return self.head(h, plan.kernels)
 
     def source_state_dict(self) -> dict[str, Tensor]:
@@ -216,83 +231,3 @@ class FusedViT(Graphed):
 def _sum_again(model: FusedViT, incompatible_keys: Any) -> None:
     stages: list[Any] = list(model.stages)
     model.bias_sums = sums_of_biases(stages)
-
-
-def _close(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return x + the stage's output and its form normalised for what follows."""
-    if stage.end:
-        x = context_broadcast(x, accumulate(None, stage.bias, pairs), stage.end_scale)
-    elif not plan.kernels:
-        x = accumulate(x, stage.bias, pairs)
-    elif norm is None or norm.kind != "layer":
-        x = x + accumulate(None, stage.bias, pairs)
-    else:
-        return close_with_norm(x, stage.bias, list(pairs), norm.eps, plan)
-    return x, (x if norm is None else normalize(x, norm, plan.kernels))
-
-
-def _close_raw(stage: Stage, x: Tensor, pairs: Iterable[Pair], norm: NormSpec, plan: Plan) -> tuple[Tensor, RawTokens]:
-    """Return x + the stage's output, and the same with its rows' statistics for a stage that reads raw tokens."""
-    if stage.end:
-        m = accumulate(None, stage.bias, pairs)
-        x, row_stats = context_broadcast(x, m, stage.end_scale, stats=True)
-    else:
-        last = list(pairs)
-        splits = _slices(*last[-1], plan)
-        x, row_stats = close_with_stats(x, stage.bias, last, splits, plan.counters if splits > 1 else None)
-    return x, RawTokens(x, row_stats, norm.eps)
-
-
-def close_with_norm(x: Tensor, bias: Tensor, pairs: list[Pair], eps: float, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return y = x + bias + Σ activation · matrixᵀ and its LayerNorm.
-
-    A single product too small to fill the card is cut along its length where a choice says so: `add_norm` sums the
-    slices, or the product itself does and `norm` follows. Each is two kernels, like cuBLAS and `add_norm`.
-    """
-    if len(pairs) == 1:
-        activation, matrix = pairs[0]
-        rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
-        choice = choose("splitk_linear", rows, features, length, x.dtype, plan.device_name)
-        splits = default_splits(rows, features, length)
-        if choice == "finish" and splits > 1 and plan.counters is not None:
-            y, _ = linear_residual(activation, matrix, bias, x, splits, plan.counters)
-            return y, kernel_norm(y, eps)[0]
-        if choice != "aten":
-            return add_norm(x, None, eps, partials=splitk_linear(activation, matrix, splits), bias=bias)[:2]
-    return add_norm(x, accumulate(None, bias, pairs), eps)[:2]
-
-
-def _slices(activation: Tensor, matrix: Tensor, plan: Plan) -> int:
-    """Return into how many slices `linear_residual` cuts a product, 1 for none."""
-    if plan.counters is None:
-        return 1
-    rows, (features, length) = activation.shape[0] * activation.shape[1], matrix.shape
-    splits = default_splits(rows, features, length)
-    if splits > 1 and choose("linear_residual", rows, features, length, matrix.dtype, plan.device_name) != "finish":
-        return 1
-    return splits
-
-
-def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Tensor:
-    """Return start + bias + Σ activation · matrixᵀ, each term added inside its product.
-
-    Args:
-        start: residual stream (B, N, C), or None for 0.
-        bias: (C).
-        pairs: of activations (B, N, K) and matrices (C, K); K may differ.
-    """
-    if torch.compiler.is_exporting() and start is not None:
-        # exporters write a product of matrices of two axes with reshapes around it
-        return sum((F.linear(a, w) for a, w in pairs), start + bias)
-    total = None if start is None else start + bias
-    for activation, matrix in pairs:
-        if total is None:
-            total = F.linear(activation, matrix, bias)
-        else:
-            sums, product = total.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
-            # `total` is this function's own, so that without autograd it need not be copied
-            plain = torch.is_grad_enabled() or observed()
-            flat = torch.addmm(sums, *product) if plain else sums.addmm_(*product)
-            total = flat.view(total.shape)
-    assert total is not None
-    return total

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.onednn_prepack import observed
 from vtk.fused.stage_input import Pair
-from vtk.fused.stages import AttentionStage, MlpStage, Plan, Stage
+from vtk.fused.stages import Plan, Stage
 from vtk_kernels.choices import choose
 from vtk_kernels.norm import norm
 

@@ -10,10 +10,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vtk.fused import tuning_store as tuned
+from vtk.fused import tuning_store
+from vtk.fused.tuning_result import Tuning
 from vtk_kernels import choices
 from vtk_kernels.choices import ALLOWED, Entry, Question
 
@@ -62,57 +62,6 @@ class Subject(Protocol):
         """Make a pass with the choices in force."""
 
 
-@dataclass
-class Tuning:
-    """What came of it.
-
-    Attributes:
-        label: of the subject.
-        asked: how many choices the model has at this batch size.
-        measured: of them, how many were measured now.
-        changed: of these, what was chosen before and is now, by question.
-        left_out: alternatives that were not timed, and why.
-        before_us, after_us: of a pass, both measured at the end in turns; None where nothing changed.
-        seconds: that it took.
-        cut, stopped: whether time ran out, and whether somebody stopped it; the others keep what held before.
-        path: of the table that was written.
-    """
-
-    label: str
-    path: str
-    asked: int = 0
-    measured: int = 0
-    changed: dict[Question, tuple[str, str]] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    before_us: float | None = None
-    after_us: float | None = None
-    seconds: float = 0.0
-    cut: bool = False
-    stopped: bool = False
-
-    @property
-    def cached(self) -> bool:
-        """Whether everything was known already."""
-        return not self.measured and not self.cut and not self.stopped and not self.left_out
-
-    def __str__(self) -> str:
-        if self.cached:
-            return f"{self.label}: {self.asked} choices, all tuned before ({self.path})"
-        ended = ", stopped" if self.stopped else f", cut after {self.seconds:.0f} s" if self.cut else ""
-        did = f"{self.label}: {self.measured} of {self.asked} choices measured in {self.seconds:.1f} s{ended}"
-        if self.left_out and not self.measured:
-            return f"{did}: {self.left_out[0]}"
-        if not self.changed:
-            return f"{did}; those that held stay ({self.path})"
-        if self.before_us is None or self.after_us is None:
-            return f"{did}; {len(self.changed)} changed, not measured together ({self.path})"
-        change = 100 * (self.after_us / self.before_us - 1)
-        return (
-            f"{did}; {len(self.changed)} changed: {self.before_us:.1f} → {self.after_us:.1f} µs a pass, "
-            f"{change:+.1f} % ({self.path})"
-        )
-
-
 def tune(
     subject: Subject,
     timer: Timer,
@@ -143,15 +92,15 @@ def tune(
     finally:
         work.result.seconds = clock() - began
         choices.use(work.table.values())
-        tuned.load(subject.card)
+        tuning_store.load(subject.card)
     return work.result
 
 
 class _Work:
     def __init__(self, subject: Subject, timer: Timer, clock: Callable[[], float], end: float) -> None:
         self.subject, self.timer, self.clock, self.end = subject, timer, clock, end
-        self.table: dict[Key, Entry] = tuned.read(subject.card)
-        self.result = Tuning(subject.label, str(tuned.path(subject.card)))
+        self.table: dict[Key, Entry] = tuning_store.read(subject.card)
+        self.result = Tuning(subject.label, str(tuning_store.path(subject.card)))
         self.random = random.Random(0)
 
     def run(self) -> None:
@@ -255,7 +204,7 @@ class _Work:
 
     def keep(self, entries: dict[Key, Entry]) -> None:
         if entries:
-            self.table = tuned.write(self.subject.card, entries.values())
+            self.table = tuning_store.write(self.subject.card, entries.values())
             choices.use(self.table.values())
 
     def entry(self, question: Question, choice: str, us: dict[str, float] | None = None) -> dict[Key, Entry]:
@@ -266,7 +215,7 @@ class _Work:
         }  # fmt: skip
         if us is not None and not any(map(math.isnan, us.values())):
             entry["us"] = us  # of the whole pass
-        return {tuned.key(entry): entry}
+        return {tuning_store.key(entry): entry}
 
 
 def _quicker(a: Sequence[float], b: Sequence[float]) -> bool:

@@ -2,18 +2,22 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.fused.model import FusedViT
-from vtk.fused.model_graphs import Captured, GraphCache
+from vtk.fused.graph_cache import Captured, GraphCache
 from vtk.fused.stages import Plan, check_choices
-from vtk.fused.tuning import SECONDS, Timer, Tuning, tune
+from vtk.fused.tuning import SECONDS, Timer, tune
+from vtk.fused.tuning_result import Tuning
 from vtk_kernels import choices
 from vtk_kernels._dispatch import HALF
 from vtk_kernels.choices import Question
+
+if TYPE_CHECKING:
+    from vtk.fused.model import FusedViT
 
 _RUNS_US = 2000.0
 
@@ -50,7 +54,7 @@ class ModelSubject:
         size: height and width in pixels, by default the model's own.
     """
 
-    def __init__(self, model: FusedViT, batch: int, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, model: "FusedViT", batch: int, size: tuple[int, int] | None = None) -> None:
         self.model, self.cache = model, GraphCache()  # of all passes: they share a pool, and a library's workspace
         self.height, self.width = size or model.image_size
         self.card, self.torch, self.triton = self.place()
@@ -136,7 +140,7 @@ class EventTimer:
 
 
 def tune_model(
-    model: FusedViT,
+    model: "FusedViT",
     batch_sizes: Sequence[int],
     size: tuple[int, int] | None = None,
     *,

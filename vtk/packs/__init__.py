@@ -1,4 +1,4 @@
-"""Task packs: what differs from the base, saved, loaded, compared and merged."""
+"""Task packs: the tensors that differ from a base; saved, loaded, compared and merged."""
 
 from vtk._lazy import attach
 

@@ -1,4 +1,4 @@
-"""What reading and writing adapters of PEFT have in common."""
+"""File names and functions that reading and writing PEFT adapters share."""
 
 import warnings
 from pathlib import Path
@@ -31,10 +31,10 @@ def import_peft() -> Any:
 
 
 def timm_call(card: Card) -> PlainCall:
-    """Return the call that builds a card's model with timm alone; adapters are for such models only.
+    """Return the call that builds a card's model in plain timm; adapters are for such models only.
 
     Raises:
-        UsageError: the model has something of this toolkit's own, such as Context Broadcasting.
+        UsageError: timm cannot build the model, for instance because of Context Broadcasting.
     """
     for transform in card.transforms:
         if transform.op not in ("parallelize", "adapt_input"):
@@ -51,7 +51,7 @@ def random_images(spec: InputSpec, count: int = 2) -> Tensor:
 
 
 def put_adapter(peft: Any, model: nn.Module, folder: Path) -> Any:
-    """Put an adapter on a model, in place, on the CPU; what PEFT would warn of is for the caller to check."""
+    """Put an adapter on a model, in place, on the CPU; PEFT's warnings are suppressed, the caller checks the result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()

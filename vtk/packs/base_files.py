@@ -1,4 +1,4 @@
-"""Finding the base of a pack, and keeping a copy of it: ``$VTK_HOME/bases/<id>.safetensors``."""
+"""Finds the base weights of a pack, and stores a copy: ``$VTK_HOME/bases/<id>.safetensors``."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -23,16 +23,16 @@ BUNDLED = "base.safetensors"
 Read = Callable[[], Base]
 _LONGEST = 300
 _OLD = 3600.0
-"""Seconds after which a half-written base is taken away; the folder can be shared between machines."""
+"""Seconds after which a half-written base is deleted; the folder can be shared between machines."""
 
 
 def stored_base(base_id: str) -> Path:
-    """Return where the copy of a base lives. This is not a cache: packs need it."""
+    """Return the path of the copy of a base. It is not a cache: packs need it."""
     return files.home() / "bases" / f"{base_id}.safetensors"
 
 
 def store_base(base: Base) -> Path:
-    """Keep a copy of a base for the packs that need it, at its stored dtype; one copy per id.
+    """Store a copy of a base, at its stored dtype; one copy per id.
 
     Raises:
         DataError: the folder cannot be written.
@@ -51,7 +51,7 @@ def store_base(base: Base) -> Path:
 
 
 def base_keys(card: Card, where: str | Path) -> Callable[[str], str | None]:
-    """Return the map from a tensor's name in the model to its name in the base; None where the base has none.
+    """Return the map from a tensor's name in the model to its name in the base, or to None if the base has none.
 
     Raises:
         DataError: the card's transforms do not fit its model; ``where`` names the card.
@@ -73,9 +73,9 @@ def _key_map(card: Card, where: str | Path) -> tuple[dict[str, str | None], nn.M
 
 
 def base_start(base: Base, keys: Callable[[str], str | None]) -> Callable[[str], Tensor | None]:
-    """Return what gives the base's tensor under a name of the model.
+    """Return a function from a name in the model to the base's tensor.
 
-    Position tables and classifiers are the task's, and no hash of the base vouches for them: None.
+    It gives None for position embeddings and classifiers, which belong to the task and have no hash in the base.
     """
 
     def start(name: str) -> Tensor | None:
@@ -86,10 +86,10 @@ def base_start(base: Base, keys: Callable[[str], str | None]) -> Callable[[str],
 
 
 def bundled_base(folder: Path, card: Card, hashes: Mapping[str, str], needed: frozenset[str]) -> Base:
-    """Read the base tensors that a bundle brings along.
+    """Read the base tensors of a bundle.
 
     Raises:
-        BaseError: one is absent or has other values than the pack was trained on.
+        BaseError: a tensor is absent, or differs from the one that the pack was trained on.
         DataError: the file is damaged.
     """
     assert card.base is not None
@@ -108,14 +108,14 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
     Args:
         card: of the pack.
         hashes: sha256 of every base tensor when the pack was trained.
-        needed: base keys the pack does not carry itself.
-        given: ``--base``; if it does not fit, nothing else is tried.
+        needed: base keys that the pack does not hold.
+        given: ``--base``; if it does not fit, no other place is tried.
 
     Raises:
-        BaseError: none fits; the message names every place and what was wrong there.
+        BaseError: none fits; the message names every place and the reason.
     """
     if card.base is None:
-        raise BaseError("the pack's card names no base; it cannot be completed")
+        raise BaseError("the pack's card names no base, so its model cannot be rebuilt; give a pack of `vtk finetune`")
     tried = []
     for place, read in _places(card, given):
         try:
@@ -165,4 +165,4 @@ def _short(text: str) -> str:
 
 
 def _not_on_hub() -> Base:
-    raise BaseError("these weights did not come from there")
+    raise BaseError("these weights were not loaded from there")

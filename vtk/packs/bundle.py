@@ -1,7 +1,7 @@
-"""Packs in other forms: with the base they need (a bundle), or stored in another precision.
+"""Writes packs in other forms: with the base tensors (a bundle), or in another precision.
 
-A bundle is a folder, not an archive: a pack with one more file, `base.safetensors`. So whatever reads packs reads
-bundles, and nothing needs unpacking before weights can be mapped into memory.
+A bundle is a folder, not an archive: a pack with one more file, `base.safetensors`. So every reader of packs reads
+bundles, and weights can be mapped into memory without unpacking.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _CARD = json_with("model", "input", "classes", "schema")
 PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD)), README: IS_BUNDLE}
 """Files of a pack or bundle, and how they are recognised."""
 PACK_FILES = frozenset(PACK_MARKS) - {README}
-"""Those that a pack or bundle is read from."""
+"""Files that a pack or bundle is read from."""
 
 
 def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: bool = False) -> Task:
-    """Write a pack together with the base tensors it needs, at their stored size and dtype.
+    """Write a pack with the base tensors that it needs, at their stored shape and dtype.
 
     Args:
         path: the pack, or a bundle.
@@ -60,18 +60,18 @@ def bundle_task(path: Path, out: Path, *, base: Path | None = None, overwrite: b
 
 
 def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None = None, overwrite: bool = False) -> Card:
-    """Write a pack again with its tensors stored in another precision; a bundle stays a bundle.
+    """Write a pack in another precision; a bundle stays a bundle.
 
     Args:
         path: the pack, or a bundle.
         out: folder to write.
-        dtype: how to store the tensors. A bundle lacks the base's values of what the pack carries, so its conversion
-            to eight bits, which are the difference from these, needs ``base``.
+        dtype: of the stored tensors. int8 stores differences from base tensors that a bundle lacks, so it needs
+            ``base`` there.
         base: file with the base weights; by default they are looked up.
         overwrite: replace an existing pack or bundle.
 
     Returns:
-        The card as written; ``pack.converted_from`` tells the precision before, at which its metrics were measured.
+        The card as written; ``pack.converted_from`` is the earlier precision, at which its metrics were measured.
 
     Raises:
         UsageError: ``out`` exists or holds something else, the dtype is unknown, or a bundle needs ``base``.
@@ -89,16 +89,16 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
         absent = hashes.keys() - task.base.tensors.keys()
         if task.bundled and dtype == "int8" and any(v.ndim == 2 and keys(k) in absent for k, v in tensors.items()):
             raise UsageError(
-                f"{path} is a bundle, which lacks the base's values of what its pack carries; int8 stores the "
-                "difference from these: give --base FILE"
+                f"{path} is a bundle, which lacks the base's values of the tensors that its pack holds; int8 stores "
+                "the differences from these: give --base FILE"
             )
-        stored, told = store(
+        stored, facts = store(
             tensors, dtype, trained=trained, start=base_start(task.base, keys), model=lambda: task.model,
             spec=task.card.input,
         )  # fmt: skip
         before = task.card.pack
-        told["converted_from"] = before.get("converted_from") or before.get("dtype", "fp32")
-        card = dataclasses.replace(task.card, pack=told)
+        facts["converted_from"] = before.get("converted_from") or before.get("dtype", "fp32")
+        card = dataclasses.replace(task.card, pack=facts)
         with replace_dir(out) as tmp:
             write_pack(tmp, stored, hashes, card)
             if (task.path / BUNDLED).is_file():
@@ -109,13 +109,14 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
 
 @contextlib.contextmanager
 def claim_out(out: Path, marks: Marks, *, overwrite: bool, command: str = "vtk tasks") -> Iterator[None]:
-    """Refuse a folder to write that exists; with ``overwrite``, one whose files are not all of the kind it gets.
+    """Refuse an output folder that exists; with ``overwrite``, only one that holds other files than ``marks``.
 
-    The whole folder is replaced, so a stranger's file in it would be lost. Others are kept away meanwhile.
+    The whole folder is replaced, so any other file in it would be lost. The name is locked against other processes.
 
     Raises:
-        UsageError: says which, and what to do.
-        DataError: ``out`` is a device or the like, is being written, or has a file that only its name makes ours.
+        UsageError: names the file, and what to do.
+        DataError: ``out`` is a device or the like, is being written, or holds a file of one of these names that
+            no command of this toolkit wrote.
     """
     if resolve_output(out, f"`--out` {out}").is_file():
         raise UsageError(f"`--out` {out} is a file; give a folder")
@@ -136,7 +137,7 @@ def _write_base(folder: Path, task: Task, names: Collection[str]) -> None:
 
 
 def _write_page(folder: Path, card: Card) -> None:
-    """Write the page of a bundle; eight bits, and names that transforms changed, are for this toolkit alone."""
+    """Write the README of a bundle; plain timm loads neither int8 nor names that transforms changed."""
     union = card.pack.get("dtype") != "int8" and all(t.op == "adapt_input" for t in card.transforms)
     text = bundle_page(card, BUNDLED, TENSORS, union=union)
     write_text(folder / README, text)

@@ -1,4 +1,4 @@
-"""Finds packs and reads their cards, without torch: to list a thousand of them takes no weights."""
+"""Finds packs and reads their cards, without torch and without reading weights."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ TENSORS, CARD, HASHES = "task.safetensors", "task.json", "base_tensors.json"
 
 
 def is_pack(path: Path) -> bool:
-    """Tell whether a folder is a pack."""
+    """Return whether a folder is a pack."""
     return (existing_dir(path) / CARD).is_file()
 
 
@@ -31,8 +31,8 @@ def find_pack(path: Path) -> Path:
         raise DataError(f"{path} is the folder of several tasks; give one of them: {', '.join(several[:5])}")
     for name in ("model.safetensors", "backbone.safetensors"):  # of `vtk train` and `vtk pretrain`
         if (path / name).is_file():
-            raise DataError(f"{path} has no pack but {name}; give that file where a checkpoint serves, or a pack")
-    what = "is neither a pack nor a run folder" if path.is_dir() else "is no folder"
+            raise DataError(f"{path} has {name} and no pack; give that file where a checkpoint is allowed, or a pack")
+    what = "is neither a pack nor a run folder" if path.is_dir() else "is not a folder"
     raise DataError(f"{path} {what}; give the folder that holds {CARD}")
 
 
@@ -57,7 +57,7 @@ def find_packs(root: Path) -> Iterator[Path]:
     """Yield the folders of all packs below a folder, sorted; links to folders are not followed.
 
     Raises:
-        DataError: ``root`` is no folder.
+        DataError: ``root`` is not a folder.
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"

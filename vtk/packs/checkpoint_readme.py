@@ -1,4 +1,4 @@
-"""Pages beside a merged checkpoint and in a bundle: the lines that load it with timm alone, where timm can."""
+"""Writes the README of a merged checkpoint and of a bundle, with the lines that load it in plain timm."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from vtk.packs.prepare_code import prepare_code
 from vtk.packs.readme import card_sections, classify_code, code_block
 
 MERGED, BUNDLE = "# A merged checkpoint of ", "# A bundle of "
-"""How the pages begin, and are recognised."""
+"""First words of the pages, by which they are recognised."""
 IS_MERGED, IS_BUNDLE = begins(MERGED), begins(BUNDLE)
 
 
 def page_beside(file: Path) -> Path:
-    """Return where the page of a single file lies: ``NAME.README.md``, so that several files may share a folder."""
+    """Return the path of a file's README: ``NAME.README.md``, so that several files may share a folder."""
     return file.with_name(f"{file.stem}.README.md")
 
 

@@ -1,4 +1,4 @@
-"""Options of ``vtk tasks``: work on packs; free of torch."""
+"""Options of the commands ``vtk tasks``; imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +16,25 @@ TokenEnv = Annotated[
     Option("environment variable that holds the token (default: the hub's login, or HF_TOKEN)", "hub", nonempty=True),
 ]
 StoredAs = Annotated[
-    PackDtype, Option("stored weights: fp32 reloads bit for bit, int8 takes a quarter of it", "output")
+    PackDtype, Option("precision of the stored weights: fp32 is exact, int8 a quarter of its size", "output")
 ]
 ModelKwargs = Annotated[
     tuple[str, ...],
-    Option("arguments of timm's model, such as depth=6; kept in the pack", "model", pattern="(?s)[^=]+=.*",
+    Option("arguments of the timm model, such as depth=6; stored in the pack", "model", pattern="(?s)[^=]+=.*",
            allowed="key=value, such as depth=6"),
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListConfig(Config):
-    """Where packs are looked for."""
+    """Folders to search for packs."""
 
-    folders: Annotated[tuple[str, ...], Option("folders to search, and packs", "source", often=True)] = ("runs",)
+    folders: Annotated[tuple[str, ...], Option("folders to search, or packs", "source", often=True)] = ("runs",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffConfig(Config):
-    """What is compared."""
+    """The packs to compare."""
 
     pack: Pack
     other: Annotated[Path | None, Option("a second pack (default: the first one's base)", "source", often=True)] = None
@@ -43,7 +43,7 @@ class DiffConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(Config):
-    """What becomes one checkpoint."""
+    """The pack to merge into one checkpoint."""
 
     pack: Pack
     out: OutFile
@@ -53,7 +53,7 @@ class MergeConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleConfig(Config):
-    """What becomes a pack with its base."""
+    """The pack to bundle with its base."""
 
     pack: Pack
     out: Out
@@ -63,7 +63,7 @@ class BundleConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertConfig(Config):
-    """Which pack is stored otherwise."""
+    """The pack to store in another precision."""
 
     pack: Pack
     pack_dtype: StoredAs
@@ -74,20 +74,20 @@ class ConvertConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ToPeftConfig(Config):
-    """Which pack becomes an adapter."""
+    """The pack to convert to an adapter."""
 
     pack: Pack
     out: Out
     base: Base = None
     adapter_only: Annotated[
-        bool, Option("without base.safetensors; refused where an adapter cannot hold all changes", "output", often=True)
+        bool, Option("write no base.safetensors; refused if an adapter cannot hold every change", "output", often=True)
     ] = False
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromPeftConfig(Config):
-    """Which adapter becomes a pack, and of what model it is."""
+    """The adapter to convert to a pack, and its model."""
 
     GROUP: ClassVar[str] = "model"
 
@@ -97,7 +97,7 @@ class FromPeftConfig(Config):
     out: Out
     base: Annotated[
         Path | None,
-        Option("weights it was trained on (default: base.safetensors in its folder)", "source", often=True),
+        Option("base weights it was trained on (default: base.safetensors in its folder)", "source", often=True),
     ] = None
     card: Annotated[
         Path | None, Option("a pack or merged checkpoint of the same model, size and classes", often=True)
@@ -106,37 +106,37 @@ class FromPeftConfig(Config):
     model_kwargs: ModelKwargs = ()
     img_size: ImgSize = None
     classes: Annotated[
-        tuple[str, ...], Option("class names in index order, or a .txt with one a line", often=True)
+        tuple[str, ...], Option("class names in index order, or a .txt file with one per line", often=True)
     ] = ()
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushConfig(Config):
-    """Which pack goes to the hub."""
+    """The pack to upload to the hub."""
 
     GROUP: ClassVar[str] = "hub"
 
     pack: Pack
     repo_id: RepoId
     private: Annotated[bool, Option("make the new repository private", often=True)] = False
-    revision: Annotated[str | None, Option("branch, made if there is none (default: main)", nonempty=True)] = None
+    revision: Annotated[str | None, Option("branch, created if absent (default: main)", nonempty=True)] = None
     license: Annotated[
-        str | None, Option("identifier for the model card, such as apache-2.0", often=True, nonempty=True)
+        str | None, Option("license identifier for the model card, such as apache-2.0", often=True, nonempty=True)
     ] = None
-    with_base: Annotated[bool, Option("with the base tensors it needs, as `vtk tasks bundle` writes them")] = False
+    with_base: Annotated[bool, Option("also upload the base tensors it needs, as in `vtk tasks bundle`")] = False
     base: Base = None
     token_env: TokenEnv = None
 
     def check(self) -> None:
         """Refuse options that would have no effect."""
         if self.base is not None and not self.with_base:
-            raise UsageError("`--base` is what --with-base reads; add that, or leave --base out")
+            raise UsageError("`--base` has no effect without --with-base; add that, or leave --base out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PullConfig(Config):
-    """Which pack comes from the hub."""
+    """The pack to download from the hub."""
 
     GROUP: ClassVar[str] = "hub"
 

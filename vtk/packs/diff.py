@@ -1,4 +1,4 @@
-"""What a pack changed: against its base, or against another pack."""
+"""Compares a pack with its base, or with another pack."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vtk.packs.load import Task, load_task
 
 @dataclass(frozen=True)
 class Change:
-    """How far one part of a model moved.
+    """Relative change of one part of a model.
 
     Attributes:
         part: block or top-level module.

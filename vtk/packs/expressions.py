@@ -1,4 +1,4 @@
-"""Numbers and regular expressions in an adapter's config, tried out before PEFT uses them.
+"""Checks numbers and regular expressions in an adapter's config before PEFT uses them.
 
 PEFT matches the names of a model's modules with expressions that the file gives. One such as ``(a+)+b`` takes time
 that doubles with each letter of a name, and Python cannot stop it: a process of its own can be.

@@ -1,6 +1,5 @@
-"""From an adapter of PEFT to a pack: PEFT itself merges it into timm's model, and what moved is the pack."""
+"""Makes a pack of a PEFT adapter: PEFT merges it into timm's model, and the tensors that changed are the pack."""
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,34 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from vtk.card import Card, InputSpec, ModelSpec
-from vtk.errors import DataError, UsageError, VerificationError
+from vtk.card import Card, ModelSpec
+from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.models.create import Created, build_model
+from vtk.models.create import build_model
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.weights.base import Base, make_base
 from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.sources import read_base
-from vtk.packs.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, put_adapter, random_images, timm_call
+from vtk.packs.adapters import BASE, CARD_KEY, CONFIG, WEIGHTS, import_peft, timm_call
 from vtk.packs.base_files import base_keys, store_base
 from vtk.packs.bundle import PACK_MARKS, claim_out
 from vtk.packs.cards import read_card
 from vtk.packs.expressions import check_config
 from vtk.packs.pack import carried, save_task
-from vtk.readers import reading, short
-
-_TOLERANCE = 1e-4
+from vtk.packs.peft_merge import check_complete, merge_adapter
+from vtk.readers import reading
 
 
 @dataclass(frozen=True)
-class Described:
-    """What an adapter does not tell: the model it was trained on and its classes.
+class ModelDescription:
+    """The model that an adapter was trained on and its classes, which its files do not say.
 
     Attributes:
-        card: a pack, its task.json or a merged checkpoint that tells all of it.
+        card: a pack, its task.json or a merged checkpoint of that model.
         model: name of a timm model, in place of ``card``; the other fields go with it.
         model_kwargs: arguments for timm.
         classes: names in index order.
@@ -51,15 +48,20 @@ class Described:
 
 
 def from_peft(
-    adapter: Path, out: Path, *, base: Path | None = None, described: Described | None = None, overwrite: bool = False
-) -> Card:
+    adapter: Path,
+    out: Path,
+    *,
+    base: Path | None = None,
+    described: ModelDescription | None = None,
+    overwrite: bool = False,
+) -> Card:  # fmt: skip
     """Write the pack of an adapter: LN_TUNING, LoRA and every other tuner that PEFT can merge into the model.
 
     Args:
         adapter: folder with adapter_config.json and adapter_model.safetensors.
         out: the pack's folder.
         base: weights that the adapter was trained on; by default the base.safetensors in its folder.
-        described: the model; by default what `vtk.packs.to_peft` put into the adapter's file.
+        described: the model; by default the card that `vtk.packs.to_peft` wrote into the adapter's file.
         overwrite: replace an existing pack.
 
     Returns:
@@ -67,15 +69,15 @@ def from_peft(
 
     Raises:
         UnavailableError: PEFT is not installed.
-        UsageError: ``out`` exists, or something about the model is not told.
-        DataError: a file is absent or damaged, or PEFT cannot merge the adapter, or not into this model and base.
-        VerificationError: the merged model computes something else than the model with the adapter.
+        UsageError: ``out`` exists, or the model is not fully described.
+        DataError: a file is absent or damaged, or PEFT cannot merge the adapter into this model and base.
+        VerificationError: the logits of the merged model differ from those with the adapter.
     """
     peft = import_peft()
     with claim_out(out, PACK_MARKS, overwrite=overwrite):
         kind = _check_kind(peft, adapter, config := _read_config(adapter))
         tensors, metadata = read_safetensors(adapter / WEIGHTS)
-        card = _card(adapter, metadata, described or Described())
+        card = _card(adapter, metadata, described or ModelDescription())
         with reading(adapter, "has a card that fits no model", "was it edited?"):
             timm_call(card)
         if base is None and not (adapter / BASE).is_file():
@@ -92,8 +94,8 @@ def from_peft(
         )
         modules = (name for name, _ in created.model.named_modules())
         check_config(config, adapter / CONFIG, (*modules, *created.model.state_dict()))
-        state = _merge(peft, created, adapter, tensors, kind, card.input)
-        _check_complete(created, state, adapter, len(card.classes))
+        state = merge_adapter(peft, created, adapter, tensors, kind, card.input)
+        check_complete(created, state, adapter, len(card.classes))
         changed = carried(state, created, ())[1]
         store_base(created.base)
         card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
@@ -104,7 +106,7 @@ def _read_config(adapter: Path) -> dict[str, Any]:
     """Return the adapter's config."""
     if not (adapter / CONFIG).is_file():
         raise DataError(
-            f"{adapter} is no adapter: it has no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
+            f"{adapter} is not an adapter: it has no {CONFIG}; give the folder that PEFT's save_pretrained wrote"
         )
     config = read_json(adapter / CONFIG, limit=1 << 20)
     if not isinstance(config, dict):
@@ -129,26 +131,26 @@ def _check_kind(peft: Any, adapter: Path, config: Mapping[str, Any]) -> str:
     return kind
 
 
-def _card(adapter: Path, metadata: Mapping[str, str], told: Described) -> Card:
-    if told.model is None and (told.classes or told.img_size or told.model_kwargs):
+def _card(adapter: Path, metadata: Mapping[str, str], description: ModelDescription) -> Card:
+    if description.model is None and (description.classes or description.img_size or description.model_kwargs):
         raise UsageError("`--classes`, `--img-size` and `--model-kwargs` go with --model NAME")
-    if told.model is not None:
-        if told.card is not None:
-            raise UsageError("`--card` and `--model` both tell the model; give one of them")
-        if not told.classes:
-            raise UsageError("`--model` tells no class names; give --classes, in the order of the classifier's rows")
-        names = tuple(told.classes)
+    if description.model is not None:
+        if description.card is not None:
+            raise UsageError("`--card` and `--model` both name the model; give one of them")
+        if not description.classes:
+            raise UsageError("`--model` has no class names; give --classes, in the order of the classifier's rows")
+        names = tuple(description.classes)
         if len(set(names)) != len(names):
-            raise UsageError(f"`--classes`: a name is there twice among {len(names)}; give different names")
-        size = check_size(told.model, told.img_size, told.model_kwargs)
-        spec = input_spec(told.model, told.model_kwargs, size, 3)
-        return Card(ModelSpec(told.model, dict(told.model_kwargs)), spec, names)
-    if told.card is not None:
-        path = told.card
+            raise UsageError(f"`--classes`: a name occurs twice among {len(names)}; give different names")
+        size = check_size(description.model, description.img_size, description.model_kwargs)
+        spec = input_spec(description.model, description.model_kwargs, size, 3)
+        return Card(ModelSpec(description.model, dict(description.model_kwargs)), spec, names)
+    if description.card is not None:
+        path = description.card
         return read_card(path.parent if path.name == "task.json" else path)
     if CARD_KEY in metadata:
         return Card.from_json(metadata[CARD_KEY], adapter / WEIGHTS)
-    raise UsageError(f"{adapter} does not tell its model; give --card PACK, or --model NAME and --classes A B …")
+    raise UsageError(f"{adapter} does not name its model; give --card PACK, or --model NAME and --classes A B …")
 
 
 def _read_base(path: Path, card: Card) -> Base:
@@ -178,68 +180,6 @@ def _grid(card: Card) -> tuple[int, int] | None:
         getattr(blank_model(card.model.name, card.model.kwargs), "patch_embed", None), "patch_size", None
     )
     return None if patch is None else (card.input.height // patch[0], card.input.width // patch[1])
-
-
-def _merge(
-    peft: Any, created: Created, adapter: Path, tensors: Mapping[str, Tensor], kind: str, spec: InputSpec
-) -> dict[str, Tensor]:
-    """Return the state dict of the model with the adapter merged into it by PEFT."""
-    where, images = f"{adapter} ({kind})", random_images(spec)
-    try:
-        wrapped = put_adapter(peft, copy.deepcopy(created.model).eval(), adapter)
-        held = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
-    except Exception as error:  # PEFT raises many kinds for an adapter of another model, and not all on purpose
-        raise DataError(
-            f"PEFT cannot put {where} on `{created.spec.name}`: {short(error)}; is it of this model, "
-            "and is the base right?"
-        ) from error
-    if wrong := sorted(tensors.keys() ^ held.keys()):
-        what = "has no place for" if wrong[0] in tensors else "also needs"
-        raise DataError(f"{where}: the model {what} `{wrong[0]}`; is it of `{created.spec.name}` with these arguments?")
-    if not all(bool(v.isfinite().all()) for v in tensors.values()):
-        raise DataError(f"{where} holds numbers that are not finite; its training went wrong")
-    if wrong := sorted(k for k, v in tensors.items() if not torch.equal(v.float(), held[k].float())):
-        raise DataError(f"{where}: PEFT did not take `{wrong[0]}` as the file has it; save the adapter again with PEFT")
-    try:
-        with torch.inference_mode():
-            wanted = wrapped(images)
-            merged = _unwrap(wrapped.merge_and_unload(safe_merge=True)).eval()
-            found = merged(images)
-    except Exception as error:
-        raise DataError(f"PEFT cannot merge {where} into plain weights: {short(error)}; it cannot be a pack") from error
-    state = {k: v.detach().clone() for k, v in merged.state_dict().items()}
-    own = created.model.state_dict()
-    if left := sorted(state.keys() ^ own.keys()) or [k for k, v in state.items() if v.shape != own[k].shape]:
-        raise DataError(f"{where}: after PEFT's merge `{left[0]}` is not as timm has it; it cannot be a pack")
-    worst = float((found - wanted).abs().max())
-    if not worst <= _TOLERANCE * max(1.0, float(wanted.abs().max())):
-        raise VerificationError(
-            f"{where}: merged by PEFT the logits differ by {worst:.1e} from those with the adapter; nothing was written"
-        )
-    return state
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Put the modules of ``modules_to_save`` in their places; PEFT's merge of LN_TUNING leaves them wrapped."""
-    for name, module in list(model.named_modules()):
-        unload = getattr(module, "unload_and_optionally_merge_module", None)
-        if unload is not None:
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, unload(merge=True, safe_merge=True, adapter_names=None))
-    return model
-
-
-def _check_complete(created: Created, state: Mapping[str, Tensor], adapter: Path, classes: int) -> None:
-    """Refuse parameters that still hold the random numbers they were made with."""
-    heads = head_names(created.model)
-    for name, _ in created.model.named_parameters():
-        if name in created.base.made or (name in created.base.tensors and name not in heads):
-            continue  # an adapted stem is made from the base's
-        if created.key_map[name] is None and torch.equal(state[name], created.initial[name]):
-            what = f" for {classes} classes" if name in heads else ""
-            raise DataError(
-                f"neither {adapter} nor its base has `{name}`{what}; give the base that the adapter was trained on"
-            )
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Packs on the Hugging Face hub: pushed in one commit with a model card, pulled as a whole or not at all."""
+"""Pushes packs to the Hugging Face hub in one commit with a model card, and pulls them."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ from vtk.packs.load import needed_names
 from vtk.packs.pack import read_hashes, update_card
 
 README = "README.md"
-# what a repository may hold without being somebody's other model
+# files that a repository may hold without being another model
 _NEUTRAL = re.compile(r"\.git\w*|README\.md|LICEN[CS]E(\.\w+)?", re.IGNORECASE)
 
 
@@ -30,9 +30,9 @@ class Pushed:
     """A finished upload.
 
     Attributes:
-        repo_id: ``USER/NAME``, the user filled in where only a name was given.
-        url: page that shows it.
-        commit: the one commit it came in.
+        repo_id: ``USER/NAME``, with the user, also if only a name was given.
+        url: its page.
+        commit: of the upload.
         files: bytes by name.
         private: only its owners see it.
     """
@@ -64,30 +64,32 @@ def push_task(
     base: Path | None = None,
     token: str | None = None,
 ) -> Pushed:
-    """Upload a pack in one commit; the repository is made where there is none.
+    """Upload a pack in one commit; the repository is created if it does not exist.
 
-    Only the files of the pack and a ``README.md`` go up, the card without private paths. What an earlier push put there
-    and this one lacks is deleted in the same commit.
+    Only the files of the pack and a ``README.md`` are uploaded, the card without private paths. Files of an earlier
+    push that this one lacks are deleted in the same commit.
 
     Args:
-        path: a pack, a bundle, or a run folder, of which the best pack is taken.
+        path: a pack, a bundle, or a run folder (its best pack).
         repo_id: ``USER/NAME``, or ``NAME`` for the user of the token.
         private: make a new repository private. An existing public one is refused, since its files would be public.
-        revision: branch to commit to, made where there is none.
-        license: identifier for the model card, such as ``apache-2.0``.
-        with_base: with the base tensors the pack needs (`vtk.packs.bundle.bundle_task`).
+        revision: branch to commit to, created if it does not exist.
+        license: license identifier for the model card, such as ``apache-2.0``.
+        with_base: also upload the base tensors that the pack needs (`vtk.packs.bundle.bundle_task`).
         base: file with the base weights for ``with_base``; by default they are looked up.
         token: of the hub; by default that of its login or ``HF_TOKEN``.
 
     Raises:
-        UsageError: a name is wrong, or the repository holds something else.
+        UsageError: an invalid name, or the repository holds another model.
         DataError: the pack is damaged, or the hub refused.
         BaseError: no base fits.
         UnavailableError: the hub cannot be reached.
     """
     check_repo_id(repo_id)
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
-        raise UsageError(f"`--license` {license!r} is no identifier; give one as the hub has it, such as apache-2.0")
+        raise UsageError(
+            f"`--license` {license!r} is not a license identifier; give one of the hub's, such as apache-2.0"
+        )
     with tempfile.TemporaryDirectory(prefix="vtk-push-") as folder:
         copy = Path(folder) / "pack"
         _copy(find_pack(path), copy, with_base=with_base, base=base)
@@ -105,17 +107,17 @@ def pull_task(
     overwrite: bool = False,
     token: str | None = None,
 ) -> Pulled:
-    """Download a pack or a bundle. Nothing but the files of a pack is fetched, and no file of it is a pickle.
+    """Download a pack or a bundle. Only the files of a pack are fetched, none of which is a pickle.
 
     Args:
         repo_id: ``USER/NAME``.
-        out: folder to write, by default ``tasks/NAME``; it appears whole, after everything was checked.
+        out: folder to write, by default ``tasks/NAME``; it is created after all files were checked.
         revision: branch, tag or commit.
         overwrite: replace an existing pack or bundle.
         token: of the hub; by default that of its login or ``HF_TOKEN``.
 
     Raises:
-        UsageError: a name is wrong, or ``out`` exists.
+        UsageError: an invalid name, or ``out`` exists.
         DataError: there is no such repository, or it holds no valid pack.
         UnavailableError: the hub cannot be reached.
     """
@@ -142,30 +144,32 @@ def pull_task(
 
 
 def check_pack(folder: Path) -> Card:
-    """Check all of a pack that can be checked without its base, and of a bundle its base too.
+    """Check a pack as far as possible without its base, and a bundle with its base.
 
     Raises:
-        DataError: a file is absent, damaged or does not belong to the others.
+        DataError: a file is absent, damaged or of another pack.
         BaseError: a bundle's base is not the one the pack was trained on.
     """
     for name in (CARD, HASHES, TENSORS):
         file = folder / name
         if not file.is_file() or file.is_symlink():
-            raise DataError(f"{folder} is no task pack: it has no {name}")
+            raise DataError(f"{folder} is not a task pack: it has no {name}")
     card = read_card(folder)
     hashes = read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:
         raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
     stored, _ = read_safetensors(folder / TENSORS)
     if lost := sorted(set(card.pack.get("trained", ())) - stored.keys()):
-        raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
+        raise DataError(
+            f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
+        )
     if (folder / BUNDLED).is_file():
         bundled_base(folder, card, hashes, needed_names(stored, hashes, base_keys(card, folder)))
     return card
 
 
 def _copy(pack: Path, copy: Path, *, with_base: bool, base: Path | None) -> None:
-    """Copy a pack's own files, so that a training run may replace it while the copy is uploaded."""
+    """Copy a pack's files, so that a training run may replace the pack during the upload."""
     if with_base:
         bundle_task(pack, copy, base=base)
         return
@@ -190,7 +194,7 @@ def _upload(
         raise UsageError(f"{repo_id} exists and is public; make it private on its page, or leave out --private")
     foreign = sorted(name for name in there if not _NEUTRAL.fullmatch(name))
     if foreign and CARD not in there:
-        raise UsageError(f"{repo_id} holds `{foreign[0]}` and no pack; choose another name")
+        raise UsageError(f"{repo_id} holds `{foreign[0]}` and no pack; choose another repository name")
     update_card(copy, card)
     base_bytes = (copy / BUNDLED).stat().st_size if (copy / BUNDLED).is_file() else None
     (copy / README).write_text(

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a pack on the Hugging Face hub, made from `vtk.card.Card`.
+"""Writes the model card (README.md) of a pack on the Hugging Face hub, from `vtk.card.Card`.
 
 A card is untrusted text: class names may hold anything a folder's name can. So the front matter is written by a YAML
 library, and every value in the page is a Markdown code span or stands in a code block, where nothing is markup.
@@ -30,7 +30,7 @@ _SIZE = re.compile(r"@\d+(?:x\d+)?$")
 
 
 def public_card(card: Card) -> Card:
-    """Return a card that names no place on this machine: of weights the file's name is left, of other paths nothing.
+    """Return a card without private paths: of files of weights the name is kept, other paths are removed.
 
     Class names are part of the model and stay as they are.
     """
@@ -44,9 +44,9 @@ def public_card(card: Card) -> Card:
 
 
 def public_command(command: str) -> str:
-    """Return a command line with ``PATH`` for each private path; nothing where it cannot be taken apart.
+    """Return a command line with ``PATH`` for each private path; an empty string if it cannot be parsed.
 
-    Paths below the folder it ran in stay, such as ``data/pets``; so do the names of files of weights.
+    Relative paths such as ``data/pets`` stay, and so do the names of files of weights.
     """
     try:
         return shlex.join(_public_word(word) for word in shlex.split(command))
@@ -55,7 +55,7 @@ def public_command(command: str) -> str:
 
 
 def base_model(card: Card) -> str | None:
-    """Return the hub's id of the base weights, None where they did not come from there."""
+    """Return the hub's id of the base weights; None if they are not from the hub."""
     if card.base is None or not card.base.source.startswith("hub:"):
         return None
     name = card.base.source.removeprefix("hub:")
@@ -76,7 +76,7 @@ def front_matter(card: Card, name: str, license: str | None = None) -> dict[str,
     Args:
         card: of the pack.
         name: of the model, shown with its results.
-        license: identifier as the hub lists them; it is the owner's to choose, so there is no default.
+        license: license identifier of the hub; there is no default, since the owner chooses it.
     """
     data: dict[str, Any] = {
         "library_name": LIBRARY,
@@ -120,32 +120,32 @@ def readme(
     where = f" --revision {shlex.quote(revision)}" if revision else ""
     source = card.base.source
     if base_bytes is not None:
-        place = f"The base tensors it needs are here too ({size(base_bytes)}), so nothing else is wanted."
+        place = f"The base tensors it needs are here too ({size(base_bytes)}), so nothing else is needed."
     elif source.startswith("hub:"):
-        place = f"The base weights are not in it: they are those timm has for {span(source[4:])}, fetched on load."
+        place = f"The base weights are not included: they are timm's {span(source[4:])}, downloaded on first use."
     else:
         place = (
-            f"The base weights are not in it: they were {span(source)}, and any file with the same values will do "
+            f"The base weights are not included: they were {span(source)}; any file with the same values works "
             "(`--base FILE`)."
         )
     facts = [
         f"model: {span(card.model.name)}" + (f" with {span(card.model.kwargs)}" if card.model.kwargs else ""),
-        *(f"then: {span(t.op)} {span(t.args)}" for t in card.transforms),
+        *(f"transform: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]
     parts = [
         f"---\n{head}---\n\n# {name}\n",
-        f"A task pack of {LIBRARY}: of a Vision Transformer the tensors that training changed, {size(tensors_bytes)}, "
-        f"with what the model is (`task.json`) and one hash for each tensor of its base. {place}\n",
+        f"A task pack of {LIBRARY}: the tensors of a Vision Transformer that training changed ({size(tensors_bytes)}), "
+        f"a description of the model (`task.json`) and a hash of each tensor of its base. {place}\n",
         f"## Use\n\n{block(f'vtk tasks pull {repo_id}{where} --out {local}', 'sh')}\n"
-        f"Then `vtk eval {local} FOLDER` measures it, `vtk predict {local} IMAGES` applies it, and in Python\n\n"
+        f"Then `vtk eval {local} FOLDER` evaluates it, `vtk predict {local} IMAGES` labels images, and in Python:\n\n"
         + block(f'from vtk.packs import load_task\n\nmodel = load_task("{local}").model  # plain timm', "python"),
         "## Model\n\n" + "".join(f"- {fact}\n" for fact in facts),
         preprocessing(card.input),
         answer(card),
     ]
     if metrics := _metrics(card):
-        parts.append(f"## Metrics\n\nOf held-out images.\n\n{metrics}")
+        parts.append(f"## Metrics\n\nMeasured on held-out images.\n\n{metrics}")
     parts.append(class_list(card.classes))
     made = block(printable(card.command), "sh") + "\n" if card.command else ""
     versions = ", ".join(f"{k} {v}" for k, v in card.versions.items())

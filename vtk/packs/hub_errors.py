@@ -1,4 +1,4 @@
-"""What the Hugging Face hub's client raises, as one line that says what to do."""
+"""Turns the errors of the Hugging Face hub's client into one line that says what to do."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from vtk.readers import short
 
 _TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "hf_xet")
 _UNEXPECTED = (LookupError, TypeError, AttributeError, AssertionError, EOFError, RecursionError)
-"""What the hub's client ends with where an answer is JSON of another form than it expects."""
+"""Exceptions of the hub's client for JSON of an unexpected form."""
 _LOGIN = "log in (`hf auth login`), or set HF_TOKEN or `--token-env`"
 
 
@@ -27,22 +27,22 @@ def client() -> Any:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Refuse what cannot be the name of a repository on the hub.
+    """Refuse a text that cannot be the name of a repository on the hub.
 
     Raises:
-        UsageError: says what a name looks like.
+        UsageError: describes valid names.
     """
     hub = client()
     try:
         hub.utils.validate_repo_id(repo_id)
     except hub.errors.HFValidationError as error:
         raise UsageError(
-            f"`{repo_id}` is no repository name; give USER/NAME of letters, digits, `-`, `_` and `.`, at most 96"
+            f"`{repo_id}` is not a repository name; give USER/NAME of letters, digits, `-`, `_` and `.`, at most 96"
         ) from error
 
 
 def check_online() -> None:
-    """Refuse at once where the hub cannot be reached: its client would retry for most of a minute.
+    """Refuse at once if the hub cannot be reached: its client would retry for almost a minute.
 
     Raises:
         UnavailableError: offline mode is on, or the hub's name has no address here.
@@ -58,7 +58,7 @@ def check_online() -> None:
 
 @contextlib.contextmanager
 def explained(repo_id: str, revision: str | None = None) -> Iterator[None]:
-    """Turn what the hub's client raises into one line; ``repo_id`` and ``revision`` are what was asked for.
+    """Turn exceptions of the hub's client into one line; ``repo_id`` and ``revision`` are those requested.
 
     Raises:
         UnavailableError: no network, or offline mode.
@@ -73,7 +73,7 @@ def explained(repo_id: str, revision: str | None = None) -> Iterator[None]:
         if found is None and not isinstance(error, _UNEXPECTED):
             raise
         if found is None:
-            text = f"the hub's answer about {repo_id} cannot be used ({short(error)}); is HF_ENDPOINT that of a hub?"
+            text = f"the hub's answer about {repo_id} cannot be used ({short(error)}); is HF_ENDPOINT a hub?"
             found = DataError(text)
         raise found from error
 
@@ -89,16 +89,16 @@ def _explain(error: BaseException, repo_id: str, revision: str | None) -> VtkErr
         return DataError(f"{repo_id} has no revision `{revision or 'main'}`; give one of its branches, tags or commits")
     if isinstance(error, kinds.RepositoryNotFoundError):
         return DataError(
-            f"there is no model repository {repo_id} that you may see; check its name, or if it is private {_LOGIN}"
+            f"there is no model repository {repo_id} that you can read; check its name, or if it is private, {_LOGIN}"
         )
     if isinstance(error, kinds.LocalEntryNotFoundError):  # the client fell back to its cache; the cause is the reason
         cause = error.__cause__
         return (_explain(cause, repo_id, revision) if cause else None) or UnavailableError(_unreachable(_line(error)))
     if status == 401:
-        return DataError(f"the hub wants to know who you are (401); {_LOGIN}")
+        return DataError(f"the hub requires a login (401); {_LOGIN}")
     if status == 403:
         return DataError(
-            f"your token may not do this to {repo_id} (403); give a token with write access to it, or another name"
+            f"your token has no permission for this on {repo_id} (403); give a token with write access, or another name"
         )
     if isinstance(error, kinds.HfHubHTTPError):
         said = getattr(error, "server_message", None) or _line(error)
@@ -113,7 +113,7 @@ def _explain(error: BaseException, repo_id: str, revision: str | None) -> VtkErr
 
 
 def _offline() -> str:
-    return "HF_HUB_OFFLINE is set, so the hub is not asked; unset it"
+    return "HF_HUB_OFFLINE is set, so the hub is not contacted; unset it"
 
 
 def _unreachable(why: str) -> str:

@@ -1,9 +1,9 @@
-"""Packs of eight bits: how far a trained matrix moved from the base, as whole numbers from -127 to 127.
+"""Packs in int8: the update of each trained matrix relative to the base, as integers from -127 to 127.
 
-Each row (output channel) has one fp32 factor; beside ``NAME`` lies ``NAME:scale``. Training moves weights by little, so
-the steps are far finer than those of the weights themselves would be. Everything else stays fp32: vectors, tables, and
-matrices that the base has not (a classifier has few bytes, and its rounding alone would cost the logits 20 times more
-than that of all attention).
+Each row (output channel) has one fp32 scale, ``NAME:scale``. Training changes weights little, so the steps are finer
+than those of the weights themselves would be. Everything else stays fp32: vectors, position embeddings, and matrices
+that the base does not have (rounding the small classifier alone would change the logits 20 times more than rounding all
+attention).
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -24,12 +24,12 @@ _IMAGES = 4
 def quantise(
     tensors: Mapping[str, Tensor], trained: Collection[str], start: Callable[[str], Tensor | None]
 ) -> dict[str, Tensor]:
-    """Return what an int8 pack stores.
+    """Return the tensors that an int8 pack stores.
 
     Args:
         tensors: of the pack, at full precision.
         trained: names among which the matrices are stored in eight bits.
-        start: gives the base's tensor under a name of the model, None where it has none.
+        start: name in the model to the base's tensor, or None.
     """
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -58,15 +58,15 @@ def differences(tensors: Mapping[str, Tensor]) -> frozenset[str]:
 def expand(
     tensors: Mapping[str, Tensor], start: Callable[[str], Tensor | None], where: str | Path
 ) -> dict[str, Tensor]:
-    """Return the tensors of a pack with those of eight bits as fp32.
+    """Return the tensors of a pack, with int8 expanded to fp32.
 
     Args:
-        tensors: as `quantise` gave them; others come back as they are.
-        start: gives the base's tensor under a name of the model.
+        tensors: of `quantise`; other tensors are returned unchanged.
+        start: name in the model to the base's tensor.
         where: names the pack in messages.
 
     Raises:
-        DataError: a factor without its matrix, or shapes that do not belong together.
+        DataError: a scale without its matrix, or shapes that do not match.
     """
     full = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
     for key in tensors.keys() - full.keys():
@@ -75,13 +75,14 @@ def expand(
         if steps is None or steps.dtype != torch.int8 or steps.ndim != 2 or scale.shape != steps.shape[:1]:
             found = "no matrix" if steps is None else f"{steps.dtype} of shape {tuple(steps.shape)}"
             raise DataError(
-                f"{where}: `{key}` of shape {tuple(scale.shape)} belongs to {found}; the pack was edited or mixed up"
+                f"{where}: `{key}` of shape {tuple(scale.shape)} belongs to {found}; the pack was edited or its files "
+                "mixed"
             )
         first = start(name)
         if first is None or first.shape != steps.shape:
             raise DataError(
                 f"{where}: `{name}` is stored as a difference and the base has none of shape {tuple(steps.shape)}; "
-                "the pack was edited or mixed up"
+                "the pack was edited or its files mixed"
             )
         full[name] = first.detach().cpu().float() + steps.float() * scale.float()[:, None]
     return full
@@ -90,12 +91,12 @@ def expand(
 def drift(
     model: nn.Module, exact: Mapping[str, Tensor], rounded: Mapping[str, Tensor], spec: InputSpec
 ) -> dict[str, Any]:
-    """Measure what rounding cost: per tensor, and in the logits of random images.
+    """Measure the rounding error: per tensor, and in the logits of random images.
 
     Args:
         model: takes the tensors; it holds ``exact`` before, ``rounded`` afterwards. In eval mode, fp32, on the CPU.
         exact: the pack's tensors.
-        rounded: the same ones as a reader of the file gets them.
+        rounded: the same tensors as read from the file.
         spec: size of the images.
 
     Returns:

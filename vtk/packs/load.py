@@ -1,4 +1,4 @@
-"""From a pack or a merged checkpoint to a plain timm model."""
+"""Loads a plain timm model from a pack or a merged checkpoint."""
 
 import dataclasses
 import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
     from vtk.packs.prediction import Images, ImageTransform
 
 _TIMES, _SMALL = 2, 2_000_000
-"""A model may have this many times the numbers at hand, and so many more: its position table can be of another size."""
+"""A model may have at most `_TIMES` the numbers of its files plus `_SMALL`: position embeddings may differ in size."""
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Task:
 
     Attributes:
         model: plain timm, fp32, on the CPU, in eval mode.
-        card: what it is.
+        card: of the model.
         path: the pack or checkpoint it was read from.
         base: the shared weights; None for a merged checkpoint.
-        carried: names of the tensors that the pack held itself.
-        needed: names of the base tensors that the pack cannot do without.
-        bundled: the base came with the pack, and is only what is needed of it.
+        carried: names of the tensors in the pack.
+        needed: names of the base tensors that the pack needs.
+        bundled: the base came with the pack, and has only the needed tensors.
     """
 
     model: nn.Module
@@ -61,7 +61,7 @@ class Task:
 
     @property
     def transform(self) -> "ImageTransform":
-        """The evaluation's transform: a PIL image (or an array, or a path) to a normalised tensor (C, H, W)."""
+        """The evaluation transform: a PIL image, an array or a path to a normalised tensor (C, H, W)."""
         from vtk.packs.prediction import ImageTransform
 
         return ImageTransform(self.card)
@@ -76,25 +76,25 @@ class Task:
         device: str | torch.device | None = None,
         precision: str | None = None,
     ) -> "list[Prediction]":
-        """Label images as ``vtk predict`` does: with the card's preprocessing, precision and batch size.
+        """Predict labels as ``vtk predict`` does, with the card's preprocessing, precision and batch size.
 
         Args:
-            images: a path (of a folder: all its images), a PIL image, an array (H, W, C) uint8, or a list of such; or
-                a floating tensor (B, C, H, W) that is normalised already, as `transform` does it.
+            images: a path (a folder stands for its images), a PIL image, a uint8 array (H, W, C), or a list of these;
+                or a floating tensor (B, C, H, W) of normalised images, as `transform` returns them.
             top_k: labels of each image.
-            threshold: least probability, of a model of several labels an image; by default 0.5.
-            batch_size: images of a forward pass.
-            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; by default where ``model`` is. Elsewhere, and in another
-                precision than the model's, a copy of it runs.
+            threshold: least probability of a label, for multi-label models; by default 0.5.
+            batch_size: images per forward pass.
+            device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; by default the model's. On another device or in
+                another precision a copy of the model runs.
             precision: ``fp32``, ``bf16`` or ``fp16``.
 
         Returns:
-            One for each image, in the order given.
+            One prediction for each image, in order.
 
         Raises:
-            UsageError: an image or an option that the model does not take.
+            UsageError: an invalid image or option.
             DataError: a file that cannot be read; ``vtk predict`` skips such files.
-            VerificationError: logits that are no numbers.
+            VerificationError: logits that are not finite.
         """
         from vtk.packs.prediction import predict
 
@@ -108,7 +108,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     """Load a pack onto its base.
 
     Args:
-        path: the folder of a pack, of a bundle, which brings its base, or of a run, whose best pack is taken.
+        path: folder of a pack, of a bundle (a pack with its base), or of a run (its best pack).
         base: file with the base weights; by default they are looked up.
 
     Raises:
@@ -143,7 +143,9 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     created = _create(card, folder, base=rest)
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
-        raise DataError(f"{folder} lacks `{lost[0]}`, which its card says was trained; the file was cut or mixed up")
+        raise DataError(
+            f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
+        )
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
     return Task(created.model.eval(), card, folder, found, frozenset(tensors), needed, bundled)
 
@@ -151,19 +153,19 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
 def needed_names(
     stored: Mapping[str, Tensor], hashes: Mapping[str, str], keys: Callable[[str], str | None]
 ) -> frozenset[str]:
-    """Return the base tensors that a pack cannot do without: what it lacks, and what it holds the difference from.
+    """Return the base tensors that a pack needs: those it lacks, and those it stores differences from.
 
     Args:
         stored: tensors of the pack's file.
         hashes: of every tensor of the base.
-        keys: names in the model to names in the base.
+        keys: name in the model to name in the base.
     """
     own = stored.keys() | {keys(name) for name in stored}
     return frozenset(hashes) - (own - {keys(name) for name in differences(stored)})
 
 
 def load_checkpoint(path: str | Path) -> Task:
-    """Load a merged checkpoint; it needs no base.
+    """Load a merged checkpoint, which needs no base.
 
     Raises:
         DataError: damaged, or its tensors are not those of its card.
@@ -182,8 +184,10 @@ def load_checkpoint(path: str | Path) -> Task:
 
 def _check_path(path: object, function: str) -> None:
     if not isinstance(path, (str, os.PathLike)) or not str(path).strip():
-        given = "an empty text" if isinstance(path, str) else f"a {type(path).__name__}"
-        raise UsageError(f"`{function}` takes the path of what a run wrote, and was given {given}; give its folder")
+        given = "an empty string" if isinstance(path, str) else f"a {type(path).__name__}"
+        raise UsageError(
+            f"`{function}` takes the path of a pack or checkpoint, and was given {given}; give its folder or file"
+        )
 
 
 def _blank(card: Card, where: Path) -> Any:
@@ -228,7 +232,9 @@ def _check_complete(
 ) -> None:
     for key, value in tensors.items():
         if key not in state:
-            raise DataError(f"{where} holds `{key}`, which its model does not have; the pack was edited or mixed up")
+            raise DataError(
+                f"{where} holds `{key}`, which its model does not have; the pack was edited or its files mixed"
+            )
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
         if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:
@@ -237,7 +243,9 @@ def _check_complete(
             raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")
     absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
     if absent is not None:
-        raise DataError(f"{where} lacks `{absent}`, which the base cannot supply; the file was cut or mixed up")
+        raise DataError(
+            f"{where} lacks `{absent}`, which the base cannot supply; the file is truncated or of another pack"
+        )
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
-"""LoRA (Hu et al., 2021) as a folder that stock PEFT loads, and folded into plain weights.
+"""Writes LoRA (Hu et al., 2021) as a PEFT adapter, and merges it into plain weights.
 
     y = x · Wᵀ + b + (x · Aᵀ) · Bᵀ · α / r,    merged: W + B · A · α / r
 
-PEFT puts a layer with ``base_layer``, ``lora_A`` and ``lora_B`` in place of a linear one. A model in training has those
-names; a pack has timm's. What LoRA leaves whole (the classifier, an adapted stem) an adapter carries under
-``modules_to_save``.
+PEFT replaces a linear layer by one with ``base_layer``, ``lora_A`` and ``lora_B``. A model in training has those names,
+a pack has timm's. Modules that are trained without factors (the classifier, an adapted stem) are ``modules_to_save``.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -33,14 +32,14 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class Lora:
-    """Which layers have factors, and what they count.
+    """LoRA options, and the names of the layers that have factors.
 
     Attributes:
         rank: r, columns of B and rows of A.
         alpha: α.
         dropout: of the factors' input in training.
         modules: names of the layers.
-        whole: names of the modules that are trained themselves.
+        whole: names of the modules that are trained without factors.
         pattern: regular expression for exactly ``modules``.
     """
 
@@ -117,7 +116,7 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
 
 
 def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Collection[str], card: Card) -> float:
-    """Make a folder of `save_lora` complete, then load it as anyone would.
+    """Complete a folder of `save_lora`, then load it with plain timm and PEFT.
 
     Where the model does not start from the base's own tensors (a position table at another size, parallel branches),
     ``base.safetensors`` is added: no adapter can hold those, and PEFT needs the same start.
@@ -130,10 +129,10 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
         card: of the adapter.
 
     Returns:
-        The largest difference between logits of PEFT's model and of the weights with the factors folded in.
+        The largest difference between the logits of PEFT's model and of the merged weights.
 
     Raises:
-        VerificationError: PEFT computes something else.
+        VerificationError: PEFT's logits differ.
         DataError: the folder is damaged or cannot be written.
     """
     peft, path = import_peft(), existing_dir(path)

@@ -1,4 +1,4 @@
-"""Base and pack in one checkpoint, which plain timm loads strictly unless a transform is beyond it."""
+"""Merges a pack and its base into one checkpoint, which plain timm loads strictly where it has the architecture."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from vtk.packs.load import Task, card_metadata, load_task
 def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = None, overwrite: bool = False) -> Task:
     """Write ``out`` (.safetensors, fp32, timm's keys, the card in its metadata) and ``NAME.README.md`` beside it.
 
-    Whether plain timm can load it, and by which call, `vtk.packs.plain.plain_call` says, and the page.
+    `vtk.packs.plain.plain_call` and the README give the call of plain timm that loads it, if there is one.
 
     Args:
         path: the pack.
@@ -22,9 +22,9 @@ def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = N
         overwrite: replace an existing file.
 
     Raises:
-        UsageError: ``out`` is no .safetensors, or exists.
-        DataError: the pack is damaged, or ``out`` cannot be written, as a device or a folder; or beside it is a page of
-            this name that no merge wrote.
+        UsageError: ``out`` is not a .safetensors file, or exists.
+        DataError: the pack is damaged, ``out`` cannot be written, or beside it is a README of this name that another
+            program wrote.
         BaseError: no base fits.
     """
     out = Path(out)

@@ -1,8 +1,8 @@
-"""The task pack: a folder with the tensors that differ from the base, the card, and what the base must be.
+"""Writes task packs: a folder of the tensors that differ from the base, the card, and hashes of the base.
 
 ``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
 at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per
-tensor of the base, so that any file with the same values fits. `vtk.packs.int8` says how eight bits are stored.
+tensor of the base, so that any file with the same values fits. `vtk.packs.int8` describes how int8 is stored.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ PackDtype = Literal["fp32", "bf16", "int8"]
 
 
 class FrozenTensorChanged(VtkError):
-    """A tensor that should have stayed frozen has other bytes than the base: a fault of the training code."""
+    """A frozen tensor differs from the base: a bug of the training code."""
 
 
 def save_task(
@@ -39,23 +39,23 @@ def save_task(
     trained: Collection[str],
     dtype: PackDtype = "fp32",
 ) -> Card:
-    """Write a pack as a whole, or leave what was there.
+    """Write a pack atomically.
 
     Args:
         path: the pack's folder; replaced.
         state: the model's state dict with plain timm keys, trained tensors as fp32 masters. Frozen tensors may be
             stored in a lower precision; they are compared with the base at that precision.
-        created: what the model was made from.
+        created: the model as created, with its base.
         card: its ``model``, ``input``, ``base`` and ``transforms`` are taken from ``created``.
         trained: keys that training changed on purpose, buffers of trained modules included.
-        dtype: of the floating-point tensors in the file; with ``int8`` what rounding cost is measured and put on the
-            card, under ``pack``.
+        dtype: of the floating-point tensors in the file; with ``int8`` the rounding error is measured and recorded in
+            the card, under ``pack``.
 
     Returns:
         The card as written.
 
     Raises:
-        FrozenTensorChanged: the pack is written with the changed tensor in it, then this is raised.
+        FrozenTensorChanged: raised after the pack was written with the changed tensor in it.
         DataError: the folder cannot be written.
     """
     path = Path(path)
@@ -68,21 +68,21 @@ def save_task(
         key = created.key_map.get(name)
         return created.base.tensors[key] if key is not None and key in created.base.hashes else None
 
-    stored, told = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
+    stored, facts = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
     card = dataclasses.replace(
         card,
         model=created.spec,
         input=created.input,
         base=created.base.ref,
         transforms=created.transforms,
-        pack=told,
+        pack=facts,
     )
     with replace_dir(path) as tmp:
         write_pack(tmp, stored, created.base.hashes, card)
     if changed:
         raise FrozenTensorChanged(
             f"{len(changed)} frozen tensors changed while training, first `{changed[0]}`; {path} carries them, so it "
-            "is right but larger; please report this with the command you ran"
+            "is correct but larger; please report this with the command you ran"
         )
     return card
 
@@ -96,27 +96,27 @@ def store(
     model: Callable[[], nn.Module],
     spec: InputSpec,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Round a pack's tensors to how they are stored.
+    """Round a pack's tensors to the stored precision.
 
     Args:
-        tensors: what the pack holds, at full precision.
-        dtype: how to store them.
+        tensors: of the pack, at full precision.
+        dtype: of the stored tensors.
         trained: keys that training changed on purpose.
-        start: gives the base's tensor under a name of the model, None where it has none.
-        model: gives the whole model, for measuring what eight bits cost.
+        start: name in the model to the base's tensor, or None.
+        model: returns the whole model, to measure the rounding error of int8.
         spec: the model's input.
 
     Returns:
         The tensors of the file, and the card's ``pack``.
     """
-    told: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained)}
+    facts: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained)}
     if dtype == "int8":
         stored = int8.quantise(tensors, trained, start)
-        told["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
+        facts["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
     else:
         stored = {k: _stored(v, DTYPES[dtype]) for k, v in tensors.items()}
-    told["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
-    return stored, told
+    facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
+    return stored, facts
 
 
 def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
@@ -129,10 +129,10 @@ def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, 
 def carried(
     state: Mapping[str, Tensor], created: Created, trained: Collection[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Choose what a pack must hold.
+    """Select the tensors that a pack must hold.
 
     Returns:
-        The tensors, and the names among them that were frozen and yet differ from the base.
+        The tensors, and the names of frozen ones among them that differ from the base.
     """
     chosen: dict[str, Tensor] = {}
     changed: list[str] = []
@@ -176,7 +176,7 @@ def _same(value: Tensor, start: Tensor) -> bool:
 
 
 def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) -> nn.Module:
-    """Make the plain model again: the one that was trained may be on a device, rounded or changed for training."""
+    """Build the plain model again: the trained one may be on a device, rounded or changed for training."""
     model = build_model(
         created.spec.name,
         num_classes=num_classes,

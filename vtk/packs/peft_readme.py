@@ -1,4 +1,4 @@
-"""The README.md beside an adapter: how to load it with timm and PEFT alone."""
+"""Writes the README.md of an adapter, with the lines that load it in plain timm and PEFT."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _SHOWN = 8
 def readme(
     card: Card, call: PlainCall, in_base: Sequence[str], heads: Sequence[str], *, with_base: bool
 ) -> tuple[str, str]:
-    """Return the page, and of its Python code the lines that load the model.
+    """Return the README, and from its Python code the lines that load the model.
 
     Args:
         card: of the pack.
@@ -37,17 +37,17 @@ def readme(
             f"base = {{k: v for k, v in base.items() if not k.startswith({prefixes!r})}}  # the adapter has its own\n"
             "model.load_state_dict(base, strict=False)"
         )
-    load = 'model = PeftModel.from_pretrained(model, ".").eval()  # then, if you like, model.merge_and_unload()'
+    load = 'model = PeftModel.from_pretrained(model, ".").eval()  # optionally: model.merge_and_unload()'
     code = "\n".join([*lines, "", build, load])
     if not with_base:
         assert card.base is not None
         place = (
-            f"The base weights are not here: put {span(card.base.source)} beside it as base.safetensors, with timm's "
-            "keys."
+            f"The base weights are not included: put {span(card.base.source)} beside it as base.safetensors, "
+            "with timm's keys."
         )
     elif in_base:
         names = ", ".join(map(span, in_base[:_SHOWN])) + (", …" if len(in_base) > _SHOWN else "")
-        place = f"Use it on this base.safetensors only, which holds what no adapter can: {names}."
+        place = f"Use it only with this base.safetensors, which also holds tensors that no adapter can: {names}."
     else:
         place = "Its base is base.safetensors."
     logits = classify_code(card, "model(torch.from_numpy(prepare(path)))[0].detach().numpy()")

@@ -1,4 +1,4 @@
-"""Checkpoints for plain timm: the call that builds the model of a card without this toolkit, where there is one."""
+"""Finds the call of plain timm that builds the model of a card, where there is one."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Preprocessing as Python lines for a README: Pillow and NumPy only, with the numbers of one card."""
+"""Writes the preprocessing of a card as Python code for a README, with Pillow and NumPy only."""
 
 import math
 

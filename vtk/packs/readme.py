@@ -1,7 +1,7 @@
-"""Sections of the README.md of an artefact, made from its card: preprocessing, outputs and the full list of classes.
+"""Writes README sections of an exported model from its card: preprocessing, outputs and the list of classes.
 
-A page says all that a program without this toolkit needs. A card is untrusted text: its values stand in code spans and
-code blocks (`vtk.markdown`).
+The sections say everything that a program without this toolkit needs. A card is untrusted text: its values stand in
+code spans and code blocks (`vtk.markdown`).
 """
 
 import math
@@ -13,13 +13,13 @@ from vtk.card import Card, InputSpec
 from vtk.markdown import block, quoted, span
 
 FOLDED = 100
-"""Classes above which the list is folded away until it is clicked."""
+"""Number of classes above which the list is collapsed."""
 
 _COLOURS = {
     1: "1 channel, the luminance of the image",
-    2: "2 channels, luminance and opacity",
+    2: "2 channels, luminance and alpha",
     3: "3 channels, RGB",
-    4: "4 channels, RGB and opacity",
+    4: "4 channels, RGB and alpha",
 }
 
 
@@ -84,7 +84,7 @@ def classify_code(card: Card, run: str, *, name: str = "logits") -> str:
 
 def preprocessing(spec: InputSpec, *, in_graph: bool = False) -> str:
     """Return the section that says how an image file becomes the model's input, with all numbers."""
-    who = "The model does this with the raw images that it is given" if in_graph else "In this order"
+    who = "The model does this itself with the raw images" if in_graph else "In this order"
     lines = [
         f"input: {spec.height} × {spec.width} pixels (height × width), {channels(spec)}",
         *_decoding(spec),
@@ -103,17 +103,17 @@ def answer(card: Card, outputs: tuple[str, ...] = ("logits",)) -> str:
     lines = []
     for name in outputs:
         if name == "features":
-            lines.append("`features`: what the classifier reads, pooled over the image")
+            lines.append("`features`: the input of the classifier, pooled over the image")
         elif name == "probabilities":
             lines.append(f"`probabilities`: {each}; they sum to 1")
         elif card.multi_label:
             lines.append(
                 f"{span(name)}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
-                "probability, and a label is given from 0.5 on (a logit of 0)"
+                "probability, and a label is predicted from 0.5 on (a logit of 0)"
             )
         else:
             lines.append(
-                f"{span(name)}: {each}. An image has one class, that of the largest; their softmax are probabilities"
+                f"{span(name)}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
             )
     return "## Output\n\n" + "".join(f"- {line}\n" for line in lines)
 
@@ -128,11 +128,11 @@ def class_list(classes: tuple[str, ...]) -> str:
 
 def channels(spec: InputSpec) -> str:
     """Return what the channels are."""
-    return _COLOURS.get(spec.in_chans, f"{spec.in_chans} channels, bands in the order of the files that it learnt from")
+    return _COLOURS.get(spec.in_chans, f"{spec.in_chans} channels, bands in the order of the training files")
 
 
 def _decoding(spec: InputSpec) -> list[str]:
-    lines = ["decoding: the first image of the file, turned upright as its EXIF orientation says"]
+    lines = ["decoding: the first image of the file, rotated upright by its EXIF orientation"]
     if spec.in_chans in (1, 3):
         lines[0] += ", in 8 bits RGB, transparent pixels on white"
     else:
@@ -144,8 +144,8 @@ def _decoding(spec: InputSpec) -> list[str]:
         lines.append("colours: embedded colour profiles are ignored")
     if spec.value_range:
         lines.append(
-            f"value range: {spec.describe_range()}, rounded to whole levels and cut off at both ends; NaN becomes 0; "
-            "images of 8 bits are taken as they are"
+            f"value range: {spec.describe_range()}, rounded to integers and clipped at both ends; NaN becomes 0; "
+            "8-bit images are used as they are"
         )
     else:
         lines.append("value range: 0 to 255; grey images of 16 bits are divided by 257")
@@ -155,7 +155,7 @@ def _decoding(spec: InputSpec) -> list[str]:
 def _resize(spec: InputSpec) -> str:
     high, wide = spec.height, spec.width
     if spec.resize_mode == "squash":
-        return f"to {high} × {wide}, whatever the proportions are (`squash`)"
+        return f"to {high} × {wide}, without keeping proportions (`squash`)"
     if spec.resize_mode == "pad":
         fill = [round(255 * value) for value in spec.mean]
         return f"to fit into {high} × {wide}, proportions kept, the rest filled with {fill} on both sides (`pad`)"

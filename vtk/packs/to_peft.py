@@ -1,4 +1,4 @@
-"""From a pack to an adapter that PEFT loads by itself, onto a model that timm builds by itself.
+"""Converts a pack to an adapter that plain PEFT loads onto a model that plain timm builds.
 
 PEFT's ``LN_TUNING`` is not about LayerNorm: it keeps a full copy of any targeted module and swaps it in. So it carries
 trained weights without rounding, where LoRA could only approximate them. It takes modules without children, and only
@@ -53,7 +53,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """What `to_peft` wrote.
+    """Result of `to_peft`.
 
     Attributes:
         path: the folder.
@@ -80,7 +80,7 @@ def to_peft(
     """Write ``base.safetensors`` and an adapter for stock PEFT, then check the logits that timm and PEFT get from them.
 
     Args:
-        path: the pack, or a bundle. A bundle lacks the base's own values of what the pack carries: the pack's stand in.
+        path: the pack, or a bundle. Of tensors that a bundle lacks, the pack's own values are used.
         out: folder to write; it is the adapter's folder.
         base: file with the base weights; by default they are looked up.
         adapter_only: leave ``base.safetensors`` out, for use on the base itself.
@@ -88,8 +88,8 @@ def to_peft(
 
     Raises:
         UnavailableError: PEFT is not installed.
-        UsageError: ``out`` exists, the model is not one of timm's, or ``adapter_only`` cannot be had.
-        VerificationError: timm and PEFT compute something else; nothing is kept.
+        UsageError: ``out`` exists, timm cannot build the model, or ``adapter_only`` is not possible.
+        VerificationError: the logits of timm and PEFT differ; nothing is kept.
         DataError: the pack is damaged, or ``out`` cannot be written.
         BaseError: no base fits.
     """
@@ -211,7 +211,7 @@ def exact_pattern(chosen: list[str], names: Iterable[str]) -> str:
 
 
 def _verify(peft: Any, task: Task, call: PlainCall, folder: Path, below: Mapping[str, Tensor]) -> float:
-    """Load what was written as anyone would, and compare with the pack; return the largest difference of logits."""
+    """Load the adapter with plain timm and PEFT, and return the largest difference from the pack's logits."""
     plain = call.build()
     plain.load_state_dict(below, strict=True)
     images = random_images(task.card.input)
@@ -224,7 +224,7 @@ def _verify(peft: Any, task: Task, call: PlainCall, folder: Path, below: Mapping
     state = task.model.state_dict()
     wrong = next((k for k, v in merged.state_dict().items() if k not in state or not torch.equal(v, state[k])), None)
     if wrong is not None or not worst <= _TOLERANCE * max(1.0, float(wanted.abs().max())):
-        what = f"`{wrong}` differs" if wrong else "its modules are not used as modules everywhere"
+        what = f"`{wrong}` differs" if wrong else "some of its modules are read without being called"
         raise VerificationError(
             f"PEFT's model does not compute what the pack does (logits differ by {worst:.1e}; {what}); nothing was "
             "written; use `vtk tasks merge` for a checkpoint of plain timm"

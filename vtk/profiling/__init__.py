@@ -5,8 +5,8 @@ from vtk._lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "BackendResult": "vtk.profiling.result",
-        "Cell": "vtk.profiling.result",
+        "BackendResult": "vtk.profiling.cells",
+        "Cell": "vtk.profiling.cells",
         "ProfileConfig": "vtk.profiling.config",
         "ProfileResult": "vtk.profiling.result",
         "percentile": "vtk.profiling.stats",

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vtk.profiling.result import BackendResult, ProfileResult
+    from vtk.profiling.cells import BackendResult
+    from vtk.profiling.result import ProfileResult
 
 NOISE = 0.02
 """A larger batch that takes less time by more than this fraction is called noise; clocks alone differ by about 1 %."""

@@ -1,13 +1,14 @@
 """``--profile 1,8,32`` of any export: the file's latency, left beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtk import console
 
 if TYPE_CHECKING:
-    from vtk.profiling.session import Answers
+    from vtk.profiling.inputs import Inputs
+    from vtk.profiling.reference import Answers
     from vtk.runtime.source import Source
     from vtk_export.tasks.config import TasksCommand
     from vtk_export.tasks.export import TasksExportResult
@@ -98,7 +99,7 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
     Returns:
         The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
     """
-    from vtk.profiling.task_reference import mixed_answers
+    from vtk.profiling.export_profile import mixed_answers
     from vtk.runtime.opening import open_source
     from vtk_export.tasks.index import remember
     from vtk_export.tasks.names import named_packs
@@ -118,6 +119,33 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
         remember(result.path, [f"{stem}.json", f"{stem}.png"])
         code = max(code, status)
     return code, found
+
+
+def mixed_answers(packs: Mapping[str, Path], *, base: Path | None = None) -> "Answers":
+    """Return what computes logits (n, most classes), fp32, padded with the type's lowest number as the file's are.
+
+    Args:
+        packs: name to folder, in the order of the tasks' numbers.
+        base: base weights of the packs, if they moved.
+    """
+
+    import torch
+
+    from vtk.profiling.compare import torch_reference
+    from vtk.profiling.reference import Reference
+    from vtk.runtime.opening import open_source
+
+    def answers(inputs: "Inputs") -> Reference:
+        sources = [open_source(path, base=base) for path in packs.values()]
+        most = max(len(source.card.classes) for source in sources)
+        logits = torch.full((len(inputs.images), most), torch.finfo(torch.float32).min)
+        for number, source in enumerate(sources):
+            rows = (inputs.more["task"] == number).nonzero()[:, 0]
+            if len(rows):
+                logits[rows, : len(source.card.classes)] = torch_reference(source.model(), inputs.images[rows])
+        return Reference(logits, "torch fp32 on the CPU, each image with its own task's model", "fp32")
+
+    return answers
 
 
 def profile_export(

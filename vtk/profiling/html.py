@@ -1,9 +1,10 @@
 """The profile's report of one file: the plot is inside, nothing is fetched, and it can be read on a phone."""
 
 from vtk.html import data_uri, document, table, text
-from vtk.profiling.report import columns, heading, notes, values, work_columns, work_values
-from vtk.profiling.report import title as title_of
-from vtk.profiling.result import BackendResult, ProfileResult
+from vtk.profiling.cells import BackendResult
+from vtk.profiling.result import ProfileResult
+from vtk.profiling.rows import columns, heading, notes, values, work_columns, work_values
+from vtk.profiling.rows import title as title_of
 
 
 def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:

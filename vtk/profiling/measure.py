@@ -11,13 +11,13 @@ from torch import Tensor
 
 from vtk.errors import VtkError
 from vtk.profiling.calls import MIN_RUNS, WARMUP_S, first_line, time_calls, warm_up
+from vtk.profiling.cells import Cell, CellStatus
 from vtk.profiling.compare import Difference, batch_of, centred, compare, gives_probabilities
 from vtk.profiling.compile_watch import Compilations
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import Holdings, PeakMemory, available_bytes, is_out_of_memory, release
 from vtk.profiling.memory_count import count_memory
 from vtk.profiling.nvml import Meter, energy_per_image
-from vtk.profiling.result import Cell, CellStatus
 from vtk.profiling.stats import PERCENTILES, runs_needed, spread, summarise
 from vtk.runtime.backends.base import Backend, least_images, most_images
 

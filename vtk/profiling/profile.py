@@ -16,15 +16,17 @@ from vtk.models.devices import FP8, resolve_device
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling import ceilings
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.compare import DISTINCT, LEAST_DISTINCT, centred, remarks
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import make_inputs
 from vtk.profiling.machine import device_name, versions
 from vtk.profiling.measure import Plan
 from vtk.profiling.memory import describe
-from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.reference import FILES, Answers, Loader
+from vtk.profiling.result import ProfileResult
 from vtk.profiling.rounds import measure_group
-from vtk.profiling.session import FILES, Answers, Loader, Session, fits
+from vtk.profiling.session import Session, fits
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.opening import open_source, open_with_notes

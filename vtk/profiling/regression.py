@@ -8,7 +8,8 @@ from typing import Any, TypeGuard
 
 from vtk import console
 from vtk.errors import DataError
-from vtk.profiling.result import Cell, ProfileResult
+from vtk.profiling.cells import Cell
+from vtk.profiling.result import ProfileResult
 
 SMALL = 0.03
 """A change below this fraction is not called one: medians of one machine differ by as much between two runs."""

@@ -14,9 +14,9 @@ import torch
 
 from vtk.errors import UnavailableError, UsageError, VerificationError, VtkError
 from vtk.profiling.calls import first_line
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.measure import CellRun, Plan
 from vtk.profiling.memory import Holdings, available_bytes, is_out_of_memory
-from vtk.profiling.result import BackendResult, Cell
 from vtk.profiling.session import Session
 from vtk.runtime.backends.base import Backend
 

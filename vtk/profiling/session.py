@@ -1,54 +1,22 @@
-"""Loads back-ends for one source, exports for them what they run, and knows the right logits."""
+"""Loads back-ends for one source, and exports for them the files that they run."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vtk.errors import UsageError, VerificationError, VtkError
 from vtk.models.devices import FP8
-from vtk.profiling.compare import gives_probabilities, torch_reference
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import release
-from vtk.runtime.backends.base import Backend, least_images
+from vtk.profiling.reference import FILES, Answers, Loader, Reference, reference_of
+from vtk.runtime.backends.base import Backend
 from vtk.runtime.data_option import fp8_images
-from vtk.runtime.engine_files import model_beside, read_stamp
-from vtk.runtime.onnx_file import open_onnx
 from vtk.runtime.source import Source
-
-Loader = Callable[..., Backend]
-
-FILES = ("onnx", "aoti", "tensorrt")
-"""Kinds of sources that hold no model in torch."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What outputs are compared with.
-
-    Attributes:
-        logits: (n, classes), fp32, CPU.
-        described: how they were computed.
-        kind: which tolerance holds, see `vtk.profiling.compare.compare`.
-        cautions: what weakens them.
-        probabilities: they are logarithms of probabilities: of the logits only the differences are known.
-    """
-
-    logits: Tensor
-    described: str
-    kind: str
-    cautions: tuple[str, ...] = ()
-    probabilities: bool = False
-
-
-Answers = Callable[[Inputs], Reference]
-"""Computes a reference that is no single source, for instance each image's by its own task's model."""
 
 
 class Session:
@@ -109,46 +77,8 @@ class Session:
         """
         if not isinstance(self._reference, Source):
             return self._reference(inputs)
-        source = self._reference
-        given = "" if source is self.source else f" of {source.name}"
-        raw = self.source.facts.preprocessing
-        if source is not self.source and source.facts.preprocessing and not raw:
-            raise UsageError(f"`--reference` {source.name} takes raw images, {self.source.name} normalised ones; give "
-                             "the pack it was made from")  # fmt: skip
-        if source is not self.source and (told := _differ(source, self.source)):
-            raise UsageError(f"`--reference` {source.name} is not what {self.source.name} was made from: {told}; give "
-                             "its own pack")  # fmt: skip
-        # bytes are prepared by Pillow for all but the file that prepares them itself
-        outside = raw and not source.facts.preprocessing
-        kind: str = "raw" if outside else self.config.precision
-        kind = self.source.facts.kind if self.source.facts.kind in ("int8", "fp8") else kind
-        how = " with Pillow's preprocessing" if outside else ""
-        images = inputs.normalised(source.card.input) if outside else inputs.images
-        if source.kind == "tensorrt" and (model := _model_of(source)) is not None:
-            given, source = f" of {model.path.name if model.path else model.name}", model
-        if source.kind not in FILES:
-            return Reference(torch_reference(source.model(), images), f"torch fp32 on the CPU{given}{how}", kind)
-        name, options, said, cautions = self._way(source)
-        # a file of another precision than asked for is refused by its back-end; a reference has its own
-        dtype = source.facts.precision if source is not self.source else self.config.precision
-        backend = self.load(name, source, dtype=dtype, threads=self.threads, **options)
-        size = backend.batch or max(least_images(backend), 1 if source.kind in ("aoti", "tensorrt") else 8)
-        more = inputs.more if source is self.source else {}
-        try:
-            logits = _rows_of(backend, {inputs.name if not outside else "pixel_values": images, **more}, size)
-        finally:
-            backend.close()
-        return Reference(logits, f"{said}{given}{how}", kind, cautions, gives_probabilities(backend))
-
-    def _way(self, source: Source) -> tuple[str, dict[str, Any], str, tuple[str, ...]]:
-        """Return back-end and options that run an exported file as a reference, words for it, and what weakens it."""
-        if source.kind == "onnx":
-            options: dict[str, Any] = {"optimize": False, **({"raw": True} if source.facts.preprocessing else {})}
-            if source.facts.precision == "bf16":  # onnxruntime has no bf16 arithmetic on a CPU
-                return "ort-cuda", {**options, "device": self.device}, "onnxruntime on CUDA without optimisation", ()
-            return "ort-cpu", {**options, "device": "cpu"}, "onnxruntime on the CPU without graph optimisation", ()
-        caution = f"nothing independent is at hand for {source.name}: give the pack it was made of as --reference"
-        return source.kind, {"device": self.device}, "the file itself, one image at a time", (caution,)
+        precision = self.config.precision
+        return reference_of(self.source, self._reference, inputs, precision, self.load, self.device, self.threads)
 
     def prepare_s(self, name: str) -> float | None:
         """Return the seconds that making the file for ``name`` took, None where it needs none."""
@@ -214,39 +144,6 @@ class Session:
             return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))  # type: ignore[arg-type]
         except VtkError as error:
             return error
-
-
-def _model_of(engine: Source) -> Source | None:
-    """Return the ONNX file beside an engine, which onnxruntime runs as something independent."""
-    assert engine.path is not None
-    path = model_beside(engine.path, read_stamp(engine.path))
-    return None if path is None or engine.facts.precision == "bf16" else open_onnx(path)
-
-
-def _differ(one: Source, other: Source) -> str:
-    """Say in which way outputs of two sources cannot be the same; empty where they may."""
-    a, b = one.card, other.card
-    if len(a.classes) != len(b.classes):
-        return f"{len(a.classes)} and {len(b.classes)} classes"
-    if one.described and other.described and a.classes != b.classes:
-        first, second = next(pair for pair in zip(a.classes, b.classes, strict=True) if pair[0] != pair[1])
-        return f"output {a.classes.index(first)} is {first} in one and {second} in the other"
-    shapes = [(card.input.in_chans, *card.input.size) for card in (a, b)]
-    return "" if shapes[0] == shapes[1] else "images of {} and {}".format(*("×".join(map(str, s)) for s in shapes))
-
-
-def _rows_of(backend: Backend, inputs: Mapping[str, Tensor], size: int) -> Tensor:
-    """Run ``size`` rows at a time, the last call filled up with copies, and return all logits, fp32, CPU."""
-    count, found = len(next(iter(inputs.values()))), []
-    for start in range(0, count, size):
-        index = (torch.arange(start, start + size)).clamp_max(count - 1)
-        rows = {name: value[index] for name, value in inputs.items()}
-        found.append(backend.run(rows)["logits"].float().cpu()[: count - start])
-    logits = torch.cat(found)
-    if not bool(torch.isfinite(logits).all()):
-        raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or not a number; the "
-                                "file is damaged, or give --reference PACK")  # fmt: skip
-    return logits
 
 
 def fits(name: str, kind: str) -> bool:

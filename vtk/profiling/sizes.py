@@ -1,7 +1,6 @@
 """A timm model at several image sizes: one whole profile for each, and one page over all."""
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -14,15 +13,16 @@ from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.html import document, table
-from vtk.marks import SOFTWARE, Recognise, json_with
+from vtk.marks import Recognise, json_with
 from vtk.marks import page as page_mark
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling.config import ProfileConfig
-from vtk.profiling.plot import COLOURS, MARKERS
+from vtk.profiling.figures import caption, frame, legend, new_figure, style, to_png
 from vtk.profiling.profile import profile
-from vtk.profiling.report import DASH, MARKS, ms, put_reports, rate
+from vtk.profiling.report import MARKS, put_reports
 from vtk.profiling.result import ProfileResult
+from vtk.profiling.rows import DASH, ms, rate
 from vtk.runtime.source import Opening
 
 
@@ -118,25 +118,20 @@ def sizes_page(results: Sequence[ProfileResult]) -> str:
 
 def sizes_png(results: Sequence[ProfileResult]) -> bytes:
     """Draw milliseconds an image against the image's side, at the batch with the most images per second."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 4.0), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.4, 4.0)
     axes = figure.subplots()
     names = list(dict.fromkeys(b.name for r in results for b in r.backends))
     for i, name in enumerate(names):
         points = [(r.input_shape[1], best) for r in results if (best := _best(r, name)) is not None]
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        axes.plot([x for x, _ in points], [1000 / y for _, y in points], color=colour, marker=marker, label=name)
-    axes.set(xlabel="image size (pixels)", ylabel="ms per image", title="at the batch with most images/s")
+        colour, marker = style(i)
+        if points:
+            axes.plot([x for x, _ in points], [1000 / y for _, y in points], color=colour, marker=marker, label=name)
+    axes.set(xlabel="image size (pixels)", ylabel="ms per image")
+    caption(axes, "latency", "at the batch size with most images/s")
     axes.set_ylim(bottom=0)
-    axes.grid(True, color="#dddddd", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata=SOFTWARE)
-    return buffer.getvalue()
+    frame(axes)
+    legend(figure, axes)
+    return to_png(figure)
 
 
 _COLUMNS = ("size", "backend", "batch", "p50 ms", "p90 ms", "images/s")

@@ -1,4 +1,4 @@
-"""Run a model: one `Backend` protocol over torch eager, torch.compile and ONNX Runtime, and what a model can come from.
+"""Opens models from any source and runs them with any back-end, through one `Backend` protocol.
 
 Nobody else in the toolkit opens an ONNX Runtime session.
 """

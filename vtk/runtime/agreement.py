@@ -1,4 +1,4 @@
-"""How often two models give an image the same most likely class."""
+"""Top-1 agreement of two models: the share of images with the same most likely class."""
 
 import math
 from collections.abc import Callable

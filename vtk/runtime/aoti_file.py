@@ -1,4 +1,4 @@
-"""Reads what a ``.pt2`` of AOTInductor says of itself: its card, and which machine it was compiled for.
+"""Reads the metadata of a ``.pt2`` of AOTInductor: its card, and the machine that it was compiled for.
 
 Such a file belongs to the torch release, the kind of device and the instruction set it was made with; its metadata say
 which, and are held against this machine before anything of it is loaded: the library itself would crash, not refuse.

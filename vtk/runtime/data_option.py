@@ -1,4 +1,4 @@
-"""The images of ``--data``: held-out ones judge what was made of a model, training images calibrate it."""
+"""The images of ``--data``: held-out images verify an exported model, training images calibrate it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Chooses a part of a folder: what judges a model takes the images that it was not trained on.
+"""Selects the training or held-out part of a folder, so that a model is tested on images it was not trained on.
 
 One rule for all commands. ``val`` is what the training run held out, ``train`` what it trained on, by content and not
 by number: the card lists both (`vtk.data.record`). A folder that has no image of the run is taken as it is: its

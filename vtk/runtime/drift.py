@@ -1,4 +1,4 @@
-"""How far a parallelized model is from the sequential one it was made of: logits, and block by block."""
+"""Measures the drift of a parallelized model from the sequential one: in the logits, and block by block."""
 
 import itertools
 from dataclasses import dataclass

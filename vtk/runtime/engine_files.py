@@ -1,4 +1,4 @@
-"""TensorRT engines of `vtk export tensorrt`: what lies beside one, and whether it is for this machine.
+"""Reads TensorRT engines of `vtk export tensorrt` and the files beside them, and checks that they fit this machine.
 
 An engine is machine code for one GPU and one version of TensorRT. Its stamp says which, and is held against what is
 here before anything of it is loaded. It tells an engine that does not fit; it does not protect against one that was

@@ -1,4 +1,4 @@
-"""What was done to an ONNX file beyond its card, kept in ``metadata_props["vtk.export"]``."""
+"""Facts of an ONNX export beyond the card, such as its precision, kept in ``metadata_props["vtk.export"]``."""
 
 import dataclasses
 import json

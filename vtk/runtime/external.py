@@ -1,4 +1,4 @@
-"""Reads where an ONNX model's tensors lie outside of it: files beside it, and how much of each it needs."""
+"""Lists the external data files of an ONNX model, and the bytes that it needs of each."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath

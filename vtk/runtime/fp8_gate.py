@@ -1,4 +1,4 @@
-"""A model in fp8, rounded for training images and held, before it answers anything, against fp32 on held-out ones."""
+"""Calibrates a model in fp8 on training images, and accepts it only if it agrees with fp32 on held-out images."""
 
 import math
 

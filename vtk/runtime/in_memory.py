@@ -1,4 +1,4 @@
-"""Sources that are in memory: a `Task` that was loaded, or any module that maps images to logits."""
+"""Opens sources in memory: a loaded `Task`, or any module that maps images to logits."""
 
 from collections.abc import Sequence
 from typing import Any

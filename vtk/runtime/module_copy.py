@@ -1,4 +1,4 @@
-"""Copies a module of the user's, whatever device and precision it is on."""
+"""Copies a user's module from any device and precision to fp32 on the CPU."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reads what an ONNX file says of itself, its card or its shapes, and checks the files of its weights."""
+"""Opens ONNX files: reads the card or the shapes, and checks the external files of weights."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Recognises what a source is by its kind and opens it: `open_source`.
+"""Recognises the kind of a source and opens it: `open_source`.
 
 Nothing is ever unpickled here: a .pth or .pt file is refused with what to do instead.
 """

@@ -1,4 +1,4 @@
-"""Images of a folder as model inputs, decoded as they are needed."""
+"""Batches of model inputs from image files, decoded on demand."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.loading.eval_transform import eval_transform, read_input
+        from vtk.data.loading.eval_pipeline import eval_transform, read_input
 
         transform = eval_transform(spec)
         images: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Chooses the conditions that a source runs under: by default those of its training run's metric."""
+"""Chooses back-end, precision, device and batch size: by default those that measured the training run's metrics."""
 
 from dataclasses import dataclass
 

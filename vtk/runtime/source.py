@@ -1,4 +1,4 @@
-"""What a command or a function was given: a pack, a checkpoint, an exported file, a timm model name, or a model.
+"""Sources of models as data: a pack, a checkpoint, an exported file, a timm model name, or a module in memory.
 
 Nothing is ever unpickled here: a .pth or .pt file is refused with what to do instead.
 """

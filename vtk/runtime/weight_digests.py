@@ -1,4 +1,4 @@
-"""Digests by which weights are known: written into an ONNX file when it is made, held against it when it is opened.
+"""Writes digests of the weights into an ONNX file at export, and checks them when the file is opened.
 
 A zeroed or exchanged block of weights leaves a file that every parser takes. So an exported file has in its metadata,
 under `KEY`, the SHA-256 of what the graph looks like, of the weights inside it and of each file beside it. Another

@@ -1,19 +1,20 @@
-"""``finetune``: from folders of images and a base to task packs."""
+"""Fine-tunes a timm model: ``finetune`` on one folder of images, ``finetune_tasks`` on several at once."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from vtk.errors import UsageError
 from vtk.options import expect
-from vtk.training.engine.callbacks import Callback, Callbacks
-from vtk.training.engine.processes import Ranks, open_ranks
+from vtk.training.engine.callbacks import Callback
+from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.result import FinetuneResult
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.memory import MemoryChoice
 from vtk.training.objectives.distillation import Trained
-from vtk.training.options.task_spec import parse_tasks
-from vtk.training.runs.joint import JointResult, JointRun
-from vtk.training.runs.run import Run
+from vtk.training.runs.joint import JointResult, open_joint_run
+from vtk.training.runs.joint_tasks import build_tasks, joint_folder
+from vtk.training.runs.pack_writer import PackWriter
+from vtk.training.runs.prepare import report_memory, settle
+from vtk.training.runs.run import open_run
 
 
 def finetune(
@@ -24,7 +25,7 @@ def finetune(
     Args:
         config: of the run.
         teacher: a model at hand, in place of the one that ``config.distill_from`` names.
-        callbacks: told of every step, epoch and file (`vtk.Callback`).
+        callbacks: called after every step, epoch and file (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -34,10 +35,8 @@ def finetune(
     """
     expect(config, FinetuneConfig, "finetune")
     _refuse_dry_run(config)
-    run = open_run(config)
-    run.trained_teacher = teacher
-    run.callbacks = run_callbacks(callbacks, run.ranks)
-    return run.go()
+    with open_run(config, PackWriter, callbacks=callbacks, teacher=teacher) as run:
+        return run.go()
 
 
 def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()) -> JointResult:
@@ -49,7 +48,7 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
 
     Args:
         config: ``tasks`` names two or more; ``batch_size`` counts the images of each.
-        callbacks: told of every step, and of every task's epochs and files (`vtk.Callback`).
+        callbacks: called after every step, and after every task's epochs and files (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong or contradict each other, or tasks that cannot share their frozen weights.
@@ -59,9 +58,8 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
     """
     expect(config, FinetuneConfig, "finetune_tasks")
     _refuse_dry_run(config)
-    run = open_joint(config)
-    run.callbacks = run_callbacks(callbacks, run.ranks)
-    return run.go()
+    with open_joint_run(config, PackWriter, callbacks=callbacks) as run:
+        return run.go()
 
 
 def memory_report(config: FinetuneConfig) -> MemoryChoice:
@@ -72,50 +70,12 @@ def memory_report(config: FinetuneConfig) -> MemoryChoice:
         DataError: the folder or the weights cannot be used.
         UnavailableError: the device is not here.
     """
-    if config.tasks:
-        joint = open_joint(config)
-        joint.build()
-        joint.settle(None)
-        return joint.memory
-    return report_memory(open_run(config))
-
-
-def report_memory(run: Run) -> MemoryChoice:
-    """Return the memory that a run would take, without training; see `memory_report` for what it raises."""
-    saved = run.load()
-    run.build()
-    run.settle(saved)
-    return run.memory
-
-
-def run_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
-    """Return a user's callbacks for the main process, and none for the others.
-
-    Raises:
-        UsageError: they are something else.
-    """
-    callbacks = Callbacks(given)
-    return callbacks if ranks.main else Callbacks()
+    if not config.tasks:
+        return report_memory(config)
+    out, ranks = joint_folder(config), open_ranks(config.device)
+    return settle(list(build_tasks(config, out, ranks).values()), config, ranks).memory
 
 
 def _refuse_dry_run(config: FinetuneConfig) -> None:
     if config.dry_run:
         raise UsageError("`--dry-run` trains nothing; call vtk.training.preview or memory_report for its numbers")
-
-
-def open_joint(config: FinetuneConfig) -> JointRun:
-    """Return a run of several tasks that has not begun."""
-    if not config.tasks:
-        raise UsageError("no tasks: give two or more as NAME=FOLDER")
-    names = "+".join(spec.name for spec in parse_tasks(config.tasks))
-    return JointRun(config, config.out or Path("runs") / names[:100], open_ranks(config.device))
-
-
-def open_run(config: FinetuneConfig) -> Run:
-    """Return a run that has not begun."""
-    if config.data is None:
-        if config.tasks:
-            raise UsageError("`finetune` trains one task; call finetune_tasks for several")
-        raise UsageError("no data: give a folder with train/ and val/, or with one folder per class")
-    ranks = open_ranks(config.device)
-    return Run(config, config.out or Path("runs") / config.data.resolve().name, ranks)

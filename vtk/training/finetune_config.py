@@ -1,30 +1,29 @@
 """Options of a fine-tuning run: every default of the recipe is in one of the groups, once."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
 from vtk.training.options.architecture import ArchitectureOptions
-from vtk.training.options.augment import AugmentOptions
 from vtk.training.options.distill import DistillOptions
 from vtk.training.options.labels import LabelOptions
 from vtk.training.options.outcome import OutcomeOptions
-from vtk.training.options.packs import MODES, MemoryMode, PackOptions
-from vtk.training.options.policy import PolicyName, PolicyOptions
+from vtk.training.options.policy import MODES, MemoryMode, PackOptions, PolicyName, PolicyOptions
 from vtk.training.options.recipe import LayerRateOptions, RecipeOptions
-from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions
+from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions, TrialOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
-from vtk.training.options.trial import TrialOptions
+from vtk.training.options.views import AugmentOptions
+from vtk.training.run_config import RunConfig
 
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(
+    RunConfig,
     # fields come in the order of the last parent first
     DryRunOptions,
     GraphOptions,
@@ -55,43 +54,13 @@ class FinetuneConfig(
 
     command: ClassVar[str] = "finetune"
 
-    def check(self) -> None:
-        """Refuse options that contradict each other."""
-        self._check_source()
-        self._check_architecture()
+    def _check_kind(self) -> None:
         self._check_policy()
-        self._check_sharpness()
-        self._check_distill()
-        self._check_augment()
-        self._check_labels()
-        self._check_running()
-        self._check_together()
-
-    @property
-    def chosen_metric(self) -> str:
-        """The number by which the best epoch is chosen."""
-        return self._metric_of(self.multi_label)
-
-    def defaults(self) -> dict[str, Any]:
-        """Return what each option is where no flag says otherwise."""
-        return {f.name: f.default for f in dataclasses.fields(self)}
-
-    def settled(self, memory: MemoryMode, batch: int) -> "FinetuneConfig":
-        """Return the config with the memory mode and the batch that were chosen."""
-        return dataclasses.replace(self, memory=memory, batch_size=batch)
-
-    def scaled(self) -> "FinetuneConfig":
-        """Return the config as the engine takes it: the learning rate is for any batch."""
-        return self
 
     def _check_together(self) -> None:
         """Refuse what options of different groups do to each other."""
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
-        self._metric_of(self.multi_label)
-        self._check_weighted_labels(self.distill_alpha)
-        if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` and --multi-label exclude each other; give one of them")
         if self.init_from and self.train == "lora":
             raise UsageError("`--init-from` trains a pack's weights on; adapters start from the base: leave one out")
         if self.train == "lora" and (self.cb or self.cb_scale):

@@ -13,11 +13,11 @@ from vtk.errors import UsageError
 from vtk.training.engine.optimizers import state_floats
 from vtk.training.engine.precision import PrecisionName
 from vtk.training.engine.processes import Ranks
-from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
+from vtk.training.options.policy import MODES, MemoryMode
+from vtk.training.run_config import RunConfig
 from vtk.training.step_rules.sharpness import copies
-from vtk.training.train_config import RunConfig
 
 HEAD_ROOM = 0.1
 """Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""

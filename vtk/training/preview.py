@@ -7,25 +7,22 @@ change is thrown away: nothing is written.
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import nn
 
 from vtk import console
 from vtk.data.audit.result import DataAudit
-from vtk.training.engine.callbacks import Callback, Callbacks, StepInfo
+from vtk.training.engine.callback_list import Callbacks
+from vtk.training.engine.callbacks import Callback, StepInfo
 from vtk.training.engine.loop import DivergedError, Loop
+from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.step_rule import PlainStep
-from vtk.training.finetune import open_joint, open_run
-from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.memory import MemoryChoice
-from vtk.training.objectives.base import JointObjective
-from vtk.training.runs.joint import JointPrecision, JointRun
-from vtk.training.runs.run import Run
-from vtk.training.runs.scoring import default_workers
-from vtk.training.train import open_checkpoint_run
-from vtk.training.train_config import RunConfig, TrainConfig
+from vtk.training.run_config import RunConfig
+from vtk.training.runs.joint_tasks import joint_folder, prepare_joint
+from vtk.training.runs.plan import plan_run, run_folder
+from vtk.training.runs.prepare import PreparedRun, PreparedTask, load_saved, prepare_run
 
 STEPS, SECONDS = 40, 10.0
 """A measurement ends after so many steps, or after so long but not before the third."""
@@ -117,64 +114,42 @@ def dry_run(config: RunConfig) -> DryRun:
         UnavailableError: the device is not here.
     """
     if config.tasks:
-        joint = open_joint(cast(FinetuneConfig, config))
-        joint.build()
-        joint.settle(None)
-        return _of_tasks(joint)
-    run = open_checkpoint_run(config) if isinstance(config, TrainConfig) else open_run(config)
-    saved = run.load()
-    run.build()
-    run.settle(saved)
-    run.feed(default_workers(config.workers, run.ranks.world))
-
-    def loop(callbacks: Callbacks) -> Loop:
-        return Loop(
-            run.model, run.objective, [run.stream], run.config.scaled(), run.precision, run.step_rule() or PlainStep(),
-            run.ranks, callbacks=callbacks, max_steps=run.config.max_steps,
-        )  # fmt: skip
-
-    return _measure({"": run}, run.memory, run.planned, loop, tuple(run.describe_feed()))
-
-
-def _of_tasks(joint: JointRun) -> DryRun:
-    for run in joint.runs.values():
-        run.feed(default_workers(joint.config.workers, joint.ranks.world * len(joint.runs)))
-    streams = joint.plan_streams()
-
-    def loop(callbacks: Callbacks) -> Loop:
-        return Loop(
-            joint.model, JointObjective([run.labelled for run in joint.runs.values()]), streams, joint.config,
-            JointPrecision(list(joint.runs.values())), joint.rule or PlainStep(), joint.ranks,
-            {name: run.model for name, run in joint.runs.items()}, callbacks, max_steps=joint.config.max_steps,
-        )  # fmt: skip
-
-    lines = tuple(f"{run.title}{line}" for run in joint.runs.values() for line in run.describe_feed())
-    return _measure(joint.runs, joint.memory, joint.planned, loop, lines)
-
-
-def _measure(runs: Mapping[str, Run], memory: MemoryChoice, epochs: int, make: Any, lines: tuple[str, ...]) -> DryRun:
-    first, *_ = runs.values()
-    found = next((f for f in memory.counted if f.mode == memory.mode), None)
-    estimate, why = None, ""
-    if first.precision.name == "fp16" and first.ranks.device.type != "cuda":
-        why = "fp16 trains on CUDA only"
-    elif found is not None and found.total(memory.each) > memory.free:
-        why = "a step takes more memory than is free"
+        prepared = prepare_joint(config, joint_folder(config), open_ranks(config.device))
     else:
-        try:
-            estimate = _estimate(runs, make)
-        except torch.OutOfMemoryError:
-            why = "a step takes more memory than there is"
-        except DivergedError as error:
-            why = str(error)
-    audits = {name: run.audit for name, run in runs.items()}
-    return DryRun(memory, audits, lines, epochs, estimate, why)
+        out = run_folder(config)
+        plan = plan_run(config, out, open_ranks(config.device))
+        prepared = prepare_run(plan, load_saved(config, out))
+    tasks = prepared.tasks
+    estimate, why = _try_estimate(prepared)
+    audits = {name: part.task.audit for name, part in tasks.items()}
+    lines = tuple(f"{part.task.plan.title}{line}" for part in tasks.values() for line in part.describe())
+    return DryRun(prepared.settled.memory, audits, lines, prepared.planned, estimate, why)
 
 
-def _estimate(runs: Mapping[str, Run], make: Any) -> Estimate:
+def _try_estimate(prepared: PreparedRun) -> tuple[Estimate | None, str]:
+    """Return the estimate, or why there is none."""
+    memory = prepared.settled.memory
+    counted = next((f for f in memory.counted if f.mode == memory.mode), None)
+    if prepared.precision.name == "fp16" and prepared.ranks.device.type != "cuda":
+        return None, "fp16 trains on CUDA only"
+    if counted is not None and counted.total(memory.each) > memory.free:
+        return None, "a step takes more memory than is free"
+    try:
+        return _estimate(prepared), ""
+    except torch.OutOfMemoryError:
+        return None, "a step takes more memory than there is"
+    except DivergedError as error:
+        return None, str(error)
+
+
+def _estimate(prepared: PreparedRun) -> Estimate:
     clock = _Clock()
     begin = time.perf_counter()
-    loop: Loop = make(Callbacks(own=(clock,)))
+    loop = Loop(
+        prepared.model, prepared.objective, prepared.streams, prepared.config, prepared.precision,
+        prepared.settled.step_rule or PlainStep(), prepared.ranks, prepared.learners, Callbacks(own=(clock,)),
+        max_steps=prepared.config.max_steps,
+    )  # fmt: skip
     loop.run_epoch(False)
     steps = sum(len(loop._plan(epoch)) for epoch in range(loop.epochs))
     # the first steps wait for loading processes to start, or use what these have loaded in the meantime
@@ -182,26 +157,26 @@ def _estimate(runs: Mapping[str, Run], make: Any) -> Estimate:
     before, seen = (clock.times[k - 1], sum(clock.images[:k])) if k else (begin, 0)
     each = (clock.times[-1] - before) / (len(clock.times) - k)
     rate = (sum(clock.images) - seen) / (clock.times[-1] - before)
-    judged = [(_eval_rate(run), len(run.audit.val)) for run in runs.values()]
-    evaluation = sum(count / rate for rate, count in judged)
+    evaluations = [(_eval_rate(part), len(part.task.audit.val)) for part in prepared.tasks.values()]
+    evaluation = sum(count / rate for rate, count in evaluations)
     total = steps * each + loop.epochs * evaluation
-    return Estimate(total, steps, len(clock.times), rate, sum(count for _, count in judged) / evaluation)
+    return Estimate(total, steps, len(clock.times), rate, sum(count for _, count in evaluations) / evaluation)
 
 
 @torch.no_grad()
-def _eval_rate(run: Run) -> float:
+def _eval_rate(part: PreparedTask) -> float:
     """Return the images per second of an evaluation, by its first batches."""
-    model: nn.Module = run.model.eval()
+    plan, model = part.task.plan, part.task.model.eval()
     rate = 0.0
     for _ in range(2):  # the first pass waits for loading processes to start
         begin, count, seconds = time.perf_counter(), 0, 0.0
-        for images, _ in run.val_loader:
-            model(images.to(run.ranks.device)).float().cpu()
+        for images, _ in part.val_loader:
+            model(images.to(plan.ranks.device)).float().cpu()
             count, seconds = count + len(images), time.perf_counter() - begin
             if seconds > SECONDS / 4:
                 break
         rate = count / seconds
-    run.precision.before_eval(model)
+    plan.precision.before_eval(model)
     return rate
 
 

@@ -1,16 +1,15 @@
-"""``train``: from a folder of images to a model of one's own, as a checkpoint that every other command takes."""
+"""Trains all weights of a timm model on a folder of images, and writes checkpoints that every command takes."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.training.engine.callbacks import Callback
-from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.result import TrainResult
-from vtk.training.finetune import report_memory, run_callbacks
 from vtk.training.memory import MemoryChoice
-from vtk.training.runs.whole_model import CheckpointRun
+from vtk.training.runs.checkpoint_writer import CheckpointWriter
+from vtk.training.runs.prepare import report_memory
+from vtk.training.runs.run import open_run
 from vtk.training.train_config import TrainConfig
 
 
@@ -19,7 +18,7 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
 
     Args:
         config: of the run.
-        callbacks: told of every step, epoch and file (`vtk.Callback`).
+        callbacks: called after every step, epoch and file (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
@@ -30,10 +29,9 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
     expect(config, TrainConfig, "train")
     if config.dry_run:
         raise UsageError("`--dry-run` trains nothing; call vtk.training.preview or train_memory for its numbers")
-    run = open_checkpoint_run(config)
-    run.callbacks = run_callbacks(callbacks, run.ranks)
-    found = run.go()
-    return TrainResult(found.out, found.task, found.task_last, found)
+    with open_run(config, CheckpointWriter, callbacks=callbacks) as run:
+        result = run.go()
+    return TrainResult(result.out, result.task, result.task_last, result)
 
 
 def train_memory(config: TrainConfig) -> MemoryChoice:
@@ -44,11 +42,4 @@ def train_memory(config: TrainConfig) -> MemoryChoice:
         DataError: the folder or the weights cannot be used.
         UnavailableError: the device is not here.
     """
-    return report_memory(open_checkpoint_run(config))
-
-
-def open_checkpoint_run(config: TrainConfig) -> CheckpointRun:
-    """Return a run that has not begun."""
-    if config.data is None:
-        raise UsageError("no data: give a folder with train/ and val/, or with one folder per class")
-    return CheckpointRun(config, config.out or Path("runs") / config.data.resolve().name, open_ranks(config.device))
+    return report_memory(config)

@@ -1,32 +1,31 @@
 """Options of a run that trains a whole model: the groups of fine-tuning that make sense for it, and its own."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
-from vtk.training.finetune_config import FinetuneConfig
+from vtk.packs.config import PackDtype
 from vtk.training.options.architecture import ArchitectureOptions
-from vtk.training.options.augment import AugmentOptions
 from vtk.training.options.distill import DistillOptions
 from vtk.training.options.labels import LabelOptions
 from vtk.training.options.outcome import OutcomeOptions
-from vtk.training.options.packs import MemoryMode
-from vtk.training.options.policy import PolicyName
+from vtk.training.options.policy import MemoryMode, PolicyName
 from vtk.training.options.recipe import Epochs, HeadMultiplier, LayerRateOptions, LearningRate, RecipeOptions
-from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions
+from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions, TrialOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
-from vtk.training.options.trial import TrialOptions
+from vtk.training.options.views import AugmentOptions
 from vtk.training.recipes import is_file, names, read_recipe
-
-__all__ = ["RunConfig", "TrainConfig"]
+from vtk.training.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(
+    RunConfig,
     # fields come in the order of the last parent first
     DryRunOptions,
     GraphOptions,
@@ -49,7 +48,7 @@ class TrainConfig(
 
     All weights are trained, by default from random ones. The defaults are for small models on a few thousand to a few
     hundred thousand images; `vtk.training.recipes` has those of papers. ``recipe`` says where values came from; it is
-    read by `vtk.training.recipes.from_recipe` and by the command line.
+    read by `from_recipe` and by the command line.
 
     Raises:
         UsageError: a value is out of range or two values contradict each other.
@@ -64,39 +63,27 @@ class TrainConfig(
     # what a fine-tuning run may choose and this one may not
     train: ClassVar[PolicyName] = "full"
     memory: ClassVar[MemoryMode] = "plain"
+    pack_dtype: ClassVar[PackDtype] = "fp32"
     tasks: ClassVar[tuple[str, ...]] = ()
+    sampling: ClassVar[float] = 1.0
     init_from: ClassVar[tuple[str, ...]] = ()
 
-    def check(self) -> None:
-        """Refuse options that contradict each other."""
-        self._check_source()
-        self._check_architecture()
-        self._check_sharpness()
-        self._check_distill()
+    def _check_kind(self) -> None:
         self._check_scratch()
-        self._check_augment()
-        self._check_labels()
-        self._check_running()
-        self._check_together()
-
-    @property
-    def chosen_metric(self) -> str:
-        """The number by which the best epoch is chosen."""
-        return self._metric_of(self.multi_label)
 
     def defaults(self) -> dict[str, Any]:
         """Return what each option is where no flag says otherwise: the recipe's value, or the field's own."""
-        own = {f.name: f.default for f in dataclasses.fields(self)}
+        own = super().defaults()
         if self.recipe is None:
             return own
         return {**own, **read_recipe(self.recipe, type(self))}
 
-    def settled(self, memory: MemoryMode, batch: int) -> "TrainConfig":
+    def settled(self, memory: MemoryMode, batch: int) -> Self:
         """Return the config with the batch that was chosen; there is one memory mode."""
         assert memory == self.memory
         return dataclasses.replace(self, batch_size=batch)
 
-    def scaled(self) -> "TrainConfig":
+    def scaled(self) -> Self:
         """Return the config with the learning rate of its batch."""
         if self.lr_batch is None:
             return self
@@ -113,10 +100,6 @@ class TrainConfig(
         if self.recipe is not None and not is_file(self.recipe) and self.recipe not in names():
             raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
                              "one of them")  # fmt: skip
-        self._metric_of(self.multi_label)
-        self._check_weighted_labels(self.distill_alpha)
-        if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` and --multi-label exclude each other; give one of them")
         if self.loss != "ce" and self.multi_label:
             raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
         if self.loss != "ce" and self.class_weights != "none":
@@ -133,5 +116,11 @@ class TrainConfig(
             raise UsageError("`--aug-repeats` and `--sampler` balanced both repeat images; give one of them")
 
 
-RunConfig = FinetuneConfig | TrainConfig
-"""What `vtk.training.runs.run.Run` takes."""
+def from_recipe(name: str, **values: Any) -> TrainConfig:
+    """Return the config of a recipe, with further or other values.
+
+    Raises:
+        UsageError: see `vtk.training.recipes.read_recipe`, or values that contradict each other.
+    """
+    known: Mapping[str, Any] = read_recipe(name, TrainConfig)
+    return TrainConfig(**{**known, **values, "recipe": name})

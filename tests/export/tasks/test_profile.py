@@ -63,8 +63,8 @@ def test_a_gathered_file_that_takes_the_wrong_tasks_weights_gets_no_number(
     both, packs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vtk.profiling.config import ProfileConfig
+    from vtk.profiling.export_profile import mixed_answers
     from vtk.profiling.profile import run
-    from vtk.profiling.task_reference import mixed_answers
     from vtk.runtime.backends.base import load_backend
     from vtk.runtime.opening import open_source
 

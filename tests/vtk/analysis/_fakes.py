@@ -6,7 +6,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture
-from vtk.analysis.run import Analysis
+from vtk.analysis.result_files import Analysis
 
 
 def fake(

@@ -11,7 +11,7 @@ from vtk.analysis import CrossEntropy, hessian_max, loss_landscape
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics import GROUPS, diagnostic
 from vtk.analysis.diagnostics.base import Context, Run
-from vtk.analysis.run import finite
+from vtk.analysis.result_files import finite
 from vtk.card import InputSpec
 
 OPTIONS = {"batch_size": 4, "hessian_images": 8, "hessian_batch": 4, "top": 2, "grid": 3, "draws": 4}

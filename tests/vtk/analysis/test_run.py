@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.vtk.analysis._fakes import analysis, context, fake
-from vtk.analysis.run import analyse, draw, read_analysis
+from vtk.analysis.result_files import read_analysis
+from vtk.analysis.run import draw, run_diagnostics
 from vtk.errors import DataError, UsageError
 
 V0_1 = Path(__file__).resolve().parents[2] / "fixtures" / "v0_1"
@@ -34,7 +35,7 @@ def known(monkeypatch):
 
 def run(out, *names, config=None, identity=None, **more):
     given = context(**(config or {}))
-    return analyse(
+    return run_diagnostics(
         given, names, out, label="m", identity=identity or {"model": "1", "images": "2"}, facts={"model": "m"}, **more
     )
 
@@ -166,14 +167,14 @@ def test_what_could_not_be_done_is_listed_and_the_rest_goes_on(known, tmp_path, 
         noise=fake("noise", needs={"labels", "one-label"}),
     )  # fmt: skip
     given = replace(context(), classes=None)
-    found = analyse(given, list(known), tmp_path, label="m", identity={}, facts={})
+    found = run_diagnostics(given, list(known), tmp_path, label="m", identity={}, facts={})
     assert list(found.results) == list(found.seconds) == ["cka"]
     assert list(found.refused) == ["entropy", "calibration", "noise"]
     assert found.refused["entropy"] == "it has no attention" and "labels" in found.refused["noise"]
     assert capsys.readouterr().err.count("warning: ") == 3
     assert not (tmp_path / "results" / "entropy.json").exists()
     several = replace(context(), multi_label=True)
-    found = analyse(several, list(known), tmp_path, label="m", identity={}, facts={})
+    found = run_diagnostics(several, list(known), tmp_path, label="m", identity={}, facts={})
     assert list(found.results) == ["cka", "calibration"] and "one label" in found.refused["noise"]
     assert json.loads((tmp_path / "analysis.json").read_text())["refused"] == found.refused
 
@@ -250,9 +251,9 @@ def test_a_folder_of_something_else_is_refused(damage, known, tmp_path):
     ids=["folders", "same folder", "no name", "labels differ"],
 )  # fmt: skip
 def test_two_analyses_never_have_one_name(labels, names, expected):
-    from vtk.analysis.analyze import _told_apart
+    from vtk.analysis.analyze import _distinct_labels
 
-    assert [one.label for one in _told_apart([analysis(label) for label in labels], names)] == expected
+    assert [one.label for one in _distinct_labels([analysis(label) for label in labels], names)] == expected
 
 
 @pytest.mark.parametrize("results", [{"calibration": {}}, {"entropy": {"layers": [None]}}])

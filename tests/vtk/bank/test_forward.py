@@ -31,7 +31,7 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
         "grouped_linear": 2 * 2 + 2, "packed_attention": 2, "linear_gelu": 2, "addmm": 2,
     }  # fmt: skip
     assert found[False].total() == 111
-    with pytest.raises(UsageError, match="made with kernels=True"):
+    with pytest.raises(UsageError, match="created with kernels=True; create it so"):
         launches(lab.bank({"0": packs[0]}), {"0": 1})
     # the number of tasks does not matter, the number of widths of classifiers does: one more product each
     more = lab.bank({str(i): packs[0] for i in range(3)}, dtype=torch.bfloat16, kernels=True, fused=True)
@@ -72,7 +72,7 @@ def test_the_kernels_themselves_with_padding(
 def test_a_model_that_cannot_be_folded(make_lab: Any, tools: Any) -> None:
     lab = make_lab(scale_mlp_norm=True)
     pack = lab.pack("a")
-    with pytest.raises(UsageError, match=r"cannot fuse `blocks.0.mlp.norm`.*; make the bank with fused=False$"):
+    with pytest.raises(UsageError, match=r"cannot fuse `blocks.0.mlp.norm`.*; create the bank with fused=False$"):
         lab.bank({"a": pack}, fused=True)
     bank = lab.bank({})
     bank._graphs = BucketGraphs()  # as on CUDA
@@ -109,7 +109,7 @@ def test_a_task_without_classifier_among_others() -> None:
     shared = fold(some, torch.float32).shared
     assert shared is not None
     fold(some, torch.float32, whole=False).check(shared, "a")
-    with pytest.raises(UsageError, match=r"a: its head is of another kind.*; make the bank with fused=False, or"):
+    with pytest.raises(UsageError, match=r"a: its head is of another kind.*; create the bank with fused=False, or"):
         fold(none, torch.float32, whole=False).check(shared, "a")
 
 

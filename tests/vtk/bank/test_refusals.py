@@ -60,7 +60,7 @@ CHANGED = [
 def test_a_pack_that_changed_what_is_shared(lab: Any, key: str, first: bool) -> None:
     bank = lab.bank({} if first else {"pets": lab.root / "pets"})
     pack = lab.pack(f"bad-{key}", change={key: lambda t: t + 0.1})
-    with pytest.raises(UsageError, match=f"changed `{key}`, .*model of its own") as error:
+    with pytest.raises(UsageError, match=f"changed `{key}`, .*separate model") as error:
         bank.add("bad", pack)
     one_line(error)
     assert list(bank.tasks) == ([] if first else ["pets"])

@@ -10,9 +10,10 @@ from PIL import Image
 
 from tests._plots import not_drawn
 from tests.vtk.families._table import Family
-from vtk.training.engine.processes import open_ranks
 from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.runs.run import Run
+from vtk.training.runs.pack_writer import PackWriter
+from vtk.training.runs.run import open_run
+from vtk.training.runs.task import Task
 
 
 @pytest.fixture(scope="session")
@@ -31,12 +32,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Train attention for one epoch; return the run, whose model is as the pack should be."""
+def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task]:
+    """Train attention for one epoch; return the task, whose model is as the pack should be."""
     for name in ("confusion_png", "curves_png"):
         monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
-    def fine_tune(family: Family, **changes: object) -> Run:
+    def fine_tune(family: Family, **changes: object) -> Task:
         torch.manual_seed(0)
         values: dict[str, object] = {
             "data": pictures, "out": tmp_path / family.name, "model": family.name, "model_kwargs": family.flags,
@@ -44,8 +45,8 @@ def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
             "lr": 1e-2, "warmup": 0,
         }  # fmt: skip
         config = FinetuneConfig(**{**values, **changes})  # type: ignore[arg-type]
-        run = Run(config, tmp_path / family.name, open_ranks("cpu"))
-        run.go()
-        return run
+        with open_run(config, PackWriter) as run:
+            run.go()
+        return run.task.task
 
     return fine_tune

@@ -116,7 +116,7 @@ def test_a_bank_refuses_a_family_it_does_not_know_and_stays_as_it_was(name, trai
     run = train(BY_NAME[name])
     bank = TaskBank()
     with pytest.raises(UsageError) as caught:
-        bank.add("task", run.out / "task")
+        bank.add("task", run.plan.out / "task")
     assert "\n" not in str(caught.value) and type(run.model).__name__ in str(caught.value)
     assert not list(bank.tasks)
 
@@ -125,7 +125,7 @@ def test_a_bank_refuses_a_family_it_does_not_know_and_stays_as_it_was(name, trai
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_onnx_files_of_any_batch_are_the_model(family, train):
     run = train(family)
-    result = export_onnx(open_source(run.out / "task"), OnnxConfig(out=run.out / "onnx"), show=False)
+    result = export_onnx(open_source(run.plan.out / "task"), OnnxConfig(out=run.plan.out / "onnx"), show=False)
     session = onnxruntime.InferenceSession(str(result.path), providers=["CPUExecutionProvider"])
     model = run.model.eval()
     for batch in BATCHES:

@@ -42,14 +42,14 @@ def check_frozen(run, family):
 
 def check_reloaded(runs):
     """A process of its own gives the same bytes."""
-    packs = [str(run.out / "task") for run in runs]
+    packs = [str(run.plan.out / "task") for run in runs]
     subprocess.run([sys.executable, str(RELOAD), *packs], check=True, capture_output=True, text=True, timeout=1200)
     for run in runs:
-        again = load_file(run.out / "again.safetensors")
+        again = load_file(run.plan.out / "again.safetensors")
         state = run.model.state_dict()
         assert again.keys() == state.keys()
         different = [k for k in state if not same_bytes(state[k], again[k])]
-        assert not different, f"{run.config.model}: {different[:5]}"
+        assert not different, f"{run.plan.config.model}: {different[:5]}"
 
 
 @pytest.mark.slow

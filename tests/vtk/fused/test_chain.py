@@ -96,10 +96,10 @@ def test_logits_are_timms_and_the_same_bits_again(vit: Build, monkeypatch: pytes
         assert cut[0] == default_splits(a.shape[0] * a.shape[1], *w.shape) > 1
         return linear_residual(a, w, b, x, *cut, use_triton=True)
 
-    for module in ("vtk.fused.model", "vtk.fused.stage_input"):
+    for module in ("vtk.fused.stage_output", "vtk.fused.stage_input"):
         monkeypatch.setattr(f"{module}.linear_residual", run)
     monkeypatch.setattr(
-        "vtk.fused.model.choose",
+        "vtk.fused.stage_output.choose",
         lambda op, *_: {"linear_residual": "finish", "splitk_linear": "finish" if not folded else "aten"}[op],
     )
     images = torch.randn(1, 3, 16, 16, dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vtk.fused.few_queries import few_queries
+from vtk.fused.attention_stage import few_queries
 
 
 def written_out(q: Tensor, h: Tensor, w_k: Tensor, b_k: Tensor, w_v: Tensor, b_v: Tensor, head_dim: int) -> Tensor:

@@ -234,8 +234,8 @@ def test_choices_change_the_operations_and_not_the_result(
         asked.append((op, rows, n, k, device_name))
         return {"linear_gelu": "aten", "splitk_linear": "triton"}[op]
 
-    monkeypatch.setattr("vtk.fused.model.choose", choose)
-    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    for module in ("model", "stage_output", "mlp_stage"):
+        monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
     p = branches or 1
     model = vit(branches=branches, dim=256, init_values=0.1, global_pool="avg", fc_norm=False)
     x = images(model)

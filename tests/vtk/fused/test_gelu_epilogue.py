@@ -11,7 +11,8 @@ from timm.layers import GELUTanh
 from torch import Tensor, nn
 
 from vtk.fused import fuse, launches
-from vtk.fused.stages import Plan, is_exact_gelu, is_tanh_gelu, linear_gelu_tanh
+from vtk.fused.mlp_stage import is_exact_gelu, is_tanh_gelu, linear_gelu_tanh
+from vtk.fused.stages import Plan
 from vtk_kernels._dispatch import HALF
 
 
@@ -23,7 +24,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     def choose(op: str, *shape: Any) -> str:
         return {"linear_gelu": said[0], "splitk_linear": "aten", "ln_folded": "separate", "residual": "separate"}[op]
 
-    for module in ("model", "stages", "residual"):
+    for module in ("model", "stage_output", "mlp_stage", "residual"):
         monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
     yield said
 

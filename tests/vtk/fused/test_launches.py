@@ -81,8 +81,8 @@ def _choosing(monkeypatch: pytest.MonkeyPatch, answer: str) -> list[tuple[Any, .
         asked.append(shape)
         return answer
 
-    monkeypatch.setattr("vtk.fused.model.choose", choose)
-    monkeypatch.setattr("vtk.fused.stages.choose", choose)
+    for module in ("model", "stage_output", "mlp_stage"):
+        monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
     return asked
 
 

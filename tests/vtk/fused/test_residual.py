@@ -30,7 +30,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
             plain = {"linear_gelu": "triton", "splitk_linear": "aten", "ln_folded": "separate"}
             return answers.get(str(k), answers["all"]) if op == "residual" else plain[op]
 
-        for module in ("model", "stages", "residual"):
+        for module in ("model", "stage_output", "mlp_stage", "residual"):
             monkeypatch.setattr(f"vtk.fused.{module}.choose", choose)
 
     return use

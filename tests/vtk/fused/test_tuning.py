@@ -14,8 +14,9 @@ from tests.vtk.fused._cpu_subject import CARD, QUICK, Clock, CpuSubject, timer
 from vtk.errors import DataError
 from vtk.fused import FusedViT, fuse, tuning
 from vtk.fused import tuning_store as tuned
-from vtk.fused.tuning import Tuning, tune
+from vtk.fused.tuning import tune
 from vtk.fused.tuning_card import ModelSubject
+from vtk.fused.tuning_result import Tuning
 from vtk_kernels import choices
 from vtk_kernels.choices import Question
 

@@ -68,7 +68,7 @@ def test_the_base_keeps_its_dtype(make_pack: Make, base_file: Path, tmp_path: Pa
 
 def test_a_bundle_converted_stays_one(make_pack: Make, base_file: Path, tmp_path: Path) -> None:
     bundle_task(make_pack(), tmp_path / "b")
-    with pytest.raises(UsageError, match=r"int8 stores the difference from these: give --base FILE"):
+    with pytest.raises(UsageError, match=r"int8 stores the differences from these: give --base FILE"):
         convert_task(tmp_path / "b", tmp_path / "small", "int8")
     card = convert_task(tmp_path / "b", tmp_path / "small", "int8", base=base_file)
     assert card.pack["drift"]["logits_cosine"] > 0.9999

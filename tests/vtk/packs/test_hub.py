@@ -109,15 +109,15 @@ def test_private_revision_license_and_token(
 def test_what_is_refused_before_anything_is_sent(hub: FakeHub, make_pack: Make, tmp_path: Path) -> None:
     pack = make_pack()
     for repo_id in ("a/b/c", "../x", "me/a b", "https://huggingface.co/me/pets", "", "me/-x", "me/x.git"):
-        with pytest.raises(UsageError, match="is no repository name; give USER/NAME"):
+        with pytest.raises(UsageError, match="is not a repository name; give USER/NAME"):
             push_task(pack, repo_id)
-        with pytest.raises(UsageError, match="is no repository name"):
+        with pytest.raises(UsageError, match="is not a repository name"):
             pull_task(repo_id, tmp_path / "x")
     with pytest.raises(UsageError, match="--license"):
         push_task(pack, "me/pets", license="mit\nx: y")
     with pytest.raises(DataError, match="neither a pack nor a run"):
         push_task(tmp_path, "me/pets")
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         push_task(tmp_path / "absent", "me/pets")
     several = tmp_path / "several"
     shutil.copytree(pack, several / "cars" / "task")
@@ -147,7 +147,7 @@ def test_repositories_that_are_not_for_it(hub: FakeHub, shared_pack: Path) -> No
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda f: f.pop(CARD), "me/pets is no task pack: it has no task.json"),
+        (lambda f: f.pop(CARD), "me/pets is not a task pack: it has no task.json"),
         (lambda f: f.pop(TENSORS), "it has no task.safetensors"),
         (lambda f: f.update({CARD: b"[]"}), r"me/pets.task\.json is not a vtk card"),
         (lambda f: f.update({HASHES: b"{}"}), "different bases"),
@@ -181,11 +181,15 @@ def test_nothing_but_a_pack_is_fetched(hub: FakeHub, shared_pack: Path, tmp_path
 @pytest.mark.parametrize(
     ("failure", "kind", "message"),
     [
-        (refusal(401, said="Invalid credentials in Authorization header"), DataError, r"who you are \(401\); log in"),
-        (refusal(401), DataError, "no model repository me/pets that you may see"),
-        (refusal(403, said="Forbidden: no write"), DataError, r"may not do this to me/pets \(403\)"),
+        (
+            refusal(401, said="Invalid credentials in Authorization header"),
+            DataError,
+            r"requires a login \(401\); log in",
+        ),
+        (refusal(401), DataError, "no model repository me/pets that you can read"),
+        (refusal(403, said="Forbidden: no write"), DataError, r"has no permission for this on me/pets \(403\)"),
         (refusal(403, "GatedRepo"), DataError, "me/pets is gated: ask for access"),
-        (refusal(404, "RepoNotFound"), DataError, "no model repository me/pets that you may see"),
+        (refusal(404, "RepoNotFound"), DataError, "no model repository me/pets that you can read"),
         (refusal(404, "RevisionNotFound"), DataError, "no revision `v2`"),
         (refusal(429, said="Too many"), DataError, r"\(429\): Too many"),
         (refusal(500), DataError, r"the hub refused me/pets \(500\)"),

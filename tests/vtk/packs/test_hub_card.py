@@ -153,8 +153,8 @@ def test_a_public_card_keeps_what_the_model_is() -> None:
 
 def test_the_page_says_where_the_base_is() -> None:
     _, body = page(make_card(), base_bytes=2_000_000)
-    assert "2.0 MB" in body and "nothing else is wanted" in body
-    assert "fetched on load" in page(make_card())[1]
+    assert "2.0 MB" in body and "nothing else is needed" in body
+    assert "downloaded on first use" in page(make_card())[1]
     _, body = page(make_card(base=BaseRef("vit.safetensors", "e")), revision="two words")
     assert "`--base FILE`" in body and "`vit.safetensors`" in body
     assert "vtk tasks pull me/pets --revision 'two words' --out tasks/pets" in body

@@ -50,4 +50,4 @@ def test_to_peft_and_back(make_pack: Make, base_file: Path, tmp_path: Path, caps
     assert load_task(tmp_path / "named").card.classes == ("cat", "dog", "owl")
     assert run(capsys, "tasks", "to-peft", pack, "--out", tmp_path / "x", "--adapter-only")["exit_code"] == 2
     wrong = run(capsys, "tasks", "from-peft", tmp_path, "--out", tmp_path / "x", "--base", base_file)
-    assert wrong["exit_code"] == 3 and "is no adapter" in wrong["error"]
+    assert wrong["exit_code"] == 3 and "is not an adapter" in wrong["error"]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
 from vtk.packs import expressions, load_task, read_card
-from vtk.packs.from_peft import Described, from_peft
+from vtk.packs.from_peft import ModelDescription, from_peft
 from vtk.packs.to_peft import to_peft
 
 peft = pytest.importorskip("peft")
@@ -59,8 +59,8 @@ def adapter(base: Path, small: Any, config: Any, out: Path, classes: int = 3, **
     return wrapped.eval().merge_and_unload().eval()
 
 
-def told(small: Any, classes: int = 3, **options: Any) -> Described:
-    return Described(
+def description(small: Any, classes: int = 3, **options: Any) -> ModelDescription:
+    return ModelDescription(
         model=small[0], model_kwargs=small[1], classes=tuple(f"c{i}" for i in range(classes)), img_size=224, **options
     )
 
@@ -70,7 +70,7 @@ def test_the_pack_computes_what_peft_merges(
     base_file: Path, small: Any, tmp_path: Path, config: Callable[[], Any]
 ) -> None:
     merged = adapter(base_file, small, config(), tmp_path / "a")
-    card = from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=told(small))
+    card = from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small))
     task, x = load_task(tmp_path / "pack"), torch.randn(2, 3, 224, 224)
     with torch.no_grad():
         assert float((task.model(x) - merged(x)).abs().max()) <= 1e-6
@@ -91,7 +91,7 @@ def test_a_card_tells_the_model_and_the_base_may_have_branches(
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=r".*\.attn\.qkv", r=2))
     torch.nn.init.normal_(wrapped.base_model.model.blocks[0].attns[1].attn.qkv.lora_B["default"].weight)
     wrapped.save_pretrained(tmp_path / "lora")
-    from_peft(tmp_path / "lora", tmp_path / "pack", base=base, described=Described(card=like))
+    from_peft(tmp_path / "lora", tmp_path / "pack", base=base, described=ModelDescription(card=like))
     task, x = load_task(tmp_path / "pack"), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         assert float((task.model(x) - wrapped.merge_and_unload()(x)).abs().max()) <= 1e-6
@@ -142,7 +142,7 @@ def whole(shared_base: Path, small: Any, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "adapter_config.json").unlink(), "is no adapter: it has no adapter_config.json"),
+        (lambda f: (f / "adapter_config.json").unlink(), "is not an adapter: it has no adapter_config.json"),
         (lambda f: (f / "adapter_config.json").write_text("{"), "is not valid JSON"),
         (lambda f: (f / "adapter_config.json").write_text("[]"), "names no `peft_type`"),
         (lambda f: (f / "adapter_model.safetensors").unlink(), "there is no file"),
@@ -163,7 +163,7 @@ def test_a_hostile_adapter_is_one_clear_error(
     shutil.copytree(whole, tmp_path / "a")
     damage(tmp_path / "a")
     with pytest.raises(DataError, match=message) as caught:
-        from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=told(small))
+        from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "pack").exists()
 
@@ -175,15 +175,15 @@ def test_an_adapter_of_another_model_or_base_is_refused(base_file: Path, small: 
     torch.manual_seed(4)
     save_file(timm.create_model(name, **wider[1]).state_dict(), tmp_path / "wide.safetensors")
     with pytest.raises(DataError, match="size mismatch"):
-        from_peft(tmp_path / "a", tmp_path / "p", base=tmp_path / "wide.safetensors", described=told(wider))
+        from_peft(tmp_path / "a", tmp_path / "p", base=tmp_path / "wide.safetensors", described=description(wider))
     with pytest.raises(DataError, match="at least 90 % must match"):
-        from_peft(tmp_path / "a", tmp_path / "p", base=tmp_path / "wide.safetensors", described=told(small))
+        from_peft(tmp_path / "a", tmp_path / "p", base=tmp_path / "wide.safetensors", described=description(small))
     with pytest.raises(DataError, match="size mismatch"):
-        from_peft(tmp_path / "a", tmp_path / "p", base=base_file, described=told(small, 5))
+        from_peft(tmp_path / "a", tmp_path / "p", base=base_file, described=description(small, 5))
     adapter(base_file, small, lora(), tmp_path / "headless")
     with pytest.raises(DataError, match=r"neither .* nor its base has `head.weight` for 3 classes"):
-        from_peft(tmp_path / "headless", tmp_path / "p", base=base_file, described=told(small))
-    from_peft(tmp_path / "headless", tmp_path / "p", base=base_file, described=told(small, 1000))
+        from_peft(tmp_path / "headless", tmp_path / "p", base=base_file, described=description(small))
+    from_peft(tmp_path / "headless", tmp_path / "p", base=base_file, described=description(small, 1000))
 
 
 def test_a_whole_attention_module_under_ln_tuning_cannot_be_merged(base_file: Path, small: Any, tmp_path: Path) -> None:
@@ -191,29 +191,31 @@ def test_a_whole_attention_module_under_ln_tuning_cannot_be_merged(base_file: Pa
     model = timm.create_model(small[0], num_classes=3, **small[1])
     peft.get_peft_model(model, adapter_config).save_pretrained(tmp_path / "a")
     with pytest.raises(DataError, match=r"PEFT cannot merge .*\(LN_TUNING\)"):
-        from_peft(tmp_path / "a", tmp_path / "p", base=base_file, described=told(small))
+        from_peft(tmp_path / "a", tmp_path / "p", base=base_file, described=description(small))
 
 
-def test_what_is_not_told_is_asked_for(make_pack: Make, base_file: Path, small: Any, tmp_path: Path) -> None:
+def test_an_incomplete_description_of_the_model_is_refused(
+    make_pack: Make, base_file: Path, small: Any, tmp_path: Path
+) -> None:
     adapter(base_file, small, lora(**HEAD), tmp_path / "a")
     call = lambda described=None, base=base_file: from_peft(  # noqa: E731
         tmp_path / "a", tmp_path / "p", base=base, described=described
     )
-    with pytest.raises(UsageError, match="does not tell its model; give --card PACK, or --model NAME"):
+    with pytest.raises(UsageError, match="does not name its model; give --card PACK, or --model NAME"):
         call()
     with pytest.raises(UsageError, match="give --classes"):
-        call(Described(model=small[0]))
+        call(ModelDescription(model=small[0]))
     with pytest.raises(UsageError, match="go with --model"):
-        call(Described(classes=("a",)))
-    with pytest.raises(UsageError, match="a name is there twice"):
-        call(Described(model=small[0], classes=("a", "a")))
+        call(ModelDescription(classes=("a",)))
+    with pytest.raises(UsageError, match="a name occurs twice"):
+        call(ModelDescription(model=small[0], classes=("a", "a")))
     with pytest.raises(UsageError, match="give one of them"):
-        call(Described(model=small[0], classes=("a", "b"), card=tmp_path))
+        call(ModelDescription(model=small[0], classes=("a", "b"), card=tmp_path))
     with pytest.raises(UsageError, match=r"has no base.safetensors; give the weights .* --base FILE"):
-        call(told(small), None)
+        call(description(small), None)
     cb = make_pack(transforms=(Transform("add_context_broadcast", {}),))
     with pytest.raises(UsageError, match="`add_context_broadcast`, which timm cannot build"):
-        call(Described(card=cb))
+        call(ModelDescription(card=cb))
 
 
 def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
@@ -223,5 +225,5 @@ def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
     shutil.copytree(whole, tmp_path / "a")
     edit("target_modules", r"(([a-z0-9.])+)+!")(tmp_path / "a")
     with pytest.raises(DataError, match="regular expression that is not through"):
-        from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=told(small))
+        from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small))
     assert not (tmp_path / "pack").exists()

@@ -8,8 +8,8 @@ import torch
 
 from vtk.profiling import memory, rounds
 from vtk.profiling.calls import MIN_RUNS, time_calls
+from vtk.profiling.cells import Cell
 from vtk.profiling.compare import batch_of, compare, remarks, torch_reference
-from vtk.profiling.result import Cell
 from vtk.profiling.rounds import predicted_shortage
 
 

@@ -12,7 +12,8 @@ from vtk.profiling import measure
 from vtk.profiling import session as session_module
 from vtk.profiling.config import ProfileCommand, ProfileConfig
 from vtk.profiling.profile import default_backends, profile, run
-from vtk.profiling.report import heading, print_result, values
+from vtk.profiling.report import print_result
+from vtk.profiling.rows import heading, values
 
 
 def sleeping(batch: int, logits: Tensor, call: int) -> Tensor:

@@ -9,9 +9,10 @@ import pytest
 from vtk.__main__ import main
 from vtk.errors import DataError
 from vtk.formats import write_json
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.config import ProfileCommand
 from vtk.profiling.regression import compare_profiles
-from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.result import ProfileResult
 
 
 def result(**times: float | None) -> ProfileResult:

@@ -14,9 +14,11 @@ from rich.cells import cell_len
 
 from vtk.errors import DataError
 from vtk.formats import write_json
+from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.plot import latency_png
-from vtk.profiling.report import FILES, columns, print_result, to_csv, values, write_reports
-from vtk.profiling.result import BackendResult, Cell, ProfileResult
+from vtk.profiling.report import FILES, print_result, to_csv, write_reports
+from vtk.profiling.result import ProfileResult
+from vtk.profiling.rows import columns, values
 
 
 def cell(batch: int, p50: float | None, p90: float | None = None, mean: float | None = None, **more) -> Cell:
@@ -223,7 +225,7 @@ def test_page_on_a_phone_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_every_tick_of_a_short_axis_is_labelled() -> None:
-    from vtk.profiling.plot import between
+    from vtk.profiling.figures import between
 
     assert [between((1.2, 2.8))(value, 0) for value in (1.4, 2.0, 2.6)] == ["1.4", "2", "2.6"]
     assert [between((0.5, 80.0))(value, 0) for value in (2.0, 3.0, 50.0)] == ["2", "", "50"]

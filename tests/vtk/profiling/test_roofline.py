@@ -15,7 +15,8 @@ from vtk.profiling.config import ProfileConfig
 from vtk.profiling.nvml import Meter, energy_per_image
 from vtk.profiling.plot import latency_png
 from vtk.profiling.profile import find_ceilings
-from vtk.profiling.report import notes, print_result
+from vtk.profiling.report import print_result
+from vtk.profiling.rows import notes
 from vtk.profiling.work import Ceilings, Work, work_of
 
 LIMITS = Ceilings(bytes_per_s=1e9, flop_per_s={"fp32": 1e12, "bf16": 4e12})

@@ -13,7 +13,8 @@ from vtk.profiling import measure, memory
 from vtk.profiling.calls import MIN_RUNS
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.measure import WINDOW_RUNS, WINDOWS, Plan
-from vtk.profiling.report import print_result, values
+from vtk.profiling.report import print_result
+from vtk.profiling.rows import values
 from vtk.profiling.stats import spread
 
 Fault = Callable[[int, Tensor, int], Tensor]

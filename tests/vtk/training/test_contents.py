@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from vtk.card import InputSpec
 from vtk.data.digits import write_digits
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import Mirroring
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
 from vtk.models.weights.class_names import match_rows, read_names, tell_rows
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune, finetune_tasks
-from vtk.training.runs.view_lines import describe_views
+from vtk.training.runs.views import describe_views
 
 
 def replace_all(folder: Path, *, part: str = "train") -> None:
@@ -251,7 +251,7 @@ def test_small_images_blown_up_are_said_before_they_cost_memory(
 ) -> None:
     digits = write_digits(tmp_path / "digits", limit=3)
     stop = RuntimeError("the memory is chosen")
-    monkeypatch.setattr("vtk.training.runs.setup.choose_memory", lambda *a, **k: (_ for _ in ()).throw(stop))
+    monkeypatch.setattr("vtk.training.runs.prepare.choose_memory", lambda *a, **k: (_ for _ in ()).throw(stop))
     for size, factor in ((64, "8 times a side to 64×64 px, 16 patches an image"), (128, "16 times a side")):
         with pytest.raises(RuntimeError, match="memory is chosen"):
             finetune(config(data=digits, img_size=size))

@@ -9,7 +9,7 @@ from vtk.errors import UsageError
 from vtk.evaluation.metrics import Metrics
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.runs import packs
+from vtk.training.runs import prepare
 
 # of 15 images, 5 a class: right ones of each class, and the loss. Top-1 is best in epoch 2, macro F1 in epoch 3, the
 # loss in epoch 1
@@ -40,7 +40,7 @@ def scripted(monkeypatch):
     def evaluate(model, loader, classes, ranks, *, show_progress):
         return metrics(*script.pop(0), classes)
 
-    monkeypatch.setattr(packs, "evaluate_ranks", evaluate)
+    monkeypatch.setattr(prepare, "evaluate_ranks", evaluate)
 
     def say(*epochs):
         script[:] = epochs or EPOCHS

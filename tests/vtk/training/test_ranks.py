@@ -74,13 +74,16 @@ SCRIPT = """
 import dataclasses, hashlib, json, sys
 from pathlib import Path
 import torch
-from vtk.training import finetune as runs, parallel
+from vtk.training.engine import processes
 from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs.joint import open_joint_run
+from vtk.training.runs.pack_writer import PackWriter
+from vtk.training.runs.run import open_run
 
 torch.set_num_threads(1)
 wrapped = []
-wrap = parallel.AccelerateRanks.wrap
-parallel.AccelerateRanks.wrap = lambda self, model: wrapped.append(wrap(self, model)) or wrapped[-1]
+wrap = processes.AccelerateRanks.wrap
+processes.AccelerateRanks.wrap = lambda self, model: wrapped.append(wrap(self, model)) or wrapped[-1]
 photos, out, tasks = sys.argv[1:4]
 config = FinetuneConfig(
     data=None if tasks else Path(photos), out=Path(out) / "whole", tasks=tuple(tasks.split()),
@@ -91,15 +94,15 @@ told = {}
 parts = Path(out) / "parts"
 half, rest = {"out": parts, "stop_after": 1}, {"out": parts, "resume": True}
 for name, changes in (("whole", {}), ("half", half), ("parts", rest)):
-    run = (runs.open_joint if tasks else runs.open_run)(dataclasses.replace(config, **changes))
-    run.go()
+    with (open_joint_run if tasks else open_run)(dataclasses.replace(config, **changes), PackWriter) as run:
+        run.go()
     digest = hashlib.sha256()
-    for key, value in run.model.state_dict().items():
+    for key, value in run.prepared.model.state_dict().items():
         digest.update(key.encode() + value.contiguous().numpy().tobytes())
     told[name] = digest.hexdigest()
-rank = run.ranks.rank
+ranks = run.prepared.ranks
 kinds = [(type(m).__name__, m.find_unused_parameters, m.broadcast_buffers) for m in wrapped]
-Path(out, f"rank{rank}.json").write_text(json.dumps({"hashes": told, "wrapped": kinds, "world": run.ranks.world}))
+Path(out, f"rank{ranks.rank}.json").write_text(json.dumps({"hashes": told, "wrapped": kinds, "world": ranks.world}))
 """
 
 

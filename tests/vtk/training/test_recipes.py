@@ -10,9 +10,9 @@ import yaml
 from vtk.commands import _cli, train
 from vtk.errors import UsageError
 from vtk.training import recipes
-from vtk.training.recipes import from_recipe, names, read_recipe
-from vtk.training.runs.outputs import command_line, config_text
-from vtk.training.train_config import TrainConfig
+from vtk.training.recipes import names, read_recipe
+from vtk.training.runs.command_line import command_line, config_text
+from vtk.training.train_config import TrainConfig, from_recipe
 
 FOLDER = Path(recipes.__file__).parent
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
@@ -28,7 +28,7 @@ def own(name):
 
 def parse(*argv):
     return _cli.parse(TrainConfig, argv, prog="vtk train", description="", positional=("data",),
-                      preset=("recipe", read_recipe))  # fmt: skip
+                      preset=("recipe", lambda name: read_recipe(name, TrainConfig)))  # fmt: skip
 
 
 def test_the_papers_recipes_are_there():
@@ -38,8 +38,8 @@ def test_the_papers_recipes_are_there():
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_a_recipe_holds_only_differences_each_with_its_source(name):
     values, first = own(name), own(name).get("recipe")
-    before = {**DEFAULTS, **(read_recipe(first) if first else {})}
-    parsed = read_recipe(name)
+    before = {**DEFAULTS, **(read_recipe(first, TrainConfig) if first else {})}
+    parsed = read_recipe(name, TrainConfig)
     for key in values.keys() - {"recipe"}:
         assert key in DEFAULTS and parsed[key] != before[key], key
     text = (FOLDER / f"{name}.yaml").read_text("utf-8")
@@ -132,9 +132,9 @@ def test_a_wrong_recipe_is_one_line(tmp_path, text, message):
 
 def test_an_absent_recipe_is_one_line():
     with pytest.raises(UsageError, match=r"is not one of a2-bce, .*, nor a \.yaml file"):
-        read_recipe("deti")
+        read_recipe("deti", TrainConfig)
     with pytest.raises(UsageError, match=r"none\.yaml: No such file"):
-        read_recipe("none.yaml")
+        read_recipe("none.yaml", TrainConfig)
 
 
 def test_help_names_the_recipes_and_shows_their_values(capsys):

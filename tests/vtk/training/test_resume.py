@@ -12,12 +12,13 @@ from tests.vtk._faults import tree
 from vtk.card import InputSpec
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.loading.loader import ImageDataset
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.errors import UsageError
 from vtk.training.engine.result import FitState
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.runs import resume_state as checkpoint
+from vtk.training.runs.identity import check_identity, run_identity
 
 LEVIT = {
     "model": "levit_128s",
@@ -105,20 +106,20 @@ NOTHING = DataAudit(Path("x"), "flat", (), (), ())
 
 
 def _free(config):
-    known = checkpoint.identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)["flags"]
+    known = run_identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)["flags"]
     return [f.name for f in dataclasses.fields(config) if f.name not in known]
 
 
 def test_each_flag_that_changes_the_result_is_refused_by_its_name():
     config = FinetuneConfig(data="x")
-    now = checkpoint.identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)
+    now = run_identity(config, base_id="b", audit=NOTHING, precision="fp32", world=1)
     assert len(now["flags"]) > 40
     for name, value in now["flags"].items():
         before = {**now, "flags": {**now["flags"], name: "something else"}}
         if name == "memory":  # all modes but one give the same gradients
             before["flags"][name] = "gelu8"
         with pytest.raises(UsageError) as caught:
-            checkpoint.check_identity(before, now)
+            check_identity(before, now, FinetuneConfig)
         flag = f"--{name.replace('_', '-')} {value} (was {before['flags'][name]})"
         assert flag in str(caught.value) and "\n" not in str(caught.value)
     assert {"resume", "overwrite", "out", "workers", "device"} <= set(_free(config))

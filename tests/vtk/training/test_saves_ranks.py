@@ -15,9 +15,11 @@ import dataclasses, hashlib, json, os, signal, sys
 from pathlib import Path
 import torch
 from vtk.errors import StoppedError
-from vtk.training import finetune as runs
-from vtk.training import loop
+from vtk.training.engine import loop
 from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.runs.joint import open_joint_run
+from vtk.training.runs.pack_writer import PackWriter
+from vtk.training.runs.run import open_run
 from vtk.training.engine.loop import Loop
 from vtk.training.engine.save_schedule import Saves
 
@@ -33,14 +35,14 @@ config = FinetuneConfig(
 loop._INTERVAL = 5  # nine steps an epoch
 
 def go(name, **changes):
-    run = (runs.open_joint if tasks else runs.open_run)(dataclasses.replace(config, **changes))
     try:
-        run.go()
+        with (open_joint_run if tasks else open_run)(dataclasses.replace(config, **changes), PackWriter) as run:
+            run.go()
     except StoppedError as error:
         told[name] = str(error), error.exit_code
         return
     digest = hashlib.sha256()
-    for key, value in run.model.state_dict().items():
+    for key, value in run.prepared.model.state_dict().items():
         digest.update(key.encode() + value.contiguous().numpy().tobytes())
     told[name] = digest.hexdigest()
 

@@ -27,8 +27,10 @@ from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.runs import outputs
-from vtk.training.runs.dropout import set_dropout
-from vtk.training.runs.whole_model import CheckpointRun
+from vtk.training.runs.history import History
+from vtk.training.runs.plan import plan_run
+from vtk.training.runs.scratch import set_dropout
+from vtk.training.runs.task import build_task
 from vtk.training.train import train, train_memory
 from vtk.training.train_config import TrainConfig
 
@@ -85,8 +87,8 @@ def test_eval_gives_the_metric_of_the_run_exactly(result, photos, which, capsys)
 
 
 def test_each_checkpoint_tells_of_its_own_epoch(scratch, monkeypatch):
-    judge = CheckpointRun.judge
-    monkeypatch.setattr(CheckpointRun, "judge", lambda self, epoch, found: epoch == 1 and judge(self, epoch, found))
+    judge = History.judge
+    monkeypatch.setattr(History, "judge", lambda self, epoch, found: epoch == 1 and judge(self, epoch, found))
     result = train(scratch())
     for path, row in zip((result.model, result.model_last), result.run.rows, strict=True):
         card = load_checkpoint(path).card
@@ -225,10 +227,8 @@ def test_the_classifier_starts_where_it_is_told(scratch):
 
 def test_a_trained_classifier_keeps_its_biases(result, photos, tmp_path):
     config = TrainConfig(data=photos, weights=result.model, out=tmp_path / "on", head_bias=-4.0, **RUN)
-    run = CheckpointRun(config, tmp_path / "on", Ranks(torch.device("cpu")))
-    run.load()
-    run.build()
-    assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"])
+    task = build_task(plan_run(config, tmp_path / "on", Ranks(torch.device("cpu"))))
+    assert torch.equal(task.model.head.bias, load_file(result.model)["head.bias"])
 
 
 def test_rows_of_a_trained_classifier_keep_their_biases(result, photos, tmp_path):
@@ -236,10 +236,8 @@ def test_rows_of_a_trained_classifier_keep_their_biases(result, photos, tmp_path
     for part in ("train", "val"):
         shutil.rmtree(two / part / "green")
     config = TrainConfig(data=two, weights=result.model, out=tmp_path / "on", head_bias=-4.0, **RUN)
-    run = CheckpointRun(config, tmp_path / "on", Ranks(torch.device("cpu")))
-    run.load()
-    run.build()
-    assert torch.equal(run.model.head.bias, load_file(result.model)["head.bias"][[0, 2]])
+    task = build_task(plan_run(config, tmp_path / "on", Ranks(torch.device("cpu"))))
+    assert torch.equal(task.model.head.bias, load_file(result.model)["head.bias"][[0, 2]])
 
 
 def test_a_dry_run_writes_nothing_and_auto_finds_a_batch(scratch, tmp_path):

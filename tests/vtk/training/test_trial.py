@@ -18,8 +18,8 @@ from vtk.packs.load import load_task
 from vtk.training.engine.callbacks import Callback
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.preview import dry_run, duration
-from vtk.training.runs.limit import limited
-from vtk.training.runs.one_copy import take_copy
+from vtk.training.runs.limit import limit_images
+from vtk.training.runs.writer import link_file
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def audit(*counts, val=()):
     ],
 )
 def test_classes_keep_their_proportions(counts, limit, wanted):
-    found = limited(audit(*counts, val=counts), limit, seed=3)
+    found = limit_images(audit(*counts, val=counts), limit, seed=3)
     for part in (found.train, found.val):
         kinds = Counter(sample.label for sample in part)
         assert tuple(kinds[i] for i in range(len(counts))) == wanted
@@ -56,14 +56,14 @@ def test_classes_keep_their_proportions(counts, limit, wanted):
 
 def test_a_part_follows_from_the_seed_and_may_be_smaller_than_the_classes():
     whole = audit(*[3] * 20, val=[2] * 20)
-    one, again, other = (limited(whole, 7, seed) for seed in (1, 1, 2))
+    one, again, other = (limit_images(whole, 7, seed) for seed in (1, 1, 2))
     assert one.train == again.train != other.train and one.val == again.val
     assert len(one.train) == len(one.val) == 7 and len({s.label for s in one.train}) == 7
-    assert limited(whole, None, 1) is whole
+    assert limit_images(whole, None, 1) is whole
     several = DataAudit(
         Path(), "flat", ("a", "b"), tuple(Sample(Path(str(i)), np.array([i % 2, 1])) for i in range(9)), ()
     )
-    assert len(limited(several, 4, 0).train) == 4
+    assert len(limit_images(several, 4, 0).train) == 4
 
 
 def rows_of(out):
@@ -147,8 +147,8 @@ def test_other_packs_are_two_and_a_disk_without_links_has_two_copies(tmp_path, m
     def refused(*_):
         raise OSError("no hard links here")
 
-    monkeypatch.setattr("vtk.training.runs.one_copy.os.link", refused)
-    take_copy(one, two)
+    monkeypatch.setattr("vtk.training.runs.writer.os.link", refused)
+    link_file(one, two)
     assert (
         two.read_text() == "same" and not one.samefile(two) and {p.name for p in tmp_path.iterdir()} == {"one", "two"}
     )

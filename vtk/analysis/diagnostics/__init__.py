@@ -1,4 +1,4 @@
-"""One module for each entry of ``vtk analyze --what``, found by its name."""
+"""Diagnostics of ``vtk analyze --what``, one module each, loaded by name."""
 
 import importlib
 from typing import TYPE_CHECKING

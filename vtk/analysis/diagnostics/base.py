@@ -1,4 +1,4 @@
-"""Base of all diagnostics: each measures a model, draws what it found and reads it in plain words."""
+"""Base of the diagnostics: each measures a model, draws the result and explains it in sentences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_pixels
 
 Result = Mapping[str, Any]
-"""What a diagnostic has measured: plain JSON values, every number finite or None."""
+"""Result of a diagnostic: plain JSON values; every number is finite or None."""
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Need = Literal["labels", "one-label"]
@@ -22,7 +22,7 @@ Need = Literal["labels", "one-label"]
 
 @dataclass(frozen=True)
 class Run:
-    """A diagnostic's result and the name of the model it is of; two of them where models are compared."""
+    """A diagnostic's result with the name of its model; two of them where models are compared."""
 
     label: str
     result: Result
@@ -35,7 +35,7 @@ class Picture:
     Attributes:
         name: of its files, without suffix; begins with the diagnostic's name.
         figure: matplotlib's, made by `vtk.analysis.figures.new`.
-        caption: one or two sentences that say what is seen: axes, units, what a line is.
+        caption: one or two sentences on axes, units and lines.
     """
 
     name: str
@@ -45,24 +45,24 @@ class Picture:
 
 @dataclass(frozen=True)
 class Context:
-    """A model and its images, as diagnostics get them.
+    """A model and its images, as passed to diagnostics.
 
     Attributes:
         model: fp32, on ``device``, in eval mode. A diagnostic leaves it as it was, bit for bit.
         spec: size and preprocessing of its input.
-        classes: names of the model's outputs, to which the labels belong; None where the images' classes are others.
+        classes: names of the model's outputs, which the labels refer to; None if the images have other classes.
         multi_label: labels are (B, classes) of 0 and 1, the loss is binary cross-entropy.
         device: of the model and the batches.
         config: the options.
-        loader: ``loader(batch_size)`` gives (images, labels) of all chosen images, evaluation's transform, in an order
-            that never changes; on the CPU.
+        loader: ``loader(batch_size)`` gives (images, labels) of all chosen images with the evaluation transform, always
+            in the same order; on the CPU.
         augmented: ``augmented(batch_size)``: the same images as in training, labels (B, classes) that may be mixed.
-        shown: from a batch size to those of the images that may be shown in the report; None where all may.
+        shown: as ``loader``, for the images that may appear in the report; None if all may.
         count: number of images.
         show_progress: bars.
-        share: this process's part of a measurement that several do together; one of them writes.
-        saved: what an earlier, interrupted run of this diagnostic kept with `save`.
-        save: keeps plain JSON values for such a run; call it now and then where minutes would be lost.
+        share: this process's part, where several processes measure together; one of them writes.
+        saved: values that an interrupted run of this diagnostic saved with `save`.
+        save: saves plain JSON values for a resume; call it regularly in long measurements.
     """
 
     model: nn.Module
@@ -91,17 +91,25 @@ class Context:
 
     @property
     def loss(self) -> Loss:
-        """What the model was trained with, with the l2 term of ``--weight-decay``."""
+        """The training loss of the model, with the l2 term of ``--weight-decay``."""
         kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
         return kind(weight_decay=self.config.weight_decay)
 
-    def resumable(self) -> dict[str, Any]:
-        """Return the keywords of a measure that works in steps: what it goes on from, saves, shares and shows."""
+    def loss_options(self, max_images: int) -> dict[str, Any]:
+        """Return the keywords that the measures of the loss share."""
+        return {
+            "loss": self.loss,
+            "max_images": max_images,
+            "seed": self.config.seed,
+            "show_progress": self.show_progress,
+        }
+
+    def step_options(self) -> dict[str, Any]:
+        """Return the keywords of a measure that works in steps (`vtk.analysis.probes.share.StepOptions`)."""
         return {
             "known": self.saved.get("rows", ()),
             "save": lambda rows: self.save({"rows": rows}),
             "share": self.share,
-            "show_progress": self.show_progress,
         }
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -117,11 +125,11 @@ class Diagnostic:
         name: of ``--what`` and of files.
         title: of its section in the report.
         source: paper and figure or equation that it follows.
-        explains: one or two plain sentences for the report: what is measured, and what high and low values mean.
-        measure: from a context to the result. Raises `UsageError` where the model has not what it looks at.
+        explains: one or two sentences for the report: the measured quantity, and the meaning of high and low values.
+        measure: from a context to the result. Raises `UsageError` if the model lacks what is measured.
         draw: from the results of one or two models to plots that show them together.
-        read: from one result to plain sentences: what it says of this model, and what to try.
-        numbers: from one result to its headline numbers by name, each with its unit in the name; for tables.
+        read: from one result to sentences: findings on this model, and suggestions.
+        numbers: from one result to its key numbers by name (with the unit), for tables.
         options: the fields of `AnalyzeConfig` that change its result, beside ``seed`` and ``batch_size``.
         needs: ``labels`` of the model's classes, or ``one-label`` of each image; refused for others before it is run.
     """

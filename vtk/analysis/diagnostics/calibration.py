@@ -1,4 +1,4 @@
-"""``calibration``: whether the model's probabilities are true (paper C, Figure F.1a)."""
+"""``calibration``: calibration of the model's probabilities (Park and Kim 2022, Figure F.1a)."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.calibration import model_calibration
 
-_ERRORS = 2.0  # standard errors of the accuracy: a smaller gap may be chance
+_ERRORS = 2.0  # standard errors of the accuracy: a smaller gap may be due to chance
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -34,18 +34,18 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             for text in bottom.bar_label(bars, fontsize=8, padding=2):
                 text.set_bbox({"color": "white", "alpha": 0.8, "pad": 0.5})
         mean, share = 100 * run.result["confidence"], 100 * run.result["accuracy"]
-        told = [f"mean {mean:.1f} %", f"accuracy {share:.1f} %"] if len(runs) == 1 else [None, None]
-        bottom.axvline(mean, color=colour, linewidth=1.3, label=told[0])
-        bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=told[1])
-    figures.finish(top, x="", y="right, % of the bin", legend=True)
+        labels = [f"mean {mean:.1f} %", f"accuracy {share:.1f} %"] if len(runs) == 1 else [None, None]
+        bottom.axvline(mean, color=colour, linewidth=1.3, label=labels[0])
+        bottom.axvline(share, color=colour, linewidth=1.3, linestyle=":", label=labels[1])
+    figures.finish(top, x="", y="correct, % of the bin", legend=True)
     figures.finish(bottom, x="confidence, %", y="images", legend=len(runs) == 1)
     top.set(xlim=(0, 100), ylim=(0, 104))
     bottom.set(xlim=(0, 100))
     bottom.margins(y=0.15)
     caption = (
-        "Reliability diagram. Above, the share of images that are right, by the probability of the most likely class, "
-        "and points at the mean of that probability: a bar that ends below its point is over-confident. Below, images "
-        "of each bin; lines are the mean probability and, dotted, the accuracy."
+        "Reliability diagram. Top: share of correct images by confidence (the probability of the most likely class); "
+        "points mark the mean confidence of a bin, and a bar that ends below its point is over-confident. Bottom: "
+        "images per bin; solid line, mean confidence; dotted line, accuracy."
     )
     return [Picture("calibration", figure, caption)]
 
@@ -54,56 +54,58 @@ def _read(result: Result) -> list[str]:
     n, accuracy = result["images"], result["accuracy"]
     gap = result["confidence"] - accuracy
     error = math.sqrt(accuracy * (1 - accuracy) / n)
-    told = [
+    sentences = [
         f"On these {n} images the mean confidence is {100 * result['confidence']:.1f} % and the accuracy "
         f"{100 * accuracy:.1f} %; the calibration error (ECE) is {100 * result['ece']:.1f} points."
     ]
     if abs(gap) > _ERRORS * error:
-        told.append(
-            f"It is over-confident by {100 * gap:.1f} points; label smoothing and mixed images lower its confidence: "
+        sentences.append(
+            f"It is over-confident by {100 * gap:.1f} points; label smoothing and mixup lower its confidence: "
             "`vtk finetune … --smoothing 0.1 --mixup 0.8`."
             if gap > 0
             else f"It is under-confident by {-100 * gap:.1f} points; longer training, less label smoothing and no "
-            "mixed images raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
+            "mixup raise its confidence: `vtk finetune … --epochs 20 --smoothing 0 --mixup 0`."
         )
     elif result["ece"] > result["ece_by_chance"]:
-        told.append("On the whole it is neither over- nor under-confident, but by bins it is: see the diagram.")
+        sentences.append("It is neither over- nor under-confident on average, but it is within bins: see the diagram.")
     if result["ece"] <= result["ece_by_chance"]:
-        told.append(
-            f"A perfectly calibrated model would have up to {100 * result['ece_by_chance']:.1f} points on so few "
-            "images, by chance: this is no evidence of a fault."
+        sentences.append(
+            f"By chance, a perfectly calibrated model would have up to {100 * result['ece_by_chance']:.1f} points on "
+            "so few images: this is no evidence of miscalibration."
         )
     if result["temperature"] is None:
-        told.append("No temperature has the lowest NLL: every image is right, or the logits say nothing of the labels.")
-    else:
-        told.append(
-            f"Logits divided by {result['temperature']:.2f} would have an ECE of {100 * result['fitted_ece']:.1f} "
-            f"points and an NLL of {result['fitted_nll']:.3f} in place of {result['nll']:.3f}; that temperature was "
-            "fitted to the NLL of these same images, which favours it."
+        sentences.append(
+            "No temperature minimises the NLL: every image is right, or the logits do not depend on the labels."
         )
-    return told
+    else:
+        sentences.append(
+            f"With temperature {result['temperature']:.2f} the ECE would be {100 * result['fitted_ece']:.1f} points "
+            f"and the NLL {result['fitted_nll']:.3f} instead of {result['nll']:.3f}; the temperature was fitted on "
+            "these same images, which favours it."
+        )
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {
+    numbers = {
         "ECE, points": 100 * result["ece"],
         "NLL, nats": result["nll"],
         "accuracy, %": 100 * result["accuracy"],
         "mean confidence, %": 100 * result["confidence"],
     }
     if result["temperature"] is not None:
-        found["temperature, fitted on these images"] = result["temperature"]
-        found["ECE with it, points"] = 100 * result["fitted_ece"]
-    return found
+        numbers["temperature, fitted on these images"] = result["temperature"]
+        numbers["ECE with it, points"] = 100 * result["fitted_ece"]
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="calibration",
     title="Calibration",
-    source="paper C (How do ViTs work), Figure F.1a; Guo et al., 2017",
-    explains="A calibrated model that says 80 % is right in 80 % of such cases. The ECE is how far off it is on "
-    "average, in points of a hundred. Strong augmentation tends to make models under-confident, long training without "
-    "it over-confident.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figure F.1a; Guo et al., 2017",
+    explains="Of the predictions that a calibrated model makes with a confidence of 80 %, 80 % are correct. The ECE is "
+    "the mean gap, in percentage points. Strong augmentation tends to make models under-confident, long training "
+    "without it over-confident.",
     measure=_measure,
     draw=_draw,
     read=_read,

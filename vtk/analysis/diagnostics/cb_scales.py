@@ -1,4 +1,4 @@
-"""``cb-scales``: Λ of scaled Context Broadcasting by layer (paper B, Figure 8)."""
+"""``cb-scales``: scales Λ of Context Broadcasting by layer (Hyeon-Woo et al. 2023, Figure 8)."""
 
 import math
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         Picture(
             "cb-scales-ratio",
             other,
-            "How alike the magnitudes of a block's λ are (10 % quantile over 90 % one; 1 is all alike), and the share "
-            "of channels whose λ is negative.",
+            "Uniformity of the magnitudes of a block's λ (10 % quantile over 90 % quantile; 1 means all equal), and "
+            "the share of channels whose λ is negative.",
         ),
     ]
 
@@ -58,17 +58,17 @@ def _read(result: Result) -> list[str]:
     layers = result["layers"]
     size = math.sqrt(sum(layer["mean"] ** 2 + layer["deviation"] ** 2 for layer in layers) / len(layers))
     if size == 0:
-        return ["Λ is 0 everywhere, as it starts: the model broadcasts nothing; fine-tune it."]
-    told = []
+        return ["Λ is 0 everywhere, its initial value: the model broadcasts nothing yet; fine-tune it."]
+    sentences = []
     if size < _LITTLE:
-        told.append(f"λ is {size:.2g} in size, near the 0 where it starts: the model broadcasts next to nothing yet.")
+        sentences.append(f"λ has a magnitude of {size:.2g}, near its initial 0: the model hardly broadcasts yet.")
     for where, words in (("mlp", "FFN"), ("msa", "attention")):
         own = [layer for layer in layers if layer["where"] == where]
         if not own:
             continue
         mean = sum(layer["mean"] for layer in own) / len(own)
         negative = sum(layer["negative"] for layer in own) / len(own)
-        told.append(
+        sentences.append(
             f"After the {words} λ is {mean:.3g} on average over {len(own)} layers, and negative in "
             f"{100 * negative:.0f} % of the channels."
         )
@@ -77,14 +77,14 @@ def _read(result: Result) -> list[str]:
             continue
         (lower, error), (upper, other) = (_average(part) for part in (own[:half], own[-half:]))
         if abs(upper - lower) <= _SURE * math.hypot(error, other):
-            told.append("Lower and upper layers do not differ by more than their channels scatter.")
+            sentences.append("Lower and upper layers do not differ by more than the spread over their channels.")
         elif upper > lower:
-            told.append("Upper layers take more of the mean than lower ones, as in the paper.")
+            sentences.append("Upper layers use more of the mean than lower ones, as in the paper.")
             if upper > _LITTLE:
-                told.append("`--cb --cb-layers upper` broadcasts there without a trained factor.")
+                sentences.append("`--cb --cb-layers upper` broadcasts there without a learned scale.")
         else:
-            told.append("Lower layers take more of the mean than upper ones, other than in the paper.")
-    return told
+            sentences.append("Lower layers use more of the mean than upper ones, unlike in the paper.")
+    return sentences
 
 
 def _average(layers: Sequence[dict[str, Any]]) -> tuple[float, float]:
@@ -104,9 +104,11 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="cb-scales",
     title="Scales of Context Broadcasting",
-    source="paper B (Context Broadcasting), Figure 8",
-    explains="Scaled Context Broadcasting adds λ times the mean of all tokens to each, with one λ for each channel and "
-    "layer. The paper reads high means and alike magnitudes as a wish for dense interactions.",
+    source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figure 8",
+    explains=(
+        "Scaled Context Broadcasting adds λ times the mean of all tokens to each token, with one λ per channel and "
+        "layer. The paper reads a high mean and uniform magnitudes as a need for dense interactions."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``cka``: how alike the features of all units are (mini-batch CKA; paper C, Figures 10a and D.3)."""
+"""``cka``: similarity of the features of all units, by mini-batch CKA (Park and Kim 2022, Figures 10a and D.3)."""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.cka import feature_similarity
 
-_SAME = 0.99  # two units whose features are all but rotations of each other
-_BLOCKS = 0.1  # by which stages must be more alike inside than between them to be called blocks
+_SAME = 0.99  # two units whose features are nearly rotations of each other
+_BLOCKS = 0.1  # excess of CKA within stages over CKA between them from which stages are called blocks
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -33,16 +33,16 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             axes.set_title(figures.label(run.label), fontsize=11)
     figure.colorbar(mesh, ax=places, label="CKA", shrink=0.85)
     down = any("P" in _ticks(run.result)[1] for run in runs)
-    marks = "E is the stem, P a subsampling unit." if down else "E is the stem, numbers count the units behind it."
+    marks = "E is the stem, P a subsampling unit." if down else "E is the stem; numbers count the units after it."
     caption = (
-        "CKA of the features behind every pair of units, in order from the stem: 1 where they are alike up to rotation "
-        f"and scale. {marks} Bright squares along the diagonal are units that keep to themselves."
+        "CKA between the outputs of every pair of units, in order from the stem: 1 means equal up to rotation and "
+        f"scale. {marks} Bright squares along the diagonal are groups of similar units."
     )
     return [Picture("cka", figure, caption)]
 
 
 def _ticks(result: Result) -> tuple[list[float], list[str]]:
-    """Return the stem and subsampling layers as paper C marks them; without those, every few units by number."""
+    """Return ticks at the stem and at subsampling units (as Park and Kim 2022), or else at every few units."""
     kinds = result["kinds"]
     down = [i for i, kind in enumerate(kinds) if kind == "subsampling"]
     if down:
@@ -56,29 +56,29 @@ def _read(result: Result) -> list[str]:
     names, rows = result["names"], result["similarity"]
     near = [(rows[i][i + 1], i + 1) for i in range(len(names) - 1) if rows[i][i + 1] is not None]
     if not near:
-        return ["Every image has the same features here, so that they cannot be compared."]
-    told = []
+        return ["All images have the same features, so that they cannot be compared."]
+    sentences = []
     if rows[0][-1] is not None:
-        told.append(f"The features behind the stem and behind the last unit have a CKA of {rows[0][-1]:.2f}.")
+        sentences.append(f"The outputs of the stem and of the last unit have a CKA of {rows[0][-1]:.2f}.")
     lowest, at = min(near)
-    told.append(f"{names[at]} changes the features most: CKA {lowest:.2f} with those before it.")
+    sentences.append(f"{names[at]} changes the features most: CKA {lowest:.2f} between its input and output.")
     still = [names[i] for value, i in near if value >= _SAME]
     if still:
-        told.append(
-            f"{len(still)} of {len(near)} units leave them nearly as they were (CKA ≥ {_SAME}); whether the model "
-            "needs those units is what `vtk analyze … --what lesion` measures."
+        sentences.append(
+            f"{len(still)} of {len(near)} units hardly change the features (CKA ≥ {_SAME}); "
+            "`vtk analyze … --what lesion` measures whether the model needs them."
         )
     inside, between = _block_structure(result)
     if inside is not None and between is not None:
-        shown = f"{inside:.2f} inside of a stage and {between:.2f} between stages"
-        told.append(
-            f"Its stages are blocks of their own (mean CKA {shown}), as paper C finds of all multi-stage models."
+        shown = f"{inside:.2f} within a stage and {between:.2f} between stages"
+        sentences.append(
+            f"Its stages form blocks (mean CKA {shown}), as Park and Kim (2022) find for all multi-stage models."
             if inside - between >= _BLOCKS
-            else f"Its stages are hardly blocks of their own: mean CKA {shown}."
+            else f"Its stages hardly form blocks: mean CKA {shown}."
         )
     if result["left_out"]:
-        told.append(f"{result['left_out']} images were left out, in batches of fewer than four.")
-    return told
+        sentences.append(f"{result['left_out']} images in batches of fewer than four were left out.")
+    return sentences
 
 
 def _block_structure(result: Result) -> tuple[float | None, float | None]:
@@ -101,25 +101,25 @@ def _numbers(result: Result) -> dict[str, float]:
     rows = result["similarity"]
     pairs = [value for i, row in enumerate(rows) for value in row[i + 1 :] if value is not None]
     near = [rows[i][i + 1] for i in range(len(rows) - 1) if rows[i][i + 1] is not None]
-    told = {}
+    numbers = {}
     if pairs:
-        told["mean CKA of two units"] = sum(pairs) / len(pairs)
+        numbers["mean CKA of two units"] = sum(pairs) / len(pairs)
     if near:
-        told["lowest CKA of neighbouring units"] = min(near)
+        numbers["lowest CKA of neighbouring units"] = min(near)
     inside, between = _block_structure(result)
     if inside is not None and between is not None:
-        told["mean CKA inside of stages"] = inside
-        told["mean CKA between stages"] = between
-    return told
+        numbers["mean CKA inside of stages"] = inside
+        numbers["mean CKA between stages"] = between
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="cka",
     title="Similarity of features (CKA)",
-    source="paper C (How do ViTs work), Figures 10a and D.3; Nguyen et al. 2021",
-    explains="Whether two units see the same likenesses among images: 1 if their features are alike up to rotation and "
-    "scale, near 0 if they have nothing in common. Plain ViTs are much alike from end to end; models of stages have a "
-    "block for each.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 10a and D.3; Nguyen et al. 2021",
+    explains="Compares which images two units represent as similar: 1 if their features are equal up to rotation and "
+    "scale, near 0 if they have nothing in common. In plain ViTs all units are similar; in models with stages each "
+    "stage forms a block.",
     measure=_measure,
     draw=_draw,
     read=_read,

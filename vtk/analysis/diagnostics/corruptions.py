@@ -1,38 +1,30 @@
-"""``corruptions``: accuracy under common corruptions by kind and severity (papers C and D look at ImageNet-C)."""
+"""``corruptions``: accuracy under common corruptions, by kind and severity."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.robustness_curves import (
-    certainty,
-    clean_lines,
-    mean,
-    nothing_to_lose,
-    options,
-    points,
-    tall,
-)
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.corruptions import corruption_accuracy
 
-_MOST = 256  # images: each is seen once for every kind and severity, 39 times by default
+_MOST = 256  # images: each is used once per kind and severity, 39 times by default
 _STYLES = {"noise": "s--", "blur": "^-.", "weather": "D:", "digital": "v--"}
 _WORST = 3
 
 
 def _measure(context: Context) -> dict[str, Any]:
     config = context.config
-    found = corruption_accuracy(
+    result = corruption_accuracy(
         context.model,
         context.batches,
         kinds=config.corruptions,
         severities=config.severities,
         seed=config.seed,
-        **options(context, "corruptions", _MOST),
+        **robustness.options(context, "corruptions", _MOST),
     )
-    return found.to_dict()
+    return result.to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -46,7 +38,7 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
     for number, (colour, run) in enumerate(zip(figures.COLOURS, runs, strict=False)):
         shift = (number - (len(runs) - 1) / 2) * 0.3
         for place, name in enumerate(names):
-            severities, accuracies = points(_named(run.result)[name])
+            severities, accuracies = robustness.points(_named(run.result)[name])
             axes.plot(accuracies, [place + shift] * len(accuracies), color=colour, linewidth=1, alpha=0.5)
             for severity, accuracy in zip(severities, accuracies, strict=True):
                 axes.plot(accuracy, place + shift, "o", color=colour, markersize=2.5 + severity, alpha=0.8,
@@ -60,16 +52,16 @@ def _by_kind(runs: Sequence[Run]) -> Picture:
     figures.finish(axes, x="accuracy, %", y="")
     if len(runs) > 1:  # the points are everywhere
         figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize=9)
-    told = ", ".join(f"{severity:g}" for severity in runs[0].result["kinds"][0]["strengths"])
+    strengths = ", ".join(f"{severity:g}" for severity in runs[0].result["kinds"][0]["strengths"])
     caption = (
-        f"Accuracy by kind of corruption at severities {told}: the larger the point, the more severe. Dotted, "
-        "the accuracy without corruption; grey, that of guessing."
+        f"Accuracy by kind of corruption at severities {strengths}; larger points are more severe. Dotted: clean "
+        "accuracy. Grey: chance."
     )
     return Picture("corruptions", figure, caption)
 
 
 def _by_severity(runs: Sequence[Run]) -> Picture:
-    figure, (axes,) = figures.new(height=tall(runs))
+    figure, (axes,) = figures.new(height=robustness.figure_height(runs))
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         severities = run.result["kinds"][0]["strengths"]
         for group, curves in _grouped(run.result).items():
@@ -78,10 +70,10 @@ def _by_severity(runs: Sequence[Run]) -> Picture:
                       label=label)  # fmt: skip
         label = f"{figures.label(run.label)}: mean of all" if len(runs) > 1 else "mean of all"
         axes.plot(severities, _means(run.result["kinds"]), "o-", color=colour, linewidth=2.5, label=label)
-    clean_lines(axes, runs)
+    robustness.clean_lines(axes, runs)
     axes.set_xticks(runs[0].result["kinds"][0]["strengths"])
     figures.finish(axes, x="severity", y="accuracy, %", legend=True)
-    caption = "Mean accuracy over the kinds of each group, and over all, by severity. Dotted, without corruption."
+    caption = "Mean accuracy over the kinds of each group, and over all, by severity. Dotted: clean accuracy."
     return Picture("corruptions-severity", figure, caption)
 
 
@@ -106,50 +98,52 @@ def _means(curves: Sequence[Result]) -> list[float]:
 
 
 def _read(result: Result) -> list[str]:
-    if nothing := nothing_to_lose(result):
+    if nothing := robustness.nothing_to_lose(result):
         return [nothing]
-    order = sorted(result["kinds"], key=mean)
-    worst = ", ".join(f"{_shown(curve['name'])} ({100 * mean(curve):.1f} %)" for curve in order[:_WORST])
-    told = [
-        certainty(result),
-        f"Over all kinds and severities {100 * result['mean']:.1f} % are right, {100 * result['relative']:.0f} % of "
-        f"the accuracy without corruption. Worst, over severities, are {worst}.",
+    order = sorted(result["kinds"], key=robustness.mean)
+    worst = ", ".join(f"{_shown(curve['name'])} ({100 * robustness.mean(curve):.1f} %)" for curve in order[:_WORST])
+    sentences = [
+        robustness.certainty(result),
+        f"The mean accuracy over kinds and severities is {100 * result['mean']:.1f} %, {100 * result['relative']:.0f} "
+        f"% of the clean accuracy. The worst kinds are {worst}.",
     ]
     groups = {group: sum(_means(curves)) / len(_means(curves)) for group, curves in _grouped(result).items()}
     low, high = min(groups, key=groups.__getitem__), max(groups, key=groups.__getitem__)
     if groups[high] - groups[low] > 100 * margin(result["images"]):
-        told.append(
-            f"Of the groups, {low} hurts most ({groups[low]:.1f} % right) and {high} least ({groups[high]:.1f} %)."
+        sentences.append(
+            f"Of the groups, {low} hurts most (accuracy {groups[low]:.1f} %) and {high} least ({groups[high]:.1f} %)."
         )
     if groups[low] < 100 * (result["clean"] - margin(result["images"])):
-        told.append(
-            "In paper D training for a flat loss (`vtk finetune … --sam auto`) raises accuracy on ImageNet-C. To "
-            "train on images like those that hurt is worth a try: `--color-jitter 0.4` for light and contrast, more "
-            "with `--auto-augment rand-m9-mstd0.5-inc1`."
+        sentences.append(
+            "In Chen et al. (2022) sharpness-aware training (`vtk finetune … --sam auto`) raises the accuracy on "
+            "ImageNet-C. Also try to train on similar images: `--color-jitter 0.4` for light and contrast, "
+            "`--auto-augment rand-m9-mstd0.5-inc1` for more."
         )
-    told.append(
-        "The corruptions are made by formulas in the manner of Hendrycks and Dietterich and are not the images of "
-        "ImageNet-C: compare these numbers with those of other models here, not with published ones."
+    sentences.append(
+        "The corruptions follow the formulas of Hendrycks and Dietterich but are not the images of ImageNet-C: compare "
+        "these numbers with other models measured here, not with published ones."
     )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"clean accuracy, %": 100 * result["clean"], "mean accuracy, corrupted, %": 100 * result["mean"]}
+    numbers = {"clean accuracy, %": 100 * result["clean"], "mean accuracy, corrupted, %": 100 * result["mean"]}
     if result["relative"] is not None:
-        found["mean as a share of clean, %"] = 100 * result["relative"]
+        numbers["mean as a share of clean, %"] = 100 * result["relative"]
     for curve in result["kinds"]:
-        found[f"accuracy, {_shown(curve['name'])}, %"] = 100 * mean(curve)
-    return found
+        numbers[f"accuracy, {_shown(curve['name'])}, %"] = 100 * robustness.mean(curve)
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="corruptions",
     title="Common corruptions",
-    source="Hendrycks and Dietterich (2019), in papers C (Figure E.1) and D (Table 1) as ImageNet-C",
-    explains="Images are corrupted as cameras, weather and files do, ever more severely. They are made here and not "
-    "those of ImageNet-C, so the numbers compare models with each other and not with published ones. Measured on the "
-    f"first {_MOST} images, as each is seen once for every kind and severity.",
+    source=(
+        "Hendrycks and Dietterich (2019), in Park and Kim 2022 (Figure E.1) and Chen et al. 2022 (Table 1) as "
+        "ImageNet-C"
+    ),
+    explains="Images are corrupted as by cameras, weather and file formats, at increasing severity. "
+    f"Measured on the first {_MOST} images, because each is used once per kind and severity.",
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""What the diagnostics of features share: values by depth, kinds of units shaded, and the steps of each kind."""
+"""Plots of a value by depth with the kinds of units shaded, and sentences about its change at each kind."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,14 @@ from vtk.analysis.diagnostics.base import Result, Run
 
 DEPTH = "normalised depth"
 WORDS = {"msa": ("an MSA", "MSAs"), "mlp": ("an MLP", "MLPs"), "conv": ("a Conv block", "Conv blocks")}
-"""What a unit and several units of a kind are called; of other kinds nothing is said."""
+"""Singular and plural of each kind of unit that is described; other kinds are not."""
 
-SHADES = "Shaded is the kind of unit that leads to a point; what is left white is neither."
+SHADES = "Shading: kind of the unit before a point (white: another kind)."
 
 
 def panels(runs: Sequence[Run]) -> tuple[Any, list[tuple[Any, list[Run]]]]:
-    """Return a figure and its axes, each with the models to draw there: one for all where their units are of the same
-    kinds, so that one shading is right for all, else one for each."""
+    """Return a figure and its axes with the models to draw in each: one for all if their kinds of units agree, else one
+    each, because a shading has to fit all of its models."""
     together = len({tuple(kinds(run.result)) for run in runs}) == 1
     if together:
         figure, (axes,) = figures.new()
@@ -45,7 +45,7 @@ def draw_by_depth(
         runs: results with ``units``, a list of mappings with ``kind``.
         value: of a unit; None leaves a gap.
         y: label of the axis, with its unit.
-        error: of a unit: half the length of a line through its point.
+        error: of a unit: half the length of its error bar.
         log: logarithmic axis, where no value is 0 or below.
     """
     figure, places = panels(runs)
@@ -75,18 +75,18 @@ def draw_by_depth(
 
 
 def steps(result: Result, value: str) -> dict[str, list[tuple[float, float]]]:
-    """Return by kind the value before and behind every unit, where both are known and their maps are of one size."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return, by kind, the values before and after every unit where both are known and the maps have the same size."""
+    by_kind: dict[str, list[tuple[float, float]]] = {}
     units: list[Mapping[str, Any]] = result["units"]
     for before, behind in pairwise(units):
         alike = (before["height"], before["width"]) == (behind["height"], behind["width"])
         if alike and before[value] is not None and behind[value] is not None:
-            found.setdefault(behind["kind"], []).append((before[value], behind[value]))
-    return found
+            by_kind.setdefault(behind["kind"], []).append((before[value], behind[value]))
+    return by_kind
 
 
 def share_lowered(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return the share of units behind which a value is lower than before them."""
+    """Return the share of units that lower the value."""
     return sum(behind < before for before, behind in pairs) / len(pairs)
 
 
@@ -140,5 +140,5 @@ def without_map(result: Result) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Return a number of three digits with a proper minus."""
+    """Return a number with three digits and a minus sign."""
     return f"{value:.3g}".replace("-", "−")

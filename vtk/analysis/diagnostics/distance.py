@@ -1,4 +1,4 @@
-"""``distance``: how far attention looks, by layer and head (paper B, Figure 7b)."""
+"""``distance``: mean attention distance, by layer and head (Hyeon-Woo et al. 2023, Figure 7b)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.measures.distance import attention_distance
 from vtk.models.structure import unusual_part
 
-_LOCAL = 0.5  # a head that looks less than half as far as uniform attention sees mostly its surroundings
-_CHANGE = 0.1  # of uniform attention's distance; less between lower and upper layers is called alike
-_PREFIX = 0.3  # patches that give more than this of their attention to tokens without a place do not mix with patches
+_LOCAL = 0.5  # of the distance of uniform attention: a head below it attends mostly to its neighbourhood
+_CHANGE = 0.1  # of uniform attention's distance; smaller differences between layers are called the same
+_PREFIX = 0.3  # of the attention: patches that give more to prefix tokens hardly mix with other patches
 
 
 def _measure(context: Context) -> dict[str, Any]:
     result = attention_distance(context.model, context.batches, max_images=context.count).to_dict()
-    result["plain_vit"] = unusual_part(context.model) is None  # what the reading suggests can be done with no other
+    result["plain_vit"] = unusual_part(context.model) is None  # the suggestions of the reading apply to no other
     return result
 
 
@@ -39,20 +39,18 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
             axes.step(x, uniform, where="mid", color="#999999" if alone else colour, linestyle=":", linewidth=1,
                       label="uniform attention" if alone else f"{name}: uniform attention")  # fmt: skip
         plain.plot(x, [layer["relative"] for layer in layers], "o-", color=colour, markersize=4, label=name)
-    figures.finish(axes, x="attention layer", y="mean distance, image sides", legend=True)
-    figures.finish(plain, x="attention layer", y="relative distance, image sides", legend=len(runs) > 1)
-    for one in (axes, plain):
-        figures.from_zero(one)
-        one.xaxis.get_major_locator().set_params(integer=True)
-    told = (
-        "Mean distance between a query and what it attends to, in sides of the image: a dot is a head, the line their "
-        "mean; dotted, uniform attention. Class and register tokens are left out, the rest sums to 1."
+    figures.finish_by_layer(axes, x="attention layer", y="mean distance, image sides", legend=True)
+    figures.finish_by_layer(plain, x="attention layer", y="relative distance, image sides", legend=len(runs) > 1)
+    caption = (
+        "Mean distance between a query and the patches it attends to, in image sides: dots are heads, the line is "
+        "their mean; dotted: uniform attention. Class and register tokens are left out, and the rest is normalised to "
+        "1."
     )
     paper = (
-        "Paper B's relative distance: sums of horizontal and vertical distances, weighted by the attention as it is; "
-        "what goes to class and register tokens counts as 0."
+        "Relative distance of Hyeon-Woo et al. (2023): horizontal plus vertical distances, weighted by the "
+        "unnormalised attention; attention to class and register tokens counts as distance 0."
     )
-    return [Picture("distance", figure, told), Picture("distance-relative", other, paper)]
+    return [Picture("distance", figure, caption), Picture("distance-relative", other, paper)]
 
 
 def _shares(layers: Sequence[dict[str, Any]]) -> list[float]:
@@ -67,40 +65,46 @@ def _read(result: Result) -> list[str]:
     layers = result["layers"]
     shares = _shares(layers)
     mean = sum(layer["mean"] for layer in layers) / len(layers)
-    told = [
-        f"On average a query looks {mean:.2f} sides of the image away, {100 * sum(shares) / len(shares):.0f} % as far "
-        "as uniform attention would."
+    sentences = [
+        f"The mean attention distance is {mean:.2f} image sides, {100 * sum(shares) / len(shares):.0f} % of that of "
+        "uniform attention."
     ]
     heads = sum(len(layer["heads"]) for layer in layers)
     local = [_local(layer) for layer in layers]
     if any(local):
         where = ranges([i for i, count in enumerate(local, start=1) if count])
-        told.append(f"{sum(local)} of {heads} heads are local (less than {_LOCAL:g} of that), in layers {where}.")
+        sentences.append(
+            f"{sum(local)} of {heads} heads are local (less than {_LOCAL:g} of the uniform distance), in layers "
+            f"{where}."
+        )
     else:
-        told.append(f"None of the {heads} heads is local (less than {_LOCAL:g} of that).")
+        sentences.append(f"None of the {heads} heads is local (less than {_LOCAL:g} of the uniform distance).")
     third = len(layers) // 3
     if third:
         lower, upper = sum(shares[:third]) / third, sum(shares[-third:]) / third
         if abs(upper - lower) < _CHANGE:
-            told.append("The lower and the upper third of the layers look about equally far.")
+            sentences.append("The lower and the upper third of the layers have about the same distance.")
         else:
             more, less = ("upper", "lower") if upper > lower else ("lower", "upper")
-            told.append(f"The {more} third of the layers looks farther than the {less} one.")
+            sentences.append(f"The {more} third of the layers has a larger distance than the {less} one.")
         if result["plain_vit"] and not any(local[:third]):
-            told.append(
-                "Lower layers without local heads have not learned to look near: on few images, a convolutional stem "
-                "(`vtk train … --stem conv`) or `--local-attention 5` gives what they lack."
+            sentences.append(
+                "Lower layers have not learned local attention: with few images, a convolutional stem "
+                "(`vtk train … --stem conv`) or `--local-attention 5` provides it."
             )
     away = [i for i, layer in enumerate(layers, start=1) if layer["prefix"] > _PREFIX]
     if away:
-        told.append(
+        sentences.append(
             f"In layers {ranges(away)} patches give over {100 * _PREFIX:.0f} % of their attention to class and "
-            "register tokens, which have no place and are left out of the distance."
+            "register tokens, which have no position and do not count in the distance."
         )
-    for key, why in (("unplaced", "where its tokens stand is not known"), ("unseen", "its weights cannot be seen")):
+    for key, why in (
+        ("unplaced", "the positions of its tokens are not known"),
+        ("unseen", "its weights cannot be observed"),
+    ):
         if result[key]:
-            told.append(f"Left out: the attention of {', '.join(result[key])}; {why}.")
-    return told
+            sentences.append(f"Left out: the attention of {', '.join(result[key])}; {why}.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -117,9 +121,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="distance",
     title="Attention distance",
-    source="paper B (Context Broadcasting), Figure 7b; Dosovitskiy et al., 2021, Figure 7",
-    explains="How far away from a patch lies what it attends to. Low heads look at their surroundings as a convolution "
-    "does, high ones over the whole image; the dotted line is where attention to all patches alike would be.",
+    source=(
+        "Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figure 7b; Dosovitskiy "
+        "et al., 2021, Figure 7"
+    ),
+    explains="Distance between a patch and the patches it attends to. Heads with a small distance are local, like a "
+    "convolution; heads with a large one are global. The dotted line is that of uniform attention.",
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``entropy``: how dense attention is, by layer (paper B, Figures 4 and 7a)."""
+"""``entropy``: entropy of attention, by layer (Hyeon-Woo et al. 2023, Figures 4 and 7a)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _can_broadcast(model: nn.Module) -> bool:
-    """Return whether Context Broadcasting can be added: it is there in no model twice, and in no Swin or AlterNet."""
+    """Return whether Context Broadcasting can be added: only once, and not to Swin or AlterNet."""
     if any(isinstance(module, ContextBroadcast) for module in model.modules()):
         return False
     try:
@@ -38,17 +38,15 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         x = range(1, len(layers) + 1)
         name = figures.label(run.label)
         axes.plot(x, [layer["mean"] for layer in layers], "o-", color=colour, markersize=4, label=f"{name}: mean")
-        axes.plot(x, [layer["percentile15"] for layer in layers], ":", color=colour, label=f"{name}: 15 % below")
+        axes.plot(x, [layer["percentile15"] for layer in layers], ":", color=colour, label=f"{name}: 15th percentile")
         if all(layer["cls"] is not None for layer in layers):
             axes.plot(x, [layer["cls"] for layer in layers], "--", color=colour, label=f"{name}: class token")
         axes.step(x, [layer["maximum"] for layer in layers], where="mid", color="#999999", linewidth=1,
                   label="uniform attention" if run is runs[-1] else None)  # fmt: skip
-    figures.finish(axes, x="attention layer", y="entropy, nats", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="attention layer", y="entropy, nats", legend=True)
     caption = (
-        "Entropy of the attention weights by layer, over images, heads and queries; dotted, the value below which 15 % "
-        "lie; dashed, the class token's. The grey line is that of uniform attention, ln of the number of keys."
+        "Entropy of the attention weights by layer: mean over images, heads and queries; dotted: 15th percentile; "
+        "dashed: class token. Grey: uniform attention, ln of the number of keys."
     )
     return [Picture("entropy", figure, caption)]
 
@@ -58,26 +56,26 @@ def _read(result: Result) -> list[str]:
     shares = [layer["mean"] / layer["maximum"] if layer["maximum"] else 0.0 for layer in layers]
     dense = [i for i, share in enumerate(shares, start=1) if share >= _NEAR_UNIFORM]
     mean = sum(shares) / len(shares)
-    told = [f"On average attention has {100 * mean:.0f} % of the entropy of uniform attention."]
+    sentences = [f"On average attention has {100 * mean:.0f} % of the entropy of uniform attention."]
     if dense:
         upper = [i for i in dense if i > len(layers) / 2]
-        told.append(
-            f"It is near uniform (over {100 * _NEAR_UNIFORM:.0f} %) in layers {ranges(dense)}: they mix tokens almost "
-            "as their mean would."
+        sentences.append(
+            f"It is near uniform (over {100 * _NEAR_UNIFORM:.0f} %) in layers {ranges(dense)}, which nearly average "
+            "all tokens."
         )
         if len(upper) >= len(layers) / 4 and result["can_broadcast"]:
-            told.append(
-                "Context Broadcasting gives that mean for nothing: try `vtk finetune … --cb --cb-layers upper`."
+            sentences.append(
+                "Context Broadcasting supplies that mean at no cost: try `vtk finetune … --cb --cb-layers upper`."
             )
     else:
-        told.append(f"No layer is near uniform (over {100 * _NEAR_UNIFORM:.0f} %).")
+        sentences.append(f"No layer is near uniform (over {100 * _NEAR_UNIFORM:.0f} %).")
     if result["unseen"]:
-        told.append(f"Not seen: the attention of {', '.join(result['unseen'])}.")
-    return told
+        sentences.append(f"Not observed: the attention of {', '.join(result['unseen'])}.")
+    return sentences
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Return sorted whole numbers in words, runs of three and more as a range: ``1, 2, 8–11``."""
+    """Return sorted integers as text, with runs of three or more as a range: ``1, 2, 8–11``."""
     groups: list[list[int]] = []
     for number in numbers:
         if groups and number == groups[-1][-1] + 1:
@@ -90,18 +88,18 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     layers = result["layers"]
-    found = {"mean entropy, nats": sum(layer["mean"] for layer in layers) / len(layers)}
+    numbers = {"mean entropy, nats": sum(layer["mean"] for layer in layers) / len(layers)}
     if all(layer["cls"] is not None for layer in layers):
-        found["class token's entropy, nats"] = sum(layer["cls"] for layer in layers) / len(layers)
-    return found
+        numbers["class token's entropy, nats"] = sum(layer["cls"] for layer in layers) / len(layers)
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="entropy",
     title="Attention entropy",
-    source="paper B (Context Broadcasting), Figures 4 and 7a",
-    explains="Entropy says over how many tokens a query spreads its attention: 0 is a single one, the grey line is all "
-    "of them alike. Dense attention is what ViTs learn slowly and with effort, and what broadcasting supplies.",
+    source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figures 4 and 7a",
+    explains="The entropy tells over how many tokens a query spreads its attention: 0 is a single token, the grey line "
+    "all tokens equally. ViTs learn dense attention slowly; Context Broadcasting supplies it.",
     measure=_measure,
     draw=_draw,
     read=_read,

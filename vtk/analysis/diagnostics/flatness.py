@@ -1,4 +1,4 @@
-"""``flatness``: the loss under Gaussian noise on the weights (paper D, Table 1)."""
+"""``flatness``: the loss under Gaussian noise on the weights (Chen et al. 2022, Table 1)."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.flatness import average_flatness
 
-_FAR = 2.0  # standard errors; a rise that is smaller may be the noise's
+_FAR = 2.0  # standard errors; a smaller rise may be noise
 _SHARP = 1.0  # nats: the right class becomes e times less likely
 
 
@@ -19,10 +19,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.batches,
         sigma=config.sigma,
         draws=config.draws,
-        loss=context.loss,
-        max_images=context.count,
-        seed=config.seed,
-        show_progress=context.show_progress,
+        **context.loss_options(context.count),
     ).to_dict()
 
 
@@ -40,8 +37,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     figures.finish(axes, x="loss", y="")
     sigmas = " and ".join(dict.fromkeys(f"{run.result['sigma']:g}" for run in runs))
     caption = (
-        f"Full: the loss. Light: its mean under Gaussian noise of deviation {sigmas} on all weights, with its standard "
-        "error. The longer the light bar is beside the full one, the sharper is the valley on average."
+        f"Solid: the loss. Light: its mean under Gaussian noise of standard deviation {sigmas} on all weights, with "
+        "its standard error. The larger the difference, the sharper the minimum on average."
     )
     return [Picture("flatness", figure, caption)]
 
@@ -49,36 +46,38 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     loss, noisy, error, sigma = (result[name] for name in ("loss", "noisy_loss", "standard_error", "sigma"))
     if loss is None or noisy is None:
-        return [f"With noise of deviation {sigma:g} on the weights the loss is not finite; try a smaller --sigma."]
+        return [
+            f"With noise of standard deviation {sigma:g} on the weights the loss is not finite; try a smaller --sigma."
+        ]
     rise = noisy - loss
-    told = [
-        f"Noise of deviation {sigma:g} on all weights changes the loss from {loss:.3g} to {noisy:.3g}"
+    sentences = [
+        f"Noise with standard deviation {sigma:g} on all weights changes the loss from {loss:.3g} to {noisy:.3g}"
         + ("." if error is None else f" (± {error:.2g}, {result['draws']} draws).")
     ]
     if error is not None and abs(rise) <= _FAR * error:
-        told.append("That is within what the draws differ by: take a larger --sigma, or more --draws.")
+        sentences.append("That is within the noise of the draws: use a larger --sigma, or more --draws.")
     elif rise >= _SHARP:
-        told.append(
-            "The valley is sharp for noise of this size. Sharpness-aware training (`vtk finetune … --sam 0.1`) and "
-            "strong augmentation both flatten the loss on average, as paper D finds."
+        sentences.append(
+            "The minimum is sharp at this noise level. Sharpness-aware training (`vtk finetune … --sam 0.1`) and "
+            "strong augmentation both flatten the loss (Chen et al. 2022)."
         )
     elif rise < 0:
-        told.append("The loss falls under noise: the model is not at a minimum of it.")
-    told.append("Only numbers of the same --sigma can be compared.")
-    return told
+        sentences.append("The loss falls under noise: the model is not at a minimum of this loss.")
+    sentences.append("Compare only results with the same --sigma.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
-    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
+    numbers = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
 DIAGNOSTIC = Diagnostic(
     name="flatness",
     title="Average flatness",
-    source="paper D (When ViTs outperform ResNets), Table 1",
-    explains="The loss when random noise is added to all weights. In a flat valley it hardly rises; curvature in many "
-    "directions makes it rise, where the Hessian's largest eigenvalue speaks of the worst direction only.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 1",
+    explains="The loss when Gaussian noise is added to all weights. At a flat minimum it hardly rises. It sums up the "
+    "curvature in all directions, whereas the largest Hessian eigenvalue describes the worst one only.",
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,24 +1,15 @@
-"""``fourier``: low and high frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+"""``fourier``: low and high frequencies of feature maps, by depth (Park and Kim 2022, Figures 2a, 8 and D.2)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import depth_plots as depth
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth_plots import (
-    SHADES,
-    draw_by_depth,
-    number,
-    share_lowered,
-    step_numbers,
-    step_sentences,
-    steps,
-    without_map,
-)
 from vtk.analysis.measures.fourier import feature_spectra
 
 _FEW = 0.25  # of the units of a kind: "hardly any"
-_EARLY = 1 / 3  # of the depth, where paper C saw attention raise high frequencies
+_EARLY = 1 / 3  # of the depth, where Park and Kim (2022) saw attention raise high frequencies
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -26,11 +17,11 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    high = draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
+    high = depth.draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
     caption = (
         "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
-        "ln(|FFT| + 10⁻⁶) there, minus that at frequency 0. It is bin h/2 − 1 of a map of even height h, just below "
-        f"π, which paper C's code plots as 1.0 π. {SHADES}"
+        "ln(|FFT| + 10⁻⁶), minus the same at frequency 0. For a map of even height h this is bin h/2 − 1, just below "
+        f"π, which Park and Kim plot as 1.0 π. {depth.SHADES}"
     )
     return [Picture("fourier", high, caption), _curves(runs)]
 
@@ -52,17 +43,17 @@ def _curves(runs: Sequence[Run]) -> Picture:
         axes.set_xlim(0, 1)
     figure.colorbar(ScalarMappable(cmap=colours), ax=places, label="normalised depth")
     caption = (
-        "Δ log amplitude over frequency, a line for the features behind every unit, dark for the first and light for "
-        "the last. The frequency is that of both axes, the half diagonal of the transform."
+        "Δ log amplitude over frequency, one line for the output of each unit, from dark (first) to light (last). The "
+        "frequency is the same along both axes (half diagonal of the transform)."
     )
     return Picture("fourier-curves", figure, caption)
 
 
 def _read(result: Result) -> list[str]:
-    changes = steps(result, "high")
-    sentences = step_sentences(
+    changes = depth.steps(result, "high")
+    sentences = depth.step_sentences(
         changes,
-        lambda pairs: f"changes the amplitude of high frequencies by {number(_mean(pairs))} nats on average",
+        lambda pairs: f"changes the amplitude of high frequencies by {depth.number(_mean(pairs))} nats on average",
         "lower",
     )
     sentences += _comparison(changes) + _early(result)
@@ -70,33 +61,37 @@ def _read(result: Result) -> list[str]:
     if known:
         last = known[-1]
         sentences.append(
-            f"Behind {last['name']} the highest frequency has {number(last['high'])} nats beside the mean of the map."
+            f"At the output of {last['name']} the highest frequency is at {depth.number(last['high'])} nats relative "
+            "to the mean of the map."
         )
     else:
-        sentences.append("Its maps are of so few positions that they have no frequency but 0; give larger images.")
-    return sentences + without_map(result)
+        sentences.append("Its maps have so few positions that 0 is their only frequency; give larger images.")
+    return sentences + depth.without_map(result)
 
 
 def _comparison(changes: dict[str, list[tuple[float, float]]]) -> list[str]:
     msa, mlp = changes.get("msa", []), changes.get("mlp", [])
     if not msa or not mlp:
         return []
-    low, high = share_lowered(msa) > 1 / 2, share_lowered(mlp) < 1 / 2
+    low, high = depth.share_lowered(msa) > 1 / 2, depth.share_lowered(mlp) < 1 / 2
     if low and high:
-        return ["So most MSAs lower high frequencies and most MLPs raise them, as paper C finds of ViTs."]
+        return ["So most MSAs lower high frequencies and most MLPs raise them, as Park and Kim (2022) find for ViTs."]
     which = "MLPs do" if low else "MSAs do" if high else "MSAs and MLPs do"
-    return [f"Paper C finds of ViTs that most MSAs lower high frequencies and most MLPs raise them; its {which} not."]
+    return [
+        "Park and Kim (2022) find for ViTs that most MSAs lower high frequencies and most MLPs raise them; here "
+        f"{which} not."
+    ]
 
 
 def _early(result: Result) -> list[str]:
     units = result["units"]
     first = units[: max(2, round(len(units) * _EARLY))]
-    pairs = steps({"units": first}, "high").get("msa", [])
-    if len(pairs) < 2 or share_lowered(pairs) > _FEW:
+    pairs = depth.steps({"units": first}, "high").get("msa", [])
+    if len(pairs) < 2 or depth.share_lowered(pairs) > _FEW:
         return []
     return [
-        "In its first third attention raises high frequencies, as convolutions do; paper C takes that as a case for "
-        "convolutions there. If you train it from the start, try `vtk train … --stem conv`."
+        "In the first third of the model attention raises high frequencies, as convolutions do; Park and Kim (2022) "
+        "therefore use convolutions there. If you train from scratch, try `vtk train … --stem conv`."
     ]
 
 
@@ -106,16 +101,18 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _numbers(result: Result) -> dict[str, float]:
     names = "high-frequency change by {}, nats", "high-frequency Δ log amplitude at the end, nats"
-    return step_numbers(result, steps(result, "high"), _mean, "high", names)
+    return depth.step_numbers(result, depth.steps(result, "high"), _mean, "high", names)
 
 
 DIAGNOSTIC = Diagnostic(
     name="fourier",
     title="Frequencies of feature maps",
-    source="paper C (How do ViTs work), Figures 2a, 8 and D.2",
-    explains="How strong fine detail is in the feature maps, beside their mean: higher (nearer to 0) is more detail. A "
-    "line that falls over a unit shows a low-pass filter, which smooths, as attention does; one that rises a unit that "
-    "sharpens, as convolutions and MLPs do.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 2a, 8 and D.2",
+    explains=(
+        "Strength of fine detail in the feature maps relative to their mean: higher (nearer to 0) is more detail. "
+        "Where the line falls, the unit is a low-pass filter and smooths, as attention does; where it rises, the unit "
+        "sharpens, as convolutions and MLPs do."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,31 +1,31 @@
-"""``frequency-noise``: accuracy under noise of one band of frequencies (paper C, Figure 2b)."""
+"""``frequency-noise``: accuracy under noise of one frequency band (Park and Kim 2022, Figure 2b)."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
+from vtk.analysis.diagnostics import robustness_curves as robustness
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.robustness_curves import certainty, nothing_to_lose, options, points
 from vtk.analysis.measures.accuracy import margin
 from vtk.analysis.measures.frequency_noise import WINDOW, frequency_noise
 
-_LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of paper C's figure
+_LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of Park and Kim's figure
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    # a small image's frequencies lie further apart than paper C's window
+    # the frequencies of a small image are further apart than the window of Park and Kim
     window = max(WINDOW, 2 / min(context.spec.size))
     seed = context.config.seed
-    found = frequency_noise(
-        context.model, context.batches, window=window, seed=seed, **options(context, "noise by frequency")
+    result = frequency_noise(
+        context.model, context.batches, window=window, seed=seed, **robustness.options(context, "noise by frequency")
     )
-    return found.to_dict()
+    return result.to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     figure, (axes,) = figures.new()
     for colour, run in zip(figures.COLOURS, runs, strict=False):
-        x, accuracies = points(run.result["bands"])
+        x, accuracies = robustness.points(run.result["bands"])
         lost = [100 * run.result["clean"] - accuracy for accuracy in accuracies]
         axes.plot(x, lost, "o-", color=colour, markersize=4, label=figures.label(run.label))
     axes.axhline(0, color="#999999", linewidth=1)
@@ -34,38 +34,40 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     )
     first = runs[0].result
     caption = (
-        "Accuracy lost to noise of one band of frequencies, by the band's centre; on the left coarse patches, on the "
-        f"right a pattern from pixel to pixel. Bands are {first['window']:.2g}π wide, and the noise of each has the "
-        f"same root mean square, {100 * first['rms']:g} % of the pixel range."
+        "Accuracy lost to noise of one frequency band, by the centre of the band, from coarse blotches (left) to "
+        f"noise from pixel to pixel (right). Bands are {first['window']:.2g}π wide; all have the same root mean "
+        f"square, {100 * first['rms']:g} % of the pixel range."
     )
     return [Picture("frequency-noise", figure, caption)]
 
 
 def _read(result: Result) -> list[str]:
-    if nothing := nothing_to_lose(result):
+    if nothing := robustness.nothing_to_lose(result):
         return [nothing]
     low, high = (100 * lost for lost in _ends(result))
-    x, accuracies = points(result["bands"])
+    x, accuracies = robustness.points(result["bands"])
     worst = min(range(len(x)), key=lambda i: accuracies[i])
-    told = [
-        certainty(result),
-        f"Noise of low frequency (to {_LOW:g}π) costs {low:.1f} points on average, noise of high frequency (from "
-        f"{_HIGH:g}π) {high:.1f}; worst is the band around {x[worst]:g}π, with {accuracies[worst]:.1f} % right.",
+    sentences = [
+        robustness.certainty(result),
+        f"Low-frequency noise (up to {_LOW:g}π) costs {low:.1f} points on average, high-frequency noise (from "
+        f"{_HIGH:g}π) {high:.1f}; the worst band is at {x[worst]:g}π, with an accuracy of {accuracies[worst]:.1f} %.",
     ]
     if abs(high - low) <= 100 * margin(result["images"]):
-        told.append(
-            "These are alike, as far as so few images tell: neither coarse shapes nor fine texture count for more."
+        sentences.append(
+            "The difference is within the uncertainty of so few images: the model relies no more on coarse shapes "
+            "than on fine texture."
         )
     elif high > low:
-        told.append(
-            "High frequencies hurt more, as paper C finds for ConvNets, and reads as leaning on texture. Its remedy "
-            "is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
+        sentences.append(
+            "High frequencies hurt more: the model relies on texture, as Park and Kim (2022) find for ConvNets. Their "
+            "remedy is attention, in a ViT or in the last layers of a ConvNet (`vtk train … --model alternet_18`)."
         )
     else:
-        told.append(
-            "Low frequencies hurt more, as paper C finds for ViTs, and reads as leaning on shapes, not on texture."
+        sentences.append(
+            "Low frequencies hurt more: the model relies on shapes rather than texture, as Park and Kim (2022) find "
+            "for ViTs."
         )
-    return told
+    return sentences
 
 
 def _ends(result: Result) -> tuple[float, float]:
@@ -88,9 +90,11 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="frequency-noise",
     title="Noise by frequency",
-    source="paper C (How do ViTs work), section 2 and Figure 2b",
-    explains="Noise of one band of frequencies is laid over the images, equally strong in every band. Low frequencies "
-    "carry shapes, high ones texture: where noise hurts most is what the model looks at.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), section 2 and Figure 2b",
+    explains=(
+        "Noise of one frequency band is added to the images, equally strong in every band. Low frequencies carry "
+        "shapes, high ones texture: the band that hurts most shows what the model relies on."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

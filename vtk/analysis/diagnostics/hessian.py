@@ -1,4 +1,4 @@
-"""``hessian``: the largest eigenvalues of each mini-batch's Hessian (paper C, Figures 1b and 4)."""
+"""``hessian``: largest eigenvalues of each mini-batch's Hessian (Park and Kim 2022, Figures 1b and 4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.hessian import hessian_spectrum
 
-_MANY_NEGATIVE = 0.1  # paper C calls a model's loss convex whose spectrum has "a few" negative values
+_MANY_NEGATIVE = 0.1  # Park and Kim (2022) call a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400
-SHARP = 100.0  # paper D, Table 1: models trained with SAM have a λ_max of 21 to 42, those without one of 180 to 1,644
-_ABOVE = f"Positive values over {SHARP:g} are those of a sharp valley;"
+SHARP = 100.0  # Chen et al. 2022, Table 1: λ_max is 21 to 42 after training with SAM, 180 to 1,644 without
+_ABOVE = f"Positive eigenvalues over {SHARP:g} mean a sharp minimum;"
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -18,11 +18,9 @@ def _measure(context: Context) -> dict[str, Any]:
     return hessian_spectrum(
         context.model,
         context.loss_batches(config.hessian_batch),
-        loss=context.loss,
         top=config.top,
-        max_images=config.hessian_images,
-        seed=config.seed,
-        **context.resumable(),
+        **context.loss_options(config.hessian_images),
+        **context.step_options(),
     ).to_dict()
 
 
@@ -45,14 +43,14 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     if axes.get_legend():
         axes.get_legend().set_loc("upper left")  # not over the ticks
     caption = (
-        "Density of the eigenvalues of largest magnitude, gathered over mini-batches; every tick at the bottom is one. "
-        "Left of 0 the loss curves downwards; far right it is sharp."
+        "Density of the eigenvalues of largest magnitude over all mini-batches; each tick at the bottom is one "
+        "eigenvalue. Left of 0 the loss curves downwards; far to the right it is sharp."
     )
     return [Picture("hessian", figure, caption)]
 
 
 def log_axis(axes: Any) -> None:
-    """Make the y axis logarithmic, with 0.5 and 20 on it in place of powers of ten."""
+    """Make the y axis logarithmic, with ticks such as 0.5 and 20 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_yscale("log")
@@ -64,8 +62,8 @@ def log_axis(axes: Any) -> None:
 def _density(x: Any, values: Any, width: float) -> Any:
     """Return a density estimate by a Gaussian kernel.
 
-    Its bandwidth is Silverman's, of the magnitudes: positive and negative values are two heaps, whose distance is not
-    their spread. It is at least a percent of the axis, so that it can be seen, and at most five.
+    The bandwidth is Silverman's for the magnitudes, because positive and negative values are two clusters whose
+    distance is not their spread. It is limited to 1 to 5 percent of the axis, so that it can be seen.
     """
     import numpy as np
 
@@ -87,39 +85,43 @@ def _facts(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
     top = len(batches[0])
-    told = [
+    sentences = [
         f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches, {100 * negative:.0f} % "
         "are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
     if negative >= _MANY_NEGATIVE:
-        told.append(
+        sentences.append(
             "So the loss curves downwards in some of its steepest directions: it is not convex here, and the model is "
-            "not at a minimum of this loss. Paper C finds that in ViTs early in training and on few images; more "
-            "epochs, more images, or the mean of the tokens in place of the class token help against it."
+            "not at a minimum of this loss. Park and Kim (2022) find this in ViTs early in training and with few "
+            "images; more epochs, more images, or mean pooling instead of the class token help."
         )
     else:
-        told.append("So the loss is close to convex in its steepest directions.")
+        sentences.append("So the loss is close to convex in its steepest directions.")
     if positive is not None and positive >= SHARP:
-        told.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
+        sentences.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
     if result["converged"] < 1:
-        told.append(f"{100 * (1 - result['converged']):.0f} % of the values did not settle; they are estimates.")
-    return told
+        sentences.append(
+            f"{100 * (1 - result['converged']):.0f} % of the eigenvalues did not converge; they are estimates."
+        )
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    found = {"NEP, share": result["negative_share"]}
+    numbers = {"NEP, share": result["negative_share"]}
     if result["positive_mean"] is not None:
-        found["APE, loss / weight²"] = result["positive_mean"]
-    return found
+        numbers["APE, loss / weight²"] = result["positive_mean"]
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="hessian",
     title="Hessian spectrum",
-    source="paper C (How do ViTs work), Figures 1b and 4, §2 and Appendix A.2",
-    explains="The Hessian's eigenvalues say how the loss curves around the weights: large positive ones mean a sharp "
-    "valley, in which a small change of the weights costs much; negative ones mean that the loss is not convex.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 1b and 4, §2 and Appendix A.2",
+    explains=(
+        "The Hessian's eigenvalues are the curvatures of the loss at the weights: large positive ones mean a sharp "
+        "minimum, where a small change of the weights costs much; negative ones mean that the loss is not convex."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``landscape``: the loss on a plane through the weights (paper C, Figure 1a; paper D, Figures 1 and 5)."""
+"""``landscape``: loss on a plane through the weights (Park and Kim 2022, Figure 1a; Chen et al. 2022, Figure 1)."""
 
 import math
 import time
@@ -10,11 +10,11 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.hessian import log_axis
 from vtk.analysis.measures.landscape import loss_landscape
 
-_EVERY = 5.0  # seconds between two savings
-_WIDE = 10.0  # losses that differ by more times have levels at equal ratios: equal steps would show the rim alone
+_EVERY = 5.0  # seconds between two saves
+_WIDE = 10.0  # ratio of losses from which levels are at equal ratios: equal steps would show the rim only
 _LEVELS = 14
-_SHARP = 1.0  # nats that the loss rises half-way to the rim: the right class becomes e times less likely
-_SMALL = 0.02  # of the loss or nats; a fall by less is not told of
+_SHARP = 1.0  # rise of the loss half-way to the rim, nats: the right class becomes e times less likely
+_SMALL = 0.02  # of the loss, or nats: a smaller decrease is not reported
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -26,14 +26,12 @@ def _measure(context: Context) -> dict[str, Any]:
         span=config.span,
         directions=config.directions,
         vectors=config.perturb_vectors,
-        loss=context.loss,
-        max_images=context.count,
-        seed=config.seed,
-        **{**context.resumable(), "save": _now_and_then(context.save)},
+        **context.loss_options(context.count),
+        **{**context.step_options(), "save": _save_at_intervals(context.save)},
     ).to_dict()
 
 
-def _now_and_then(save: Callable[[dict[str, Any]], None]) -> Callable[[list[list[float]]], None]:
+def _save_at_intervals(save: Callable[[dict[str, Any]], None]) -> Callable[[list[list[float]]], None]:
     last = time.monotonic()
 
     def keep(rows: list[list[float]]) -> None:
@@ -80,12 +78,12 @@ def _contours(runs: Sequence[Run]) -> Picture:
         bar = figure.colorbar(filled, ax=axes, label="loss, logarithmic" if logarithmic else "loss", format="%.3g")
         bar.set_ticks(levels[::3])
         bar.minorticks_off()
-    how = "each output filter" if runs[0].result["directions"] == "filter" else "each input, as in paper C's code"
+    how = "each output filter" if runs[0].result["directions"] == "filter" else "each input, as in Park and Kim's code"
     caption = (
-        "The loss on a plane through the model's weights (the cross), along two random directions in norms of "
-        f"{how}. Narrow rings are a sharp valley"
-        + ("; both pictures have the same levels." if len(runs) > 1 else ".")
-        + (" White: the loss has no value there." if any(not np.isfinite(grid).all() for grid in grids) else "")
+        "The loss on a plane through the model's weights (the cross), along two random directions scaled to the norm "
+        f"of {how}. Narrow rings mean a sharp minimum"
+        + ("; both plots have the same levels." if len(runs) > 1 else ".")
+        + (" White: the loss is not finite there." if any(not np.isfinite(grid).all() for grid in grids) else "")
     )
     return Picture("landscape", figure, caption)
 
@@ -112,7 +110,7 @@ def _read(result: Result) -> list[str]:
     grid, steps, centre = _grid(result), result["steps"], result["centre"]
     lost = int((~np.isfinite(grid)).sum())
     if centre is None or lost == grid.size:
-        return ["The loss has no value at the model's own weights."]
+        return ["The loss is not finite at the model's own weights."]
     x = np.array(steps)
     radius = np.hypot(x[:, None], x[None])
     step = steps[-1] - steps[-2]
@@ -122,23 +120,21 @@ def _read(result: Result) -> list[str]:
         if ring.size:
             rings[wanted] = float(ring.mean())
     means = " and ".join(f"{mean:.3g} at a distance of {at:g}" for at, mean in rings.items())
-    told = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
+    sentences = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
     lowest = float(np.nanmin(np.where(np.isfinite(grid), grid, np.nan)))
     if lowest < centre - _SMALL * max(abs(centre), 1.0):
         i, j = np.argwhere(grid == lowest)[0]
-        told.append(
+        sentences.append(
             f"It is lower elsewhere on the plane ({lowest:.3g} at {steps[i]:g}, {steps[j]:g}): the model is not at a "
             "minimum of this loss on these images."
         )
     else:
-        told.append(
-            "No point of the plane is clearly lower: the model lies in a valley, whose width is that of the rings."
-        )
+        sentences.append("No point of the plane is clearly lower: the model is in a minimum as wide as the rings.")
     if lost:
-        told.append(f"At {lost} of {grid.size} points the loss has no value: try a smaller --span.")
+        sentences.append(f"At {lost} of {grid.size} points the loss is not finite: try a smaller --span.")
     if next(iter(rings.values()), centre) - centre >= _SHARP:
-        told.append("The valley is narrow: sharpness-aware training makes it wider, `vtk finetune … --sam 0.1`.")
-    return told
+        sentences.append("The minimum is narrow: sharpness-aware training makes it wider, `vtk finetune … --sam 0.1`.")
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -147,18 +143,23 @@ def _numbers(result: Result) -> dict[str, float]:
     grid = _grid(result)
     rim = np.concatenate([grid[0], grid[-1], grid[1:-1, 0], grid[1:-1, -1]])
     rim = rim[np.isfinite(rim)]
-    found = {} if result["centre"] is None else {"loss of the model": result["centre"]}
+    numbers = {} if result["centre"] is None else {"loss of the model": result["centre"]}
     if rim.size:
-        found[f"mean loss on the rim, at ±{result['steps'][-1]:g}"] = float(rim.mean())
-    return found
+        numbers[f"mean loss on the rim, at ±{result['steps'][-1]:g}"] = float(rim.mean())
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="landscape",
     title="Loss landscape",
-    source="paper C (How do ViTs work), Figures 1a and C.4; paper D, Figures 1 and 5; Li et al. (2018)",
-    explains="How the loss changes when the weights move, each filter by a share of its own norm, so that models of "
-    "different weights can be compared. Wide rings mean a flat valley, which goes with better generalisation.",
+    source=(
+        "Park and Kim 2022 (How Do Vision Transformers Work?), Figures 1a and C.4; Chen et al. 2022, Figures 1 and 5; "
+        "Li et al. (2018)"
+    ),
+    explains=(
+        "Change of the loss when the weights move, each filter in proportion to its own norm, so that models with "
+        "different weights can be compared. Wide rings mean a flat minimum, which tends to generalise better."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

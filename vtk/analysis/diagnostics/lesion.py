@@ -1,4 +1,4 @@
-"""``lesion``: accuracy without each unit (paper C, Figures 10b and D.4)."""
+"""``lesion``: accuracy without each unit (Park and Kim 2022, Figures 10b and D.4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.depth_plots import SHADES, WORDS, draw_by_depth
 from vtk.analysis.measures.lesion import lesion_study
 
-_SURE = 2.0  # standard errors: by less, a change may be that of the choice of images
+_SURE = 2.0  # standard errors: a smaller change may be due to the choice of images
 _WORST = 3  # units that are named
 
 
@@ -37,9 +37,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         axes.set_ylim(min(low, -1.0), max(high, 1.0))
     whole = "; ".join(f"{run.label} {100 * run.result['accuracy']:.1f} %" for run in runs)
     caption = (
-        "Accuracy without one unit minus that of the whole model, by the depth of the unit: its branch gives 0 and its "
-        f"skip passes on what came. Whole: {whole}. {SHADES} Gaps: what cannot be removed. Upright lines: two "
-        "standard errors of the choice of images."
+        "Accuracy without one unit minus that of the whole model, by depth: the unit's branch gives 0, and only the "
+        f"skip connection remains. Whole model: {whole}. {SHADES} Gaps: units that cannot be removed. Vertical bars: "
+        "two standard errors."
     )
     return [Picture("lesion", figure, caption)]
 
@@ -49,31 +49,31 @@ def _read(result: Result) -> list[str]:
     spread = (accuracy * (1 - accuracy) / result["images"]) ** 0.5
     if accuracy - guess <= _SURE * spread:
         return [
-            f"{100 * accuracy:.1f} % are right, where guessing gives {100 * guess:.1f} %: there is nothing to lose, "
-            "and the curve says nothing. Train the model first."
+            f"The accuracy is {100 * accuracy:.1f} %, where chance is {100 * guess:.1f} %: nothing can be lost, so the "
+            "curve is not informative. Train the model first."
         ]
     units = [unit for unit in result["units"] if unit["delta"] is not None]
     hurt = sorted((u for u in units if u["delta"] < -_SURE * u["error"]), key=lambda unit: unit["delta"])
-    told = [f"The whole model has {100 * accuracy:.1f} % over {result['images']} images."]
+    sentences = [f"The whole model has an accuracy of {100 * accuracy:.1f} % over {result['images']} images."]
     if hurt:
         worst = ", ".join(f"{u['name']} ({_points(u['delta'])} points)" for u in hurt[:_WORST])
-        told.append(f"It needs most: {worst}.")
+        sentences.append(f"The most important units are: {worst}.")
     for kind, (one, _) in WORDS.items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
-            told.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
+            sentences.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
     idle = [u["name"] for u in units if abs(u["delta"]) <= _SURE * u["error"] or u["delta"] == 0]
     if idle:
         shown = ", ".join(idle[:_WORST]) + (" …" if len(idle) > _WORST else "")
-        told.append(
-            f"{len(idle)} of {len(units)} units can be removed, one at a time, without a change that "
-            f"{result['images']} images could show: {shown}. That does not hold for several at once."
+        sentences.append(
+            f"{len(idle)} of {len(units)} units can be removed, one at a time, without a change that is significant on "
+            f"{result['images']} images: {shown}. Removing several at once may change more."
         )
     better = [u for u in units if u["delta"] > _SURE * u["error"]]
     if better:
         best = max(better, key=lambda unit: unit["delta"])
-        told.append(f"It is better without {best['name']} ({_points(best['delta'])} points).")
-    return told
+        sentences.append(f"The accuracy is higher without {best['name']} ({_points(best['delta'])} points).")
+    return sentences
 
 
 def _points(delta: float) -> str:
@@ -82,22 +82,24 @@ def _points(delta: float) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     units = [unit for unit in result["units"] if unit["delta"] is not None]
-    told = {"accuracy of the whole model": result["accuracy"]}
+    numbers = {"accuracy of the whole model": result["accuracy"]}
     for kind, (one, _) in WORDS.items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
-            told[f"change of accuracy without {one}"] = sum(own) / len(own)
-    told["change of accuracy without the unit it needs most"] = min(unit["delta"] for unit in units)
-    return told
+            numbers[f"change of accuracy without {one}"] = sum(own) / len(own)
+    numbers["change of accuracy without the unit it needs most"] = min(unit["delta"] for unit in units)
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="lesion",
     title="Lesion study",
-    source="paper C (How do ViTs work), Figures 10b and D.4; Bhojanapalli et al. 2021",
-    explains="What the model loses when one unit is taken out: far below 0, it cannot do without; near 0, other units "
-    "do the same work. In models of stages paper C finds that convolutions at the beginning of a stage and attention "
-    "at its end matter most.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 10b and D.4; Bhojanapalli et al. 2021",
+    explains=(
+        "Accuracy lost when one unit is removed: far below 0, the model needs it; near 0, other units do the same "
+        "work. In models with stages Park and Kim (2022) find that convolutions at the beginning of a stage and "
+        "attention at its end matter most."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""Maps drawn over images; the images are kept in results as small JPEGs, so that a result alone can be drawn."""
+"""Draws maps over images; results keep the images as small JPEGs, so that they can be drawn without the files."""
 
 import base64
 import io
@@ -13,16 +13,16 @@ from torch import Tensor
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Picture, Run
 
-_SIDE = 224  # pixels of a kept picture's longer side
+_SIDE = 224  # pixels of the longer side of a stored picture
 _QUALITY = 90
 _A_PAGE = 8  # images in one figure
-_HEADS_OF = 4  # images whose heads are drawn, fewer where that takes more rows than
+_HEADS_OF = 4  # images whose heads are drawn; fewer if they need more rows than
 _HEAD_ROWS = 8
 _IN_A_ROW = 6  # heads
-_OPACITY = (0.3, 0.85)  # of a map's lowest and highest values: what is little looked at stays to be seen
+_OPACITY = (0.3, 0.85)  # of a map's lowest and highest values: regions with little attention stay visible
 _WIDTH = 5.0  # inches of a row
 _COLOURS = "inferno"
-_UNDER = 0.75  # of the picture's brightness: a map over it has to be seen
+_UNDER = 0.75  # brightness of the image under a map, so that the map is visible
 
 
 def chosen_images(context: Context) -> list[tuple[Tensor, Tensor]]:
@@ -41,7 +41,7 @@ def chosen_images(context: Context) -> list[tuple[Tensor, Tensor]]:
 def encode_picture(pixels: Tensor) -> str:
     """Return an image (C, H, W) of values from 0 to 1 as a JPEG in base64, its longer side at most 224 pixels.
 
-    Of other than 3 channels the mean is shown, in grey.
+    Images with other than 3 channels are shown as the mean over channels, in grey.
     """
     from PIL import Image
 
@@ -55,19 +55,19 @@ def encode_picture(pixels: Tensor) -> str:
 
 
 def decode_picture(text: str) -> Any:
-    """Return what `encode_picture` kept as (H, W, 3) of uint8."""
+    """Return a picture of `encode_picture` as (H, W, 3) uint8."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
 
 
 def draw_maps(name: str, runs: Sequence[Run], what: str) -> list[Picture]:
-    """Draw every image of a result beside its map, eight to a figure; of two results the same images side by side.
+    """Draw every image of a result beside its map, eight per figure; of two results the same images side by side.
 
     Args:
         name: of the pictures.
         runs: whose results have ``images`` with ``picture`` and ``map``.
-        what: the map is, for the caption.
+        what: the map shows, for the caption.
     """
     count = min(len(run.result["images"]) for run in runs)
     pages = math.ceil(count / _A_PAGE)
@@ -84,7 +84,7 @@ def draw_maps(name: str, runs: Sequence[Run], what: str) -> list[Picture]:
             _overlay(over, background, image["map"])
             if len(runs) > 1 and i < len(runs):
                 photo.set_title(figures.label(run.label), fontsize=8, loc="left")
-        caption = f"Images as the model gets them, and {what}; yellow is much, scaled to each map's highest value."
+        caption = f"Images as the model sees them, beside {what}. Yellow is high; each map is scaled to its maximum."
         pictures.append(Picture(name if pages == 1 else f"{name}-{page + 1}", figure, caption))
     return pictures
 
@@ -113,7 +113,8 @@ def draw_heads(name: str, run: Run, number: int | None) -> Picture:
                 one.set_title(f"head {head + 1}", fontsize=7, pad=2)
     whose = f" of {run.label}" if number is not None else ""
     caption = (
-        f"The heads{whose}, layer {run.result['layer']}, over the first images; each scaled to its own highest value."
+        f"Attention heads{whose}, layer {run.result['layer']}, over the first images; each map is scaled to its "
+        "maximum."
     )
     return Picture(f"{name}-heads" if number is None else f"{name}-heads-{number}", figure, caption)
 

@@ -1,4 +1,4 @@
-"""``miss-rate``: predictions half-way between images that are neither's class (paper D, Table 6)."""
+"""``miss-rate``: predictions at the mean of two images that are neither class (Chen et al. 2022, Table 6)."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.measures.miss_rate import miss_rate
 
-_HIGH = 0.25  # paper D, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
+_HIGH = 0.25  # Chen et al. 2022, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _error(result: Result) -> float:
-    """Return the standard error of a share of so many pairs."""
+    """Return the standard error of the rate."""
     return math.sqrt(result["rate"] * (1 - result["rate"]) / result["pairs"])
 
 
@@ -29,24 +29,24 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     axes.set_xlim(0, 100)
     figures.finish(axes, x="misses, % of pairs", y="")
     caption = (
-        "Share of pairs of images whose mean image is taken for neither of their classes, with its standard error: "
+        "Share of image pairs whose mean is classified as neither of their two classes, with its standard error, over "
         f"{runs[0].result['pairs']} pairs."
     )
     return [Picture("miss-rate", figure, caption)]
 
 
 def _read(result: Result) -> list[str]:
-    told = [
-        f"Half-way between two images the model sees neither's class in {100 * result['rate']:.1f} % of "
+    sentences = [
+        f"The mean of two images is classified as neither of their classes for {100 * result['rate']:.1f} % of "
         f"{result['pairs']} pairs (± {100 * _error(result):.1f})."
     ]
     if result["rate"] >= _HIGH:
-        told.append("A model that is often wrong misses here too: look at its accuracy first.")
-        told.append(
-            "A model that goes straight from one class to the other between images misses less: mixup trains that "
-            "(`vtk finetune … --mixup 0.8`), and paper D finds the same of sharpness-aware training (`--sam 0.1`)."
+        sentences.append("A model with a low accuracy misses here too: check its accuracy first.")
+        sentences.append(
+            "A model that is nearly linear between images misses less: mixup trains this (`vtk finetune … --mixup "
+            "0.8`), and so does sharpness-aware training (`--sam 0.1`; Chen et al. 2022)."
         )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -55,10 +55,14 @@ def _numbers(result: Result) -> dict[str, float]:
 
 DIAGNOSTIC = Diagnostic(
     name="miss-rate",
-    title="Between images",
-    source="paper D (When ViTs outperform ResNets), §4.5 and Table 6, after Zhang et al. (mixup)",
-    explains="The mean of two images should be taken for one of the two. A model that sees a third class there bends "
-    "between its images; the lower the share of such misses, the more it behaves like a straight line.",
+    title="Miss rate between images",
+    source=(
+        "Chen et al. 2022 (When Vision Transformers Outperform ResNets), §4.5 and Table 6, after Zhang et al. (mixup)"
+    ),
+    explains=(
+        "The mean of two images should be classified as one of their classes. A third class there shows that the "
+        "model is not linear between its images; the lower this miss rate, the more linear it is."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``neurons``: how many hidden neurons are active, and how many never (paper D, section 4.4 and Figure 2, right)."""
+"""``neurons``: shares of active and of never active hidden neurons (Chen et al. 2022, Figure 2, right)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.measures.neurons import active_neurons
 
 _LINES = {"MLP": "-", "token MLP": "--", "conv": "-."}
-_HALF = 0.05  # within so much of one half, neurons are as with random weights: half of a symmetric input is above 0
-_DENSER = 2.0  # from this ratio on, the first blocks stand out
-_DEAD = 0.01  # share of a block's neurons that is worth naming it
+_HALF = 0.05  # distance from one half within which neurons look random: half of a symmetric input is above 0
+_DENSER = 2.0  # ratio from which the first blocks are reported as denser
+_DEAD = 0.01  # share of a block's neurons from which the block is named
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -23,13 +23,12 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         Picture(
             "neurons",
             _lines(runs, "active", "active neurons, %"),
-            "Share of the hidden neurons that are over 0 behind their activation, mean over images and positions, by "
-            "block.",
+            "Share of the hidden neurons whose activation is above 0, mean over images and positions, by block.",
         ),
         Picture(
             "neurons-never",
             _lines(runs, "never", "never active, %"),
-            "Share of the hidden neurons that are over 0 at no position of any image, by block.",
+            "Share of the hidden neurons whose activation is above 0 at no position of any image, by block.",
         ),
     ]
 
@@ -73,25 +72,26 @@ def _read(result: Result) -> list[str]:
     layers = result["layers"]
     active = by_block(result, None, "active")
     low, high = min(active, key=lambda b: active[b]), max(active, key=lambda b: active[b])
-    told = [
+    sentences = [
         f"On average {100 * _mean(layers):.0f} % of the hidden neurons are active at a position: fewest in block {low} "
         f"({100 * active[low]:.0f} %), most in block {high} ({100 * active[high]:.0f} %)."
     ]
     if all(abs(layer["active"] - 0.5) < _HALF for layer in layers):
-        told.append("About half everywhere is what random weights give: nothing sparse has been learned here.")
+        sentences.append("About half everywhere is what random weights give: no sparsity has been learned.")
     first = max(1, len(active) // 4)
     early = [share for block, share in active.items() if block <= first]
     later = [share for block, share in active.items() if block > first]
     if early and later and _average(early) > _DENSER * _average(later):
         where = f"the first {first} blocks" if first > 1 else "the first block"
-        told.append(
-            f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Paper D ties dense "
-            "first layers to a sharp loss; sharpness-aware training made them sparser: `vtk train … --sam auto`."
+        sentences.append(
+            f"In {where} it is {100 * _average(early):.0f} %, later {100 * _average(later):.0f} %. Chen et al. (2022) "
+            "relate dense first layers to a sharp loss; sharpness-aware training makes them sparser: `vtk train … "
+            "--sam auto`."
         )
-    told += _dead(result)
+    sentences += _dead(result)
     if result["unseen"]:
-        told.append(f"Not counted, since no activation of theirs can be seen: {', '.join(result['unseen'])}.")
-    return told
+        sentences.append(f"Not counted, because their activations cannot be observed: {', '.join(result['unseen'])}.")
+    return sentences
 
 
 def _dead(result: Result) -> list[str]:
@@ -99,7 +99,7 @@ def _dead(result: Result) -> list[str]:
     never = sum(layer["never"] for layer in layers)
     always = sum(layer["always"] for layer in layers)
     total = sum(layer["neurons"] for layer in layers)
-    told = []
+    sentences = []
     if never:
         blocks = sorted(block for block, share in by_block(result, None, "never").items() if share >= _DEAD)
         where = (
@@ -108,17 +108,21 @@ def _dead(result: Result) -> list[str]:
             else ""
         )
         cut = all(layer["function"].startswith("ReLU") for layer in layers)
-        told.append(
+        sentences.append(
             f"{never:,} of {total:,} neurons ({_percent(never / total)}) are never active on these {images} images"
             + where
-            + (": they pass nothing on." if cut else ": they pass on only what their activation lets through below 0.")
-            + " On other images they may be."
+            + (
+                ": they contribute nothing."
+                if cut
+                else ": they contribute only the values of their activation below 0."
+            )
+            + " They may be active on other images."
         )
     else:
-        told.append(f"Every one of the {total:,} neurons is active somewhere on these {images} images.")
+        sentences.append(f"Each of the {total:,} neurons is active at some position of these {images} images.")
     if always:
-        told.append(f"{always:,} ({_percent(always / total)}) are always active.")
-    return told
+        sentences.append(f"{always:,} ({_percent(always / total)}) are always active.")
+    return sentences
 
 
 def _percent(share: float) -> str:
@@ -146,9 +150,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="neurons",
     title="Active neurons",
-    source="paper D (SAM), section 4.4 and Figure 2, right",
-    explains="Share of the hidden neurons of MLPs and convolutions that are over 0 behind their activation. Trained "
-    "ViTs are sparse: in paper D less than 10 % are active in most layers. Neurons that never are could be left out.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), section 4.4 and Figure 2, right",
+    explains=(
+        "Share of the hidden neurons of MLPs and convolutions whose activation is above 0. Trained ViTs are sparse: "
+        "in Chen et al. (2022) less than 10 % are active in most layers. Neurons that are never active could be "
+        "pruned."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

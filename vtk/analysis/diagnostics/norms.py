@@ -1,4 +1,4 @@
-"""``norms``: how large weights and activations are (paper D, Table 4 and section 4.4)."""
+"""``norms``: norms of weights and activations (Chen et al. 2022, Table 4 and section 4.4)."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from vtk.analysis.diagnostics.similarity import place_points
 from vtk.analysis.measures.norms import OUTLIER, model_norms
 
 _LINES = {"msa": "-", "token mlp": "-", "mlp": "--"}
-_WIDE = 20.0  # from so large a ratio on, a logarithmic axis shows more
-_RARE = 0.001  # share of outliers that is worth a sentence: one token in a thousand
+_WIDE = 20.0  # ratio of values from which the axis is logarithmic
+_RARE = 0.001  # share of outliers from which they are reported: one token in a thousand
 _GROWN = 2.0
 _HALF_OF_SQUARES = math.sqrt(0.5)
 
@@ -43,8 +43,8 @@ def _tokens(runs: Sequence[Run]) -> Picture:
         figures.from_zero(axes)
     figures.finish(axes, x="block", y="L2 norm of tokens", legend=True)
     caption = (
-        "L2 norm of the tokens behind the stem, the position table (pos) and every block: mean over images and "
-        "positions, the class token apart, and the largest of all."
+        "L2 norm of the tokens after the stem, the position embedding (pos) and every block: mean over images and "
+        "positions, the class token on its own, and the largest norm."
     )
     return Picture("norms", figure, caption)
 
@@ -61,18 +61,16 @@ def _hidden(runs: Sequence[Run]) -> Picture:
             values = hidden_by_block(run.result, kind)
             label = _label(runs, run, kind)
             axes.plot(list(values), list(values.values()), f"s{line}", color=colour, markersize=4, label=label)
-    figures.finish(axes, x="block", y="‖a‖ of an image", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="block", y="‖a‖ of an image", legend=True)
     caption = (
-        "Norm of all hidden neurons of an image behind their activation, by block: ‖a‖ of paper D's Table 4, root mean "
-        "square over images."
+        "Norm of the hidden activations of an image, by block: ‖a‖ of Table 4 in Chen et al. (2022), root mean square "
+        "over images."
     )
     return Picture("norms-hidden", figure, caption)
 
 
 def hidden_by_block(result: Result, kind: str) -> dict[int, float]:
-    """Return by block the norm of all its hidden layers of a kind: the root of the sum of their squares."""
+    """Return, by block, the norm of its hidden layers of a kind: the root of the sum of their squares."""
     squares: dict[int, float] = {}
     for layer in result["hidden"]:
         if layer["kind"] == kind:
@@ -94,36 +92,34 @@ def _weights(runs: Sequence[Run]) -> Picture:
             axes.plot(
                 range(1, count + 1), values, f"o{line}", color=colour, markersize=4, label=_label(runs, run, shown)
             )
-    figures.finish(axes, x="block", y="norm of the matrices", legend=True)
-    figures.from_zero(axes)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    figures.finish_by_layer(axes, x="block", y="norm of the matrices", legend=True)
     caption = (
-        "Norm (root of the sum of squares) of the weight matrices and filters by block and part; biases, norms and "
-        "scales are not in it."
+        "Norm (root of the sum of squares) of the weight matrices and filters by block and part, without biases, "
+        "norms and scales."
     )
     return Picture("norms-weights", figure, caption)
 
 
 def _read(result: Result) -> list[str]:
     whole = result["weights"]["whole"]
-    told = [
+    sentences = [
         f"‖w‖ is {whole['norm']:.1f} over {whole['parameters']:,} weights, {whole['matrices']:.1f} of its matrices. "
-        "Compare it with that of the same architecture only; paper D finds it larger after sharpness-aware training."
+        "Compare it within one architecture only; Chen et al. (2022) find it larger after sharpness-aware training."
     ]
     if whole["matrices"] < whole["norm"] * _HALF_OF_SQUARES:
-        told.append("Most of it is in biases, norms and scales.")
+        sentences.append("Most of it comes from biases, norms and scales.")
     tokens = result["tokens"]
     first, last = tokens[0], tokens[-1]
     if first["mean"] > 0:
         ratio = last["mean"] / first["mean"]
         verb = "grow" if ratio >= _GROWN else "shrink" if ratio <= 1 / _GROWN else "keep about their size"
-        told.append(
-            f"Tokens {verb} with depth: their mean norm is {first['mean']:.3g} behind the stem and {last['mean']:.3g} "
-            "behind the last block."
+        sentences.append(
+            f"Tokens {verb} with depth: their mean norm is {first['mean']:.3g} after the stem and {last['mean']:.3g} "
+            "after the last block."
         )
     if last["cls"] is not None:
-        told.append(f"The class token has {last['cls']:.3g} there.")
-    return told + _outliers(result)
+        sentences.append(f"The class token has {last['cls']:.3g} there.")
+    return sentences + _outliers(result)
 
 
 def _outliers(result: Result) -> list[str]:
@@ -131,19 +127,20 @@ def _outliers(result: Result) -> list[str]:
     where = [i for i, token in enumerate(blocks, start=1) if token["outliers"] >= _RARE]
     if not where:
         return [
-            f"Fewer than one token in a thousand has over {OUTLIER:g} times the median norm of its image, anywhere."
+            f"After every block, fewer than one token in a thousand exceeds {OUTLIER:g} times the median norm of its "
+            "image."
         ]
     worst = max(blocks, key=lambda token: token["outliers"])
-    told = (
-        f"Behind block{'s' if len(where) > 1 else ''} {ranges(where)} up to {100 * worst['outliers']:.2g} % of the "
-        f"tokens have over {OUTLIER:g} times the median norm of their image (largest: {worst['maximum']:.3g})"
+    sentence = (
+        f"After block{'s' if len(where) > 1 else ''} {ranges(where)} up to {100 * worst['outliers']:.2g} % of the "
+        f"tokens exceed {OUTLIER:g} times the median norm of their image (largest: {worst['maximum']:.3g})"
     )
     if not result["prefix"]:
-        return [f"{told}: single positions stand far above the others."]
+        return [f"{sentence}: single positions have much larger norms than the others."]
     return [
-        f"{told}: a known artefact of ViTs, which store what is global in patches of little content.",
-        "It disturbs segmentation, maps and means of patches; models with register tokens have less of it, such as "
-        "`vtk finetune … --model vit_small_patch14_reg4_dinov2`.",
+        f"{sentence}: a known artefact of ViTs, which store global information in patches with little content.",
+        "It disturbs segmentation, attention maps and mean pooling; models with register tokens have less of it, such "
+        "as `vtk finetune … --model vit_small_patch14_reg4_dinov2`.",
     ]
 
 
@@ -160,10 +157,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="norms",
     title="Norms of weights and activations",
-    source="paper D (SAM), Table 4 and section 4.4",
-    explains="How large weights and activations are, block by block. Between two runs of one architecture they show "
-    "what training changed: paper D finds larger norms at its flatter minima. Single tokens far above the rest "
-    "outweigh them in every mean.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 4 and section 4.4",
+    explains=(
+        "Norms of weights and activations, block by block. Between two runs of one architecture they show what "
+        "training changed: Chen et al. (2022) find larger norms at flatter minima. Single tokens with very large "
+        "norms dominate every mean."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -1,4 +1,4 @@
-"""``ntk``: the condition number of the neural tangent kernel (paper D, Table 1 and Appendix G)."""
+"""``ntk``: condition number of the neural tangent kernel (Chen et al. 2022, Table 1 and Appendix G)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,8 +30,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     axes.set_yscale("log")
     figures.finish(axes, x="eigenvalue, from the largest", y="share of the largest", legend=True)
     caption = (
-        f"Eigenvalues of the neural tangent kernel of {runs[0].result['block_images']} images, a line for each block. "
-        "κ is the largest over the smallest; a direction whose value is small is learnt slowly."
+        f"Eigenvalues of the neural tangent kernel of {runs[0].result['block_images']} images, one line per block of "
+        "images. κ is the largest over the smallest; directions with small eigenvalues are learned slowly."
     )
     return [Picture("ntk", figure, caption)]
 
@@ -45,20 +45,23 @@ def _kappa(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     size, blocks = result["block_images"], len(result["conditions"])
     of = f"{blocks} block{'s' if blocks > 1 else ''} of {size} images"
-    told = []
+    sentences = []
     if result["condition"] is None:
-        told.append(
-            f"The kernel of {of} is singular as far as can be told: some images are the same, or look the same to the "
-            "model, so that their outputs cannot be learnt apart."
+        sentences.append(
+            f"The kernel of {of} is numerically singular: some images are identical, or identical to the model, so "
+            "that different outputs cannot be learned for them."
         )
     else:
-        told.append(f"κ is {_kappa(result)}, over {of}: so much slower than the quickest is the slowest thing learnt.")
-    told.append(
-        "Paper D takes it at initialisation and with ReLU in place of GELU, for blocks of 48 images (ResNet-152 2,802, "
-        "ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is of the weights that were given; for fresh ones "
-        "give a timm name with --no-pretrained."
+        sentences.append(
+            f"κ is {_kappa(result)}, over {of}: the slowest direction is learned this many times more slowly than the "
+            "fastest."
+        )
+    sentences.append(
+        "Chen et al. (2022) measure it at initialisation, with ReLU in place of GELU and blocks of 48 images "
+        "(ResNet-152 2,802, ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is measured at the given weights; "
+        "for new weights give a timm name with --no-pretrained."
     )
-    return told
+    return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -68,9 +71,12 @@ def _numbers(result: Result) -> dict[str, float]:
 DIAGNOSTIC = Diagnostic(
     name="ntk",
     title="Trainability",
-    source="paper D (When ViTs outperform ResNets), Table 1, §3 and Appendix G",
-    explains="The neural tangent kernel says how a step on one image changes the output of another. Its condition "
-    "number κ compares the quickest with the slowest direction of learning: the lower, the more evenly a model learns.",
+    source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), Table 1, §3 and Appendix G",
+    explains=(
+        "The neural tangent kernel describes how a training step on one image changes the output for another. Its "
+        "condition number κ is the ratio of the fastest to the slowest direction of learning: the lower, the more "
+        "evenly a model learns."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

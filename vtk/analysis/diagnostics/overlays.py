@@ -1,15 +1,16 @@
-"""``overlays``: where the class token looks in its last layer, drawn over images."""
+"""``overlays``: attention of the class token in the last layer, drawn over images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.map_figures import chosen_images, draw_heads, draw_maps, encode_picture
 from vtk.analysis.measures.overlays import AttentionMaps, attention_maps
 
-_FEW = 0.15  # half of the attention on so few of the patches: the map has a clear place
-_UNIFORM = 0.4  # 0.5 is uniform: a map above this shows no place
-_PATCHES = 0.5  # below, most of the attention is on tokens that stand nowhere
+_FEW = 0.15  # share of the patches: half of the attention on fewer is called concentrated
+_UNIFORM = 0.4  # 0.5 is uniform; above this a map shows little
+_PATCHES = 0.5  # below it, most of the attention is on prefix tokens, which have no position
 
 
 def result_of(maps: AttentionMaps, context: Context, held: Sequence[Any]) -> dict[str, Any]:
@@ -22,19 +23,19 @@ def result_of(maps: AttentionMaps, context: Context, held: Sequence[Any]) -> dic
 
 
 def mean_of(result: Result, key: str) -> float | None:
-    """Return the mean over the images that have a number of that name; None where none has."""
+    """Return the mean of a value over the images that have it; None if none has it."""
     values = [image[key] for image in result["images"] if image[key] is not None]
     return sum(values) / len(values) if values else None
 
 
 def shares(result: Result, patches: str, half: str) -> dict[str, float]:
     """Return the two headline numbers of maps under the given names, without those that are not defined."""
-    found = {patches: mean_of(result, "patches"), half: mean_of(result, "half")}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {patches: mean_of(result, "patches"), half: mean_of(result, "half")}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
-def whose(result: Result) -> str:
-    """Return in words whose attention a result shows."""
+def query_name(result: Result) -> str:
+    """Return a phrase for the query whose attention a result shows."""
     return {
         "class token": "the class token",
         "mean of all queries": "the mean of all queries (the model has no class token)",
@@ -48,8 +49,8 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    names = list(dict.fromkeys(whose(run.result) for run in runs))
-    pictures = draw_maps("overlays", runs, f"where {' and '.join(names)} looks in the last layer, mean over heads")
+    names = list(dict.fromkeys(query_name(run.result) for run in runs))
+    pictures = draw_maps("overlays", runs, f"the attention of {' and '.join(names)} in the last layer, mean over heads")
     for number, run in enumerate(runs, start=1):
         if len(run.result["images"][0]["heads"]) > 1:
             pictures.append(draw_heads("overlays", run, number if len(runs) > 1 else None))
@@ -59,35 +60,33 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
-        return [f"In {result['layer']}, {whose(result)} attends to no patch at all."]
-    told = [
-        f"In {result['layer']}, {whose(result)} gives {100 * patches:.0f} % of its attention to patches; half of that "
-        f"lies on {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
+        return [f"In {result['layer']}, {query_name(result)} attends to no patch."]
+    sentences = [
+        f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of "
+        f"that goes to {100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if patches < _PATCHES:
-        told.append("Most of it goes to class and register tokens, so that the maps show the smaller part.")
+        sentences.append("Most of it goes to class and register tokens, so the maps show the smaller part.")
     if half < _FEW:
-        told.append(
-            "That is a clear place: see whether it is on what the class is about or on what merely goes with it."
+        sentences.append(
+            "The attention is concentrated: check whether it is on the object of the class or on its context."
         )
     elif half > _UNIFORM:
-        told.append("That is near uniform (50 %): the map tells little of where the model looks.")
-    return told
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    return shares(result, "attention on patches, share", "patches that hold half of it, share")
+        sentences.append("That is near uniform (50 %): the maps show little about what the model attends to.")
+    return sentences
 
 
 DIAGNOSTIC = Diagnostic(
     name="overlays",
-    title="Where the class token looks",
+    title="Attention of the class token",
     source="Dosovitskiy et al., 2021; Caron et al., 2021 (attention of the last layer)",
-    explains="The attention of the last layer over the patches of real images. It shows what is mixed into the token "
-    "that classifies, not why a class was chosen: what a patch holds by then comes from other patches too.",
+    explains=(
+        "Attention of the last layer over the patches of real images. It shows what is mixed into the token that is "
+        "classified, not why a class was chosen: by the last layer a patch also holds information from other patches."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,
-    numbers=_numbers,
+    numbers=partial(shares, patches="attention on patches, share", half="patches that hold half of it, share"),
     options=("overlay_images",),
 )

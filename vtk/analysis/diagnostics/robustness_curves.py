@@ -1,14 +1,14 @@
-"""What the diagnostics of robustness share: curves of accuracy, and sentences about them."""
+"""Accuracy curves of the robustness diagnostics, and sentences about them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Result, Run
-from vtk.analysis.measures.accuracy import kept, margin
+from vtk.analysis.measures.accuracy import margin, remaining_lead
 
 HALF = 0.5
-"""Of a model's lead over guessing: where a curve crosses it is told as the strength that the model stands."""
+"""Share of the lead over chance at which a curve's strength is reported."""
 
 
 def options(context: Context, title: str, most: int | None = None) -> dict[str, Any]:
@@ -22,13 +22,13 @@ def options(context: Context, title: str, most: int | None = None) -> dict[str, 
     }
 
 
-def tall(runs: Sequence[Run]) -> float:
-    """Return the height of a plot in inches whose legend, below it, has several lines for each of two runs."""
+def figure_height(runs: Sequence[Run]) -> float:
+    """Return the height, in inches, of a plot whose legend below it has several lines per run."""
     return figures.HEIGHT + 0.9 * (len(runs) - 1)
 
 
 def clean_lines(axes: Any, runs: Sequence[Run]) -> None:
-    """Draw every run's accuracy on unchanged images, dotted, and that of guessing, grey."""
+    """Draw the accuracy of every run on clean images, dotted, and that of chance, grey."""
     for colour, run in zip(figures.COLOURS, runs, strict=False):
         axes.axhline(100 * run.result["clean"], color=colour, linestyle=":", linewidth=1)
     axes.axhline(100 / max(run.result["classes"] for run in runs), color="#999999", linewidth=1)
@@ -41,28 +41,28 @@ def points(curve: Result) -> tuple[list[float], list[float]]:
 
 
 def nothing_to_lose(result: Result) -> str | None:
-    """Return a sentence where the model is no better than guessing, so that its curve says nothing."""
+    """Return a sentence if the model is no better than chance, so that its curves are not informative."""
     clean, guess = result["clean"], 1 / max(result["classes"], 1)
     if clean - guess > margin(result["images"]):
         return None
     return (
-        f"On unchanged images {100 * clean:.1f} % are right, where guessing gives {100 * guess:.1f} %: there is "
-        "nothing to lose, and the curves say nothing. Train the model first."
+        f"On clean images the accuracy is {100 * clean:.1f} %, where chance is {100 * guess:.1f} %: nothing can be "
+        "lost, so the curves are not informative. Train the model first."
     )
 
 
 def certainty(result: Result) -> str:
-    """Return a sentence on how exactly accuracies over so few images are known."""
+    """Return a sentence on the accuracy on clean images and its uncertainty."""
     return (
-        f"Without changes {100 * result['clean']:.1f} % are right; over {result['images']} images an accuracy is known "
-        f"to about ±{100 * margin(result['images']):.0f} points."
+        f"The accuracy on clean images is {100 * result['clean']:.1f} %; with {result['images']} images its "
+        f"uncertainty is about ±{100 * margin(result['images']):.0f} points."
     )
 
 
-def fallen(curve: Result, result: Result) -> float | None:
-    """Return the smallest strength of a curve at which half of the lead over guessing is gone; None where none is."""
+def half_lead_strength(curve: Result, result: Result) -> float | None:
+    """Return the smallest strength of a curve at which half of the lead over chance is lost; None if there is none."""
     for strength, accuracy in zip(curve["strengths"], curve["accuracies"], strict=True):
-        left = kept(accuracy, result["clean"], result["classes"])
+        left = remaining_lead(accuracy, result["clean"], result["classes"])
         if left is not None and left < HALF:
             return float(strength)
     return None

@@ -1,6 +1,7 @@
-"""``rollout``: what reaches the class token through all layers (Abnar and Zuidema, 2020), drawn over images."""
+"""``rollout``: attention rollout to the class token (Abnar and Zuidema 2020), drawn over images."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
@@ -25,7 +26,10 @@ def _whose(result: Result) -> str:
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     names = list(dict.fromkeys(_whose(run.result) for run in runs))
-    what = f"what reaches {' and '.join(names)} through all layers: rollout, mean over heads, skip connections as half"
+    what = (
+        f"the attention rollout to {' and '.join(names)} through all layers (mean over heads, skip connections "
+        "weighted one half)"
+    )
     return draw_maps("rollout", runs, what)
 
 
@@ -33,30 +37,28 @@ def _read(result: Result) -> list[str]:
     half, patches = mean_of(result, "half"), mean_of(result, "patches")
     if half is None or patches is None:
         return [f"Nothing of {_whose(result)} comes from any patch."]
-    told = [
+    sentences = [
         f"Through all layers {100 * patches:.0f} % of {_whose(result)} comes from patches; half of that from "
         f"{100 * half:.0f} % of them (mean over {len(result['images'])} images)."
     ]
     if half > _UNIFORM:
-        told.append("That is near uniform (50 %): the layers mix all patches, and the map tells little of one place.")
+        sentences.append("That is near uniform (50 %): the layers mix all patches, and the maps show little.")
     if result["broadcasts"]:
-        told.append("Context Broadcasting mixes the mean of all tokens in too, which rollout does not count.")
-    return told
-
-
-def _numbers(result: Result) -> dict[str, float]:
-    return shares(result, "rollout on patches, share", "patches that hold half of it, share")
+        sentences.append("Context Broadcasting also adds the mean of all tokens, which rollout ignores.")
+    return sentences
 
 
 DIAGNOSTIC = Diagnostic(
     name="rollout",
     title="Attention rollout",
     source="Abnar and Zuidema, 2020 (Quantifying Attention Flow in Transformers)",
-    explains="The attention of all layers multiplied, half of each layer being its skip connection: from which patches "
-    "the class token is made. FFNs and values have no part in it; branches of a parallel block count with their mean.",
+    explains=(
+        "The product of the attention of all layers, with a skip connection of weight one half in each: it shows from "
+        "which patches the class token is computed. FFNs and values are ignored; parallel branches are averaged."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,
-    numbers=_numbers,
+    numbers=partial(shares, patches="rollout on patches, share", half="patches that hold half of it, share"),
     options=("overlay_images",),
 )

@@ -1,4 +1,4 @@
-"""``similarity``: how alike the tokens of an image are, by depth (paper E, eq. 5 and Figure 1)."""
+"""``similarity``: cosine similarity of an image's tokens, by depth (Wang et al. 2022, Figure 1)."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, 
 from vtk.analysis.diagnostics.entropy import ranges
 from vtk.analysis.measures.similarity import token_similarity
 
-_ALIKE = 0.9  # an angle of 26°: most of a token is what all tokens share
-_FALL = 0.02  # by which the position table has to lower the cosine to be worth a sentence
+_ALIKE = 0.9  # an angle of 26°: tokens are mostly their common mean
+_FALL = 0.02  # decrease of the cosine from which the effect of the position embedding is reported
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -27,14 +27,15 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     low = min((v for run in runs for v in run.result["values"].values() if v is not None), default=0.0)
     axes.set_ylim(min(low - 0.05, 0.0), 1.02)
     caption = (
-        "Mean cosine of all pairs of tokens of an image, behind the stem, behind the position table (pos) and behind "
-        "every block: 1 means that all tokens point the same way, 0 that they have nothing in common."
+        "Mean cosine similarity of all pairs of tokens of an image, after the stem, after the position embedding "
+        "(pos) and after every block: 1 means that all tokens have the same direction, 0 that they have nothing in "
+        "common."
     )
     return [Picture("similarity", figure, caption)]
 
 
 def place_points(axes: Any, names: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Return where the points of each model go on the x axis, block k at k for all, and label the axis.
+    """Return the positions of each model's points on the x axis (block k at k), and label the axis.
 
     Args:
         axes: whose x axis it is.
@@ -63,33 +64,39 @@ def _read(result: Result) -> list[str]:
     blocks = [value for name, value in values.items() if name not in ("stem", "pos_embed")]
     stem, table = values.get("stem"), values.get("pos_embed")
     known = [(i, value) for i, value in enumerate(blocks, start=1) if value is not None]
-    told = []
+    sentences = []
     if known:
-        before = f"{stem:.2f} behind the stem and " if stem is not None else ""
-        told.append(
-            f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} behind block {known[-1][0]}."
+        before = f"{stem:.2f} after the stem and " if stem is not None else ""
+        sentences.append(
+            f"Two tokens of an image have a mean cosine of {before}{known[-1][1]:.2f} after block {known[-1][0]}."
         )
     if stem is not None and table is not None and stem - table >= _FALL:
-        told.append(f"The position table sets tokens apart, as paper E saw: from {stem:.2f} to {table:.2f}.")
+        sentences.append(
+            f"The position embedding makes tokens more different, as in Wang et al. (2022): from {stem:.2f} to "
+            f"{table:.2f}."
+        )
     alike = [i for i, value in known if value >= _ALIKE]
     if alike:
-        told.append(
-            f"Behind {_blocks(alike)} it is over {_ALIKE}: tokens differ little there, so that single positions say "
-            "little of their own. One label an image does not need them to; segmentation and search by patch do."
+        sentences.append(
+            f"After {_blocks(alike)} it is over {_ALIKE}: tokens are nearly equal there, so single positions carry "
+            "little information of their own. Classification of whole images does not need it; segmentation and patch "
+            "retrieval do."
         )
     elif known:
         highest = max(known, key=lambda pair: pair[1])
-        told.append(f"Nowhere is it over {_ALIKE}; tokens are most alike behind block {highest[0]} ({highest[1]:.2f}).")
+        sentences.append(
+            f"It is nowhere over {_ALIKE}; tokens are most similar after block {highest[0]} ({highest[1]:.2f})."
+        )
     early = [i for i in alike if i <= max(1, len(blocks) // 4)]
     if early and table is not None:
-        told.append(
-            "They are alike from the first blocks on: paper E's convolutional stem sets them apart, try "
-            "`vtk train … --stem conv`."
+        sentences.append(
+            "They are similar from the first blocks on; the convolutional stem of Wang et al. (2022) makes them more "
+            "different: try `vtk train … --stem conv`."
         )
     lone = [i for i, value in enumerate(blocks, start=1) if value is None]
     if lone:
-        told.append(f"Behind {_blocks(lone)} an image is a single position, which has no pairs.")
-    return told
+        sentences.append(f"After {_blocks(lone)} an image has a single position, and so no pairs.")
+    return sentences
 
 
 def _blocks(numbers: Sequence[int]) -> str:
@@ -98,19 +105,21 @@ def _blocks(numbers: Sequence[int]) -> str:
 
 def _numbers(result: Result) -> dict[str, float]:
     values = [value for value in result["values"].values() if value is not None]
-    found = {}
+    numbers = {}
     if values:
-        found = {"highest cosine of tokens": max(values), "cosine of the last block's tokens": values[-1]}
-    return found
+        numbers = {"highest cosine of tokens": max(values), "cosine of the last block's tokens": values[-1]}
+    return numbers
 
 
 DIAGNOSTIC = Diagnostic(
     name="similarity",
     title="Token similarity",
-    source="paper E (Scaled ReLU), equation 5 and Figure 1",
-    explains="How alike the tokens of one image are at each depth. At 1 all of them point the same way and positions "
-    "are lost; low values mean that each says something of its own. Paper E finds that convolutional stems and "
-    "position tables set tokens apart.",
+    source="Wang et al. 2022 (Scaled ReLU Matters for Training Vision Transformers), equation 5 and Figure 1",
+    explains=(
+        "Similarity of the tokens of one image at each depth. At 1 all tokens have the same direction and positions "
+        "are lost; at low values each token carries its own information. Wang et al. (2022) find that convolutional "
+        "stems and position embeddings make tokens more different."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

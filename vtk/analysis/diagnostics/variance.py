@@ -1,23 +1,14 @@
-"""``variance``: how much feature maps vary over positions, by depth (paper C, Figures 9 and D.1)."""
+"""``variance``: variance of feature maps over positions, by depth (Park and Kim 2022, Figures 9 and D.1)."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+from vtk.analysis.diagnostics import depth_plots as depth
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.depth_plots import (
-    SHADES,
-    draw_by_depth,
-    number,
-    share_lowered,
-    step_numbers,
-    step_sentences,
-    steps,
-    without_map,
-)
 from vtk.analysis.measures.variance import feature_variance
 
-_STAGES = 3  # from so many on, a peak at the ends of stages is a pattern
+_STAGES = 3  # number of stages from which peaks at their ends are a pattern
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -25,10 +16,10 @@ def _measure(context: Context) -> dict[str, Any]:
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
-    figure = draw_by_depth(runs, lambda unit: unit["variance"], "variance over positions", log=True)
+    figure = depth.draw_by_depth(runs, lambda unit: unit["variance"], "variance over positions", log=True)
     caption = (
-        "Variance of feature maps over their positions, mean over images and channels, behind every unit; the axis is "
-        f"logarithmic, so that equal steps are equal factors. {SHADES}"
+        "Variance of feature maps over positions, mean over images and channels, at the output of every unit. The "
+        f"axis is logarithmic: equal steps are equal factors. {depth.SHADES}"
     )
     return [Picture("variance", figure, caption)]
 
@@ -36,28 +27,30 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 def _read(result: Result) -> list[str]:
     known = [unit for unit in result["units"] if unit["variance"] is not None]
     if not known:
-        return ["Its maps are of one position, which have no variance; give larger images."]
+        return ["Its maps have a single position and so no variance; give larger images."]
     changes = _positive(result)
-    sentences = step_sentences(
-        changes, lambda pairs: f"multiplies the variance by {number(_factor(pairs))} (geometric mean)", "reduce"
+    sentences = depth.step_sentences(
+        changes, lambda pairs: f"multiplies the variance by {depth.number(_factor(pairs))} (geometric mean)", "reduce"
     )
     msa = changes.get("msa", [])
     if msa:
         sentences.append(
-            "That is what paper C expects of attention, which averages positions."
-            if share_lowered(msa) > 1 / 2
-            else "Paper C expects of attention that it reduces the variance, since it averages positions; most here do "
-            "not."
+            "That is what Park and Kim (2022) expect of attention, which averages positions."
+            if depth.share_lowered(msa) > 1 / 2
+            else (
+                "Park and Kim (2022) expect attention to reduce the variance, because it averages positions; most "
+                "MSAs here do not."
+            )
         )
     sentences.append(
-        f"From {known[0]['name']} to {known[-1]['name']} it goes from {number(known[0]['variance'])} to "
-        f"{number(known[-1]['variance'])}."
+        f"From {known[0]['name']} to {known[-1]['name']} it goes from {depth.number(known[0]['variance'])} to "
+        f"{depth.number(known[-1]['variance'])}."
     )
-    return sentences + _stage_ends(result) + without_map(result)
+    return sentences + _stage_ends(result) + depth.without_map(result)
 
 
 def _stage_ends(result: Result) -> list[str]:
-    """Say where a convolution network's variance peaks at the ends of its stages: where paper C puts attention."""
+    """Return a sentence if the variance of a ConvNet peaks at the ends of its stages."""
     units = [unit for unit in result["units"] if unit["name"] != "stem"]
     stages: list[list[Any]] = []
     for unit in units:
@@ -71,13 +64,13 @@ def _stage_ends(result: Result) -> list[str]:
     if not convolutions or len(values) < _STAGES or peaks < len(values) - 1:
         return []
     return [
-        f"It peaks at the end of {peaks} of {len(values)} stages, which is where paper C puts attention: try "
-        "`vtk train … --model alternet_50`."
+        f"It peaks at the end of {peaks} of {len(values)} stages, where Park and Kim (2022) put attention: try `vtk "
+        "train … --model alternet_50`."
     ]
 
 
 def _positive(result: Result) -> dict[str, list[tuple[float, float]]]:
-    changes = steps(result, "variance")
+    changes = depth.steps(result, "variance")
     positive = {kind: [pair for pair in pairs if min(pair) > 0] for kind, pairs in changes.items()}
     return {kind: pairs for kind, pairs in positive.items() if pairs}
 
@@ -88,15 +81,18 @@ def _factor(pairs: Sequence[tuple[float, float]]) -> float:
 
 def _numbers(result: Result) -> dict[str, float]:
     names = "factor of the variance by {}", "variance over positions at the end"
-    return step_numbers(result, _positive(result), _factor, "variance", names)
+    return depth.step_numbers(result, _positive(result), _factor, "variance", names)
 
 
 DIAGNOSTIC = Diagnostic(
     name="variance",
     title="Variance of feature maps",
-    source="paper C (How do ViTs work), Figures 9 and D.1",
-    explains="How much the features of an image's positions differ. A unit that lowers it averages positions, as "
-    "attention does, and so makes its maps surer; one that raises it sets them apart, as convolutions and MLPs do.",
+    source="Park and Kim 2022 (How Do Vision Transformers Work?), Figures 9 and D.1",
+    explains=(
+        "Variance of the features over the positions of an image. A unit that lowers it averages positions, as "
+        "attention does, which reduces noise; one that raises it makes positions more different, as convolutions and "
+        "MLPs do."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

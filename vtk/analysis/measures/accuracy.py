@@ -1,16 +1,17 @@
-"""Accuracy over images that were changed: every change sees the same images and the same random numbers."""
+"""Accuracy on modified images: every modification sees the same images and the same random numbers."""
 
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_input, to_pixels
@@ -82,7 +83,7 @@ class Accuracies:
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(MeasureResult):
     """Accuracy by strength of one change.
 
     Attributes:
@@ -96,10 +97,6 @@ class Curve:
     unit: str
     strengths: tuple[float, ...]
     accuracies: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -159,8 +156,8 @@ def accuracies(
     device = next(model.parameters()).device
     right = torch.zeros(len(changes), dtype=torch.int64, device=device)
     clean, seen, classes = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
-        for first, images, labels in placed(model, batches, max_images, share):
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+        for first, images, labels in placed_batches(model, batches, max_images, share):
             pixels = to_pixels(images, spec)
             draws = Draws(seed, first, pixels)
             logits = logits_of(model, images, labels)
@@ -173,12 +170,12 @@ def accuracies(
                 right[number] += (model(to_input(changed, spec)).argmax(dim=1) == labels).sum()
             bar.advance(len(labels) * share.world)
     counts = share.total(torch.cat([right, torch.stack([clean, seen, classes * (share.rank == 0)])])).tolist()
-    *found, right_clean, count, outputs = counts
-    fractions = {name: number / count for name, number in zip(changes, found, strict=True)}
+    *hits, right_clean, count, outputs = counts
+    fractions = {name: number / count for name, number in zip(changes, hits, strict=True)}
     return Accuracies(right_clean / count, fractions, outputs, count)
 
 
-def placed(
+def placed_batches(
     model: nn.Module, batches: Batches, max_images: int | None, share: Share
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield this process's batches on the model's device, each with the place of its first image among all.
@@ -204,8 +201,8 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """
     logits = model(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UsageError(f"{type(model).__name__} gives {found}; accuracy needs logits (B, classes)")
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UsageError(f"{type(model).__name__} gives {shape}; accuracy needs logits (B, classes)")
     if int(labels.max()) >= logits.shape[1]:
         raise UsageError(f"labels reach {int(labels.max())}; {type(model).__name__} has {logits.shape[1]} outputs")
     return logits
@@ -216,7 +213,7 @@ def margin(images: int) -> float:
     return 1.96 * math.sqrt(0.25 / images)
 
 
-def kept(accuracy: float, clean: float, classes: int) -> float | None:
+def remaining_lead(accuracy: float, clean: float, classes: int) -> float | None:
     """Return how much of its lead over guessing a model keeps: 1 is all of it, 0 none; None where it never had one."""
     guess = 1 / max(classes, 1)
     return (accuracy - guess) / (clean - guess) if clean > guess else None

@@ -1,4 +1,4 @@
-"""Accuracy under attack: FGSM (paper B, Table 8) and PGD with ten steps (paper D, appendix B)."""
+"""Accuracy under FGSM (Hyeon-Woo et al. 2023, Table 8) and PGD with ten steps (Chen et al. 2022, Appendix B)."""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.measures.accuracy import AccuracyCurves, Curve, Draws, logits_of, placed
-from vtk.analysis.probes.batches import Batches, evaluating
+from vtk.analysis.measures.accuracy import (
+    AccuracyCurves,
+    Curve,
+    Draws,
+    logits_of,
+    placed_batches,
+)
+from vtk.analysis.probes.batches import Batches, eval_mode
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_input, to_pixels
@@ -18,7 +24,7 @@ from vtk.errors import UsageError
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 STEPS = 10
 STEP = 1 / 8
-"""PGD's step in units of the ball's radius: paper D's 0.25/255 in a ball of 2/255."""
+"""PGD's step in units of the ball's radius: Chen et al.'s 0.25/255 in a ball of 2/255."""
 
 
 def attack_accuracy(
@@ -48,7 +54,7 @@ def attack_accuracy(
         batches: normalised images and labels (B,).
         spec: mean and std of the input.
         epsilons: radii in 255ths of the pixel range.
-        steps: of PGD, each an eighth of the radius, as paper D's.
+        steps: of PGD, each an eighth of the radius, as Chen et al.'s.
         seed: of PGD's starts, uniform in the ball.
         max_images: from the first.
         share: this process's part, where several measure together.
@@ -69,8 +75,8 @@ def attack_accuracy(
     device = next(model.parameters()).device
     right = torch.zeros(2, len(radii), dtype=torch.int64, device=device)
     clean, seen, classes = 0, 0, 0
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
-        for first, images, labels in placed(model, batches, max_images, share):
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+        for first, images, labels in placed_batches(model, batches, max_images, share):
             pixels = to_pixels(images, spec)
             start = 2 * Draws(seed, first, pixels).uniform("PGD's start") - 1
             with torch.no_grad():
@@ -82,9 +88,9 @@ def attack_accuracy(
                 right[0] += _under_fgsm(model, pixels, truth, radii, spec)
                 right[1] += _under_pgd(model, pixels, truth, start, radii, steps, spec)
             bar.advance(len(labels) * share.world)
-    told = torch.tensor([clean, seen, classes * (share.rank == 0)], device=device)
-    *found, clean, seen, classes = share.total(torch.cat([right.flatten(), told])).tolist()
-    rows = (found[: len(radii)], found[len(radii) :])
+    totals = torch.tensor([clean, seen, classes * (share.rank == 0)], device=device)
+    *hits, clean, seen, classes = share.total(torch.cat([right.flatten(), totals])).tolist()
+    rows = (hits[: len(radii)], hits[len(radii) :])
     curves = tuple(
         Curve(name, "radius of the L∞ ball, 255ths of the pixel range", tuple(radii), tuple(n / seen for n in row))
         for name, row in zip(("FGSM", f"PGD-{steps}"), rows, strict=True)
@@ -165,5 +171,5 @@ def gradient(model: nn.Module, pixels: Tensor, labels: Tensor, *, spec: InputSpe
         leaf = pixels.detach().requires_grad_(True)
         logits = model(to_input(leaf, spec))
         loss = F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), labels, reduction="sum")
-        (found,) = torch.autograd.grad(loss, leaf)
-    return found
+        (of_pixels,) = torch.autograd.grad(loss, leaf)
+    return of_pixels

@@ -1,4 +1,4 @@
-"""Blur kernels of pixels and fractions of them, and convolution with one kernel for each image."""
+"""Blur kernels of fractional size in pixels, and convolution with one kernel per image."""
 
 import math
 

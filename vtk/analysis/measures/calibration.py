@@ -1,8 +1,7 @@
-"""Whether a classifier's probabilities are true: calibration (paper C, Figure F.1a; Guo et al., 2017)."""
+"""Calibration of a classifier's probabilities (Park and Kim 2022, Figure F.1a; Guo et al. 2017)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +9,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from torch import nn
 
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.errors import DataError, UsageError
 
 _DRAWS = 200
@@ -38,7 +38,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(MeasureResult):
     """How true the probabilities are.
 
     Attributes:
@@ -67,10 +67,6 @@ class Calibration:
     fitted_nll: float | None
     images: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 @torch.no_grad()
 def model_calibration(
@@ -94,7 +90,7 @@ def model_calibration(
     if bins < 1:
         raise UsageError(f"`bins` is {bins}; give 1 or more")
     parts, truth = [], []
-    with evaluating(model):
+    with eval_mode(model):
         for images, labels in stream(model, batches, max_images):
             logits = model(images)
             if labels.ndim != 1:
@@ -163,21 +159,21 @@ def _by_chance(confidence: np.ndarray, bins: int, seed: int) -> float:
     """Let every image be right with the probability that the model gives: what is left is chance."""
     draw = np.random.default_rng(seed)
     place = _places(confidence, bins)
-    found = []
+    errors = []
     for _ in range(_DRAWS):
         gap = (draw.random(len(confidence)) < confidence) - confidence
-        found.append(np.abs(np.bincount(place, weights=gap, minlength=bins)).sum() / len(confidence))
-    return float(np.percentile(found, 95))
+        errors.append(np.abs(np.bincount(place, weights=gap, minlength=bins)).sum() / len(confidence))
+    return float(np.percentile(errors, 95))
 
 
 def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     """Return T > 0 of the lowest NLL, which is convex in 1/T; None at an end of the range, where there is no lowest."""
     low, high = _TEMPERATURES
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda t: _softmax(logits / math.exp(t), labels)[1],
         bounds=(math.log(low), math.log(high)),
         method="bounded",
         options={"xatol": 1e-6},
     )
-    temperature = math.exp(float(found.x))
+    temperature = math.exp(float(minimum.x))
     return temperature if low * _EDGE < temperature < high / _EDGE else None

@@ -1,11 +1,11 @@
-"""How much of the mean each layer takes: Λ of scaled Context Broadcasting (paper B, Figure 8)."""
+"""Statistics of Λ, the scales of Context Broadcasting, by layer (Hyeon-Woo et al. 2023, Figure 8)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
 from vtk.models.transforms.context_broadcast import ContextBroadcast
@@ -40,7 +40,7 @@ class LayerScales:
 
 
 @dataclass(frozen=True)
-class ContextScales:
+class ContextScales(MeasureResult):
     """Λ of every layer that has one.
 
     Attributes:
@@ -48,10 +48,6 @@ class ContextScales:
     """
 
     layers: tuple[LayerScales, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -65,18 +61,18 @@ def context_scales(model: nn.Module) -> ContextScales:
         UsageError: the model has no Context Broadcasting, or the plain one, which has no Λ.
     """
     kind = type(model).__name__
-    found = {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
-    if not found:
+    broadcasts = {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
+    if not broadcasts:
         raise UsageError(
             f"{kind} has no Context Broadcasting; `vtk finetune … --cb-scale` trains it in a ViT, PiT or MLP-Mixer"
         )
-    if all(module.scale is None for module in found.values()):
+    if all(module.scale is None for module in broadcasts.values()):
         raise UsageError(
             f"{kind} has plain Context Broadcasting, which has no Λ: it takes ½ everywhere; train --cb-scale"
         )
     blocks = list(block_modules(model))
     layers: list[LayerScales] = []
-    for name, module in found.items():
+    for name, module in broadcasts.items():
         if module.scale is not None:
             block = next((i for i, b in enumerate(blocks, start=1) if name.startswith(f"{b}.")), len(layers) + 1)
             layers.append(statistics(name, block, model.get_submodule(name.rpartition(".")[0]), module.scale))

@@ -1,13 +1,13 @@
-"""How alike the features of a model's units are: mini-batch CKA (Nguyen et al. 2021; paper C, Figures 10a and D.3)."""
+"""Mini-batch CKA between a model's units (Nguyen et al. 2021; Park and Kim 2022, Figures 10a and D.3)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vtk.analysis.figures import Unit as Kind
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.residual_units import residual_units, watch_units
 from vtk.errors import UsageError
 
@@ -16,7 +16,7 @@ LEAST = 4
 
 
 @dataclass(frozen=True)
-class FeatureSimilarity:
+class FeatureSimilarity(MeasureResult):
     """Linear CKA of every pair of a model's units.
 
     Attributes:
@@ -33,10 +33,6 @@ class FeatureSimilarity:
     similarity: tuple[tuple[float | None, ...], ...]
     images: int
     left_out: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -67,7 +63,7 @@ def feature_similarity(model: nn.Module, batches: Batches, *, max_images: int | 
     def see(number: int, features: Tensor) -> None:
         grams[number] = centred_gram(features)
 
-    with evaluating(model), watch_units(units, see):
+    with eval_mode(model), watch_units(units, see):
         for batch, _ in stream(model, batches, max_images):
             if len(batch) < LEAST:
                 left_out += len(batch)
@@ -83,8 +79,8 @@ def feature_similarity(model: nn.Module, batches: Batches, *, max_images: int | 
     if sums is None:
         raise UsageError(f"CKA needs batches of {LEAST} images or more, and all have fewer; give more images")
     scale = sums.diagonal().sqrt()
-    found = (sums / (scale[:, None] * scale)).cpu()
-    rows = tuple(tuple(value if value == value else None for value in row) for row in found.tolist())
+    cka = (sums / (scale[:, None] * scale)).cpu()
+    rows = tuple(tuple(value if value == value else None for value in row) for row in cka.tolist())
     return FeatureSimilarity(tuple(u.name for u in units), tuple(u.kind for u in units), rows, images, left_out)
 
 

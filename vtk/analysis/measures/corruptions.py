@@ -1,4 +1,4 @@
-"""Accuracy under common corruptions of five severities, in the manner of Hendrycks and Dietterich (2019)."""
+"""Accuracy under common corruptions at five severities, after Hendrycks and Dietterich (2019)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,12 +89,14 @@ def corruption_accuracy(
     changes: dict[str, Change] = {
         f"{kind} {severity}": partial(corrupt, kind=kind, severity=severity) for kind in chosen for severity in levels
     }
-    found = accuracies(model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(
+        model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title
+    )
     curves = tuple(
-        Curve(kind, "severity", tuple(levels), tuple(found.changed[f"{kind} {severity}"] for severity in levels))
+        Curve(kind, "severity", tuple(levels), tuple(accuracy.changed[f"{kind} {severity}"] for severity in levels))
         for kind in chosen
     )
     groups = tuple(KINDS[kind].group for kind in chosen)
-    mean = sum(found.changed.values()) / len(found.changed)
-    relative = mean / found.clean if found.clean else None
-    return CorruptionAccuracy(found.clean, curves, groups, mean, relative, found.classes, found.images)
+    mean = sum(accuracy.changed.values()) / len(accuracy.changed)
+    relative = mean / accuracy.clean if accuracy.clean else None
+    return CorruptionAccuracy(accuracy.clean, curves, groups, mean, relative, accuracy.classes, accuracy.images)

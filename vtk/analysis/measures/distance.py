@@ -1,13 +1,13 @@
-"""How far attention looks: its mean distance by layer and head (Dosovitskiy et al., 2021; paper B, Figure 7b)."""
+"""Mean attention distance by layer and head (Dosovitskiy et al. 2021; Hyeon-Woo et al. 2023, Figure 7b)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, watch_places
 from vtk.errors import UsageError
 
@@ -22,7 +22,7 @@ class LayerDistance:
         heads: mean over images and queries of each head; those that do not attend (`uniform_heads`) are not
             among them.
         uniform: that of uniform attention over the same places.
-        relative: paper B's relative distance.
+        relative: Hyeon-Woo et al.'s relative distance.
         prefix: share of the patches' attention that goes to class and register tokens.
         grid: height and width, in tokens, of what a query sees: the map, or its window.
         map: height and width of the map.
@@ -39,24 +39,16 @@ class LayerDistance:
 
 
 @dataclass(frozen=True)
-class AttentionDistance:
+class AttentionDistance(LayerResults[LayerDistance]):
     """How far every attention layer of a model looks.
 
     Attributes:
-        layers: in the order in which they attend.
-        images: over which.
         unplaced: layers that attend to tokens whose places are not known.
         unseen: modules that look like attention and whose weights could not be seen.
     """
 
-    layers: tuple[LayerDistance, ...]
-    images: int
     unplaced: tuple[str, ...]
     unseen: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -69,8 +61,9 @@ def attention_distance(model: nn.Module, batches: Batches, *, max_images: int | 
     the rest is made to sum to 1. In windows (Swin, AlterNet) a query sees its window only, whose distances are measured
     in the same unit; a map that is padded to whole windows has places in its padding too.
 
-    ``relative`` is paper B's: Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The paper writes a mean
-    over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image gets more of them.
+    ``relative`` is Hyeon-Woo et al.'s: Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The paper
+    writes a mean over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image gets
+    more of them.
 
     Memory: the attention of one layer and batch at a time, about three times over.
 
@@ -93,7 +86,7 @@ def attention_distance(model: nn.Module, batches: Batches, *, max_images: int | 
             sums.setdefault(name, _Sums(places, attention)).add(attention)
 
     images = 0
-    with evaluating(model), watch_places(model, see):
+    with eval_mode(model), watch_places(model, see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

@@ -1,15 +1,15 @@
-"""How dense attention is: its entropy, layer by layer (paper B, Figures 4 and 7a)."""
+"""Entropy of attention, layer by layer (Hyeon-Woo et al. 2023, Figures 4 and 7a)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
 
@@ -38,22 +38,14 @@ class LayerEntropy:
 
 
 @dataclass(frozen=True)
-class AttentionEntropy:
+class AttentionEntropy(LayerResults[LayerEntropy]):
     """Entropy of every attention layer of a model.
 
     Attributes:
-        layers: in the order in which they attend.
-        images: over which.
         unseen: modules that look like attention and whose weights could not be seen.
     """
 
-    layers: tuple[LayerEntropy, ...]
-    images: int
     unseen: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -85,7 +77,7 @@ def attention_entropy(model: nn.Module, batches: Batches, *, max_images: int | N
             first.setdefault(name, []).append(entropy[..., 0])
 
     images = 0
-    with evaluating(model), watch_places(model, see):
+    with eval_mode(model), watch_places(model, see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

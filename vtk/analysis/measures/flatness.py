@@ -1,20 +1,20 @@
-"""Average flatness: the loss under Gaussian noise on the weights (paper D, Table 1)."""
+"""Average flatness: the loss under Gaussian noise on the weights (Chen et al. 2022, Table 1)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.analysis.probes.losses import CrossEntropy, Loss, mean_loss
 from vtk.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Flatness:
+class Flatness(MeasureResult):
     """L^N = E[L(w + ε)], ε of independent N(0, σ²).
 
     Attributes:
@@ -32,10 +32,6 @@ class Flatness:
     sigma: float
     draws: int
     images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -74,13 +70,13 @@ def average_flatness(
         raise UsageError(f"`draws` is {draws}; noise comes in pairs: give an even number, 2 or more")
     if not (math.isfinite(sigma) and sigma > 0):
         raise UsageError(f"`sigma` is {sigma}; give a standard deviation above 0")
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     parameters = list(model.parameters())
     saved = [p.detach().clone() for p in parameters]
     generator = torch.Generator().manual_seed(seed)
     pairs: list[float] = []
-    with evaluating(model), console.progress("flatness", draws, unit="draws", enabled=show_progress) as bar:
+    with eval_mode(model), console.progress("flatness", draws, unit="draws", enabled=show_progress) as bar:
         plain = mean_loss(criterion, model, held)
         try:
             for _ in range(draws // 2):

@@ -1,12 +1,13 @@
-"""High and low frequencies of feature maps, by depth (paper C, Figures 2a, 8 and D.2)."""
+"""Fourier amplitudes of feature maps, by depth (Park and Kim 2022, Figures 2a, 8 and D.2)."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import MapsByDepth, UnitMap
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.feature_maps import MapsByDepth, UnitMap, means_over_maps
+from vtk.analysis.probes.feature_maps import means_over_maps
 
 EPSILON = 1e-6
 """Added to amplitudes before the logarithm, as in the paper's code."""
@@ -54,9 +55,9 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    found, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
+    means, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)
     rows = []
-    for one in found:
+    for one in means:
         mean = one.mean.tolist()
         frequencies = tuple(2 * k / min(one.height, one.width) for k in range(len(mean)))
         delta = tuple(value - mean[0] for value in mean)

@@ -1,4 +1,4 @@
-"""Accuracy under noise of one band of frequencies (paper C, section 2 and Figure 2b)."""
+"""Accuracy under noise of one frequency band (Park and Kim 2022, section 2 and Figure 2b)."""
 
 import math
 from collections.abc import Sequence
@@ -65,10 +65,11 @@ def frequency_noise(
     """Return a model's accuracy on x + F⁻¹(F(δ) ⊙ M_f) for every centre frequency f, δ Gaussian.
 
     The mask M_f keeps the frequencies whose larger component, |ω_y| or |ω_x|, is within window/2 of f: square rings, as
-    in paper C's code, which reach the corners of the spectrum. Paper C does not say how strong its noise is, and its
-    code does not scale the bands: the noise of a high one, whose ring is longer, is then stronger. With ``equal_power``
-    every image's noise has the same root mean square in every band, so that the curve tells frequency from strength.
-    As in the paper, pixels are not cut off at 0 and 1: that would spread the noise over other frequencies.
+    in Park and Kim's code, which reach the corners of the spectrum. Park and Kim (2022) do not say how strong its noise
+    is, and its code does not scale the bands: the noise of a high one, whose ring is longer, is then stronger. With
+    ``equal_power`` every image's noise has the same root mean square in every band, so that the curve tells frequency
+    from strength. As in the paper, pixels are not cut off at 0 and 1: that would spread the noise over other
+    frequencies.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`, and the spectrum of a batch.
 
@@ -97,11 +98,11 @@ def frequency_noise(
         f"{centre:g}": partial(_noisy, centre=centre, window=window, rms=rms, equal_power=equal_power)
         for centre in centres
     }
-    found = accuracies(
+    accuracy = accuracies(
         model, batches, changes, spec=spec, seed=seed, clamp=False, max_images=max_images, share=share, title=title
     )
-    bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(found.changed.values()))
-    return FrequencyNoise(found.clean, bands, window, rms, equal_power, found.classes, found.images)
+    bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(accuracy.changed.values()))
+    return FrequencyNoise(accuracy.clean, bands, window, rms, equal_power, accuracy.classes, accuracy.images)
 
 
 def _noisy(pixels: Tensor, draws: Draws, *, centre: float, window: float, rms: float, equal_power: bool) -> Tensor:

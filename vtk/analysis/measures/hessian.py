@@ -1,19 +1,20 @@
-"""The largest curvatures of the loss: spectra over mini-batches (paper C) and λ_max of one operator (paper D)."""
+"""Largest Hessian eigenvalues: of mini-batches (Park and Kim 2022), or over all images (Chen et al. 2022)."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, hold
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, load_batches
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import flat_size, hessian_product
-from vtk.analysis.probes.share import ALONE, Rows, Save, Share
+from vtk.analysis.probes.share import ALONE, StepOptions
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,13 @@ class HessianSpectrum:
 
     @property
     def negative_share(self) -> float:
-        """NEP: share of negative values (paper C)."""
+        """NEP: share of negative values (Park and Kim 2022)."""
         everything = [v for batch in self.values for v in batch]
         return sum(v < 0 for v in everything) / len(everything)
 
     @property
     def positive_mean(self) -> float:
-        """APE: mean of the positive values (paper C); NaN without any."""
+        """APE: mean of the positive values (Park and Kim 2022); NaN without any."""
         positive = [v for batch in self.values for v in batch if v > 0]
         return sum(positive) / len(positive) if positive else math.nan
 
@@ -48,7 +49,7 @@ class HessianSpectrum:
 
 
 @dataclass(frozen=True)
-class HessianMax:
+class HessianMax(MeasureResult):
     """The eigenvalues of largest magnitude of one operator, over all images.
 
     Attributes:
@@ -69,10 +70,6 @@ class HessianMax:
         group = "whole" if "whole" in self.values else next(iter(self.values))
         return self.values[group][0]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 def hessian_spectrum(
     model: nn.Module,
@@ -85,15 +82,12 @@ def hessian_spectrum(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **steps: Unpack[StepOptions],
 ) -> HessianSpectrum:
-    """Return the largest Hessian eigenvalues of each mini-batch, the model in eval mode (paper C, §2 and App. A).
+    """Return the largest Hessian eigenvalues of each mini-batch, in eval mode (Park and Kim 2022, §2 and App. A).
 
-    Paper C takes a tenth of the training images in batches of 16, augmented as in training, the top 5 of each, and the
-    loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
+    Park and Kim (2022) take a tenth of the training images in batches of 16, augmented as in training, the top 5 of
+    each, and the loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
 
     Memory: all images, a gradient's graph of one batch, and the iteration's vectors
     (`vtk.analysis.probes.eigenvalues`).
@@ -108,18 +102,16 @@ def hessian_spectrum(
         tol: relative.
         max_images: of the batches, from the first.
         seed: of the start vector, which is the same for all mini-batches.
-        known: what ``save`` got in a run that was stopped; these first mini-batches are not done again.
-        save: is called with the rows so far after every mini-batch.
-        share: mini-batches are divided between processes.
-        show_progress: a bar over the images.
+        steps: how mini-batches are resumed, saved, divided between processes and shown.
 
     Raises:
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
     criterion = loss or CrossEntropy()
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     device, width = held[0][0].device, 2 * top + 1
+    share = steps.get("share", ALONE)
     sizes = [len(batch[0]) for batch in held]
 
     def spectrum(index: int) -> list[float]:
@@ -129,9 +121,9 @@ def hessian_spectrum(
                 top_eigenvalues(product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator)
             )
 
-    with console.progress("Hessian spectrum", sum(sizes), enabled=show_progress) as bar:
+    with console.progress("Hessian spectrum", sum(sizes), enabled=steps.get("show_progress", False)) as bar:
         rows = share.rows(
-            len(held), width, device, spectrum, known=known, save=save,
+            len(held), width, device, spectrum, known=steps.get("known", ()), save=steps.get("save"),
             done=lambda first, after: bar.advance(sum(sizes[first:after])),
         )  # fmt: skip
     spectra = [_read(row, top) for row in rows]
@@ -151,12 +143,9 @@ def hessian_max(
     tol: float = 1e-3,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **steps: Unpack[StepOptions],
 ) -> HessianMax:
-    """Return the eigenvalues of largest magnitude of the Hessian of the mean loss over all images (paper D, App. F).
+    """Return the Hessian eigenvalues of largest magnitude, of the mean loss over all images (Chen et al. 2022, App. F).
 
     Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
     batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
@@ -167,26 +156,24 @@ def hessian_max(
         loss: by default plain cross-entropy.
         top: eigenvalues of each group.
         groups: names to parameters; each group's diagonal block is taken alone, such as those of
-            `vtk.analysis.parameter_blocks` (paper D, Table 4). Default the whole.
+            `vtk.analysis.parameter_blocks` (Chen et al. 2022, Table 4). Default the whole.
         method: ``lanczos``, or ``power`` as in the paper.
         max_iter: products at most.
         tol: relative.
         max_images: of the batches, from the first.
         seed: of the start vector.
-        known: what ``save`` got in a run that was stopped; these first groups are not done again.
-        save: is called with the rows so far after every group.
-        share: the batches of each product are divided between processes.
-        show_progress: a bar over the groups.
+        steps: how groups are resumed, saved and shown; processes divide the batches of each product.
 
     Raises:
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
-    rows = share.agree(known, 2 * top + 1, held[0][0].device)
-    with console.progress("Hessian", len(chosen), unit="groups", enabled=show_progress) as bar:
+    share, save = steps.get("share", ALONE), steps.get("save")
+    rows = share.agree(steps.get("known", ()), 2 * top + 1, held[0][0].device)
+    with console.progress("Hessian", len(chosen), unit="groups", enabled=steps.get("show_progress", False)) as bar:
         bar.advance(len(rows))
         for name, parameters in list(chosen.items())[len(rows) :]:
             start, generator = _start(model, parameters, seed)
@@ -198,17 +185,17 @@ def hessian_max(
             bar.advance(1, name)
             if save is not None:
                 save(rows)
-    found = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
+    spectra = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
     return HessianMax(
-        {name: one.values for name, one in found.items()},
-        {name: all(one.converged) for name, one in found.items()},
-        sum(one.products for one in found.values()),
+        {name: one.values for name, one in spectra.items()},
+        {name: all(one.converged) for name, one in spectra.items()},
+        sum(one.products for one in spectra.values()),
         sum(len(batch[0]) for batch in held),
     )
 
 
-def _row(found: Eigenvalues) -> list[float]:
-    return [*found.values, *map(float, found.converged), float(found.products)]
+def _row(eigenvalues: Eigenvalues) -> list[float]:
+    return [*eigenvalues.values, *map(float, eigenvalues.converged), float(eigenvalues.products)]
 
 
 def _read(row: Sequence[float], top: int) -> Eigenvalues:

@@ -1,17 +1,17 @@
-"""The loss on a plane through the model's weights (paper C, Figure 1a; paper D, Figure 1; after Li et al., 2018)."""
+"""Loss on a plane through a model's weights (Park and Kim 2022, Figure 1a; Chen et al. 2022, Figure 1)."""
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.analysis.probes.directions import Direction, DirectionMode, random_directions
 from vtk.analysis.probes.losses import CrossEntropy, Loss, data_loss, l2_term
-from vtk.analysis.probes.share import ALONE, Rows, Save, Share
+from vtk.analysis.probes.share import ALONE, StepOptions
 from vtk.errors import UsageError
 
 
@@ -56,16 +56,14 @@ def loss_landscape(
     loss: Loss | None = None,
     max_images: int | None = None,
     seed: int = 0,
-    known: Rows = (),
-    save: Save | None = None,
-    share: Share = ALONE,
-    show_progress: bool = False,
+    **options: Unpack[StepOptions],
 ) -> Landscape:
     """Return the loss on a grid of the plane that two random directions span, the model in eval mode.
 
-    Paper C looks at 21 × 21 points, at the training images augmented and mixed, with an l2 term; paper D at 2,500
-    points, a tenth of the training images and plain cross-entropy. With ``directions="reference"`` the l2 term is what
-    paper C's code adds, weight_decay·Σ‖p‖ over the parameters, not squared; otherwise ½·weight_decay·‖w‖².
+    Park and Kim (2022) look at 21 × 21 points, at the training images augmented and mixed, with an l2 term; Chen et al.
+    (2022) at 2,500 points, a tenth of the training images and plain cross-entropy. With ``directions="reference"`` the
+    l2 term is what Park and Kim's code adds, weight_decay·Σ‖p‖ over the parameters, not squared; otherwise
+    ½·weight_decay·‖w‖².
 
     The weights are changed in place and put back from a copy, bit for bit, also when the measurement is broken off.
     Buffers do not move: BatchNorm normalises with the statistics that it has. Memory: all images, and three more copies
@@ -81,10 +79,7 @@ def loss_landscape(
         loss: by default plain cross-entropy.
         max_images: of the batches, from the first.
         seed: of the directions.
-        known: what ``save`` got in a run that was stopped; these first points are not done again.
-        save: is called with the points so far, after each.
-        share: points are divided between processes.
-        show_progress: a bar over the points.
+        options: how points are resumed, saved, divided between processes and shown.
 
     Raises:
         UsageError: an argument is out of range, or nothing in the model moves.
@@ -94,7 +89,7 @@ def loss_landscape(
         raise UsageError(f"`grid` is {grid}; give an odd number, 3 or more: the model is in the middle")
     if not (math.isfinite(span) and span > 0):
         raise UsageError(f"`span` is {span}; give a number above 0")
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     device = held[0][0].device
     half = grid // 2
@@ -107,12 +102,18 @@ def loss_landscape(
         return [data_loss(criterion, model, held), _penalty(model, criterion.weight_decay, directions)]
 
     with (
-        evaluating(model),
+        eval_mode(model),
         plane,
-        console.progress("landscape", len(points), unit="points", enabled=show_progress) as bar,
+        console.progress("landscape", len(points), unit="points", enabled=options.get("show_progress", False)) as bar,
     ):
-        rows = share.rows(
-            len(points), 2, device, point, known=known, save=save, done=lambda first, after: bar.advance(after - first)
+        rows = options.get("share", ALONE).rows(
+            len(points),
+            2,
+            device,
+            point,
+            known=options.get("known", ()),
+            save=options.get("save"),
+            done=lambda first, after: bar.advance(after - first),
         )
     lines = [rows[i : i + grid] for i in range(0, len(rows), grid)]
     return Landscape(

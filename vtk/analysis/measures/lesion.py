@@ -1,9 +1,8 @@
-"""What a model loses without one of its units (paper C, Figures 10b and D.4; Bhojanapalli et al. 2021)."""
+"""Accuracy of a model without one of its units (Park and Kim 2022, Figure 10b; Bhojanapalli et al. 2021)."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,9 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.accuracy import logits_of
-from vtk.analysis.probes.batches import Batches, evaluating, stream
-from vtk.analysis.probes.residual_units import Unit, removed, residual_units
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
+from vtk.analysis.probes.residual_units import Unit, residual_units, without_unit
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
 from vtk.errors import UsageError
 
@@ -41,7 +41,7 @@ class UnitLesion:
 
 
 @dataclass(frozen=True)
-class Lesions:
+class Lesions(MeasureResult):
     """Accuracy of a model without each of its units.
 
     Attributes:
@@ -55,10 +55,6 @@ class Lesions:
     units: tuple[UnitLesion, ...]
     classes: int
     images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -75,8 +71,8 @@ def lesion_study(
     """Return a model's accuracy without each of its residual units, the model in eval mode.
 
     Removed is what a unit adds: its branch gives 0 and the skip passes on what came
-    (`vtk.analysis.probes.residual_units.removed`). All units see the same images. One forward pass for each unit and
-    batch, and one more; nothing of the model is changed.
+    (`vtk.analysis.probes.residual_units.without_unit`). All units see the same images. One forward pass for each unit
+    and batch, and one more; nothing of the model is changed.
 
     Memory: one batch.
 
@@ -103,7 +99,7 @@ def lesion_study(
     rows = share.agree(kept, width, device)
     done, own = len(rows), None
     number = -1
-    with evaluating(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
+    with eval_mode(model), console.progress(title, max_images or 0, enabled=bool(title)) as bar:
         for number, (images, labels) in enumerate(stream(model, batches, max_images)):
             if number >= done and number % share.world == share.rank:
                 own = _row(model, images, labels, [units[i] for i in removable])
@@ -127,7 +123,7 @@ def _row(model: nn.Module, images: Tensor, labels: Tensor, units: Sequence[Unit]
     right = classes == labels
     counts = []
     for unit in units:
-        with removed(unit):
+        with without_unit(unit):
             without = model(images).argmax(dim=1)
         hit = without == labels
         counts += [(right & ~hit).sum(), (hit & ~right).sum(), (without != classes).sum()]
@@ -139,14 +135,14 @@ def _result(rows: Rows, units: Sequence[Unit], removable: Sequence[int]) -> Lesi
     columns = list(zip(*rows, strict=True))
     images, right, *sums = (math.fsum(column) for column in columns)
     counts = sums[1:]
-    found = []
+    lesions = []
     for number, unit in enumerate(units):
         if number not in removable:
-            found.append(UnitLesion(unit.name, unit.kind, None, None, None, None))
+            lesions.append(UnitLesion(unit.name, unit.kind, None, None, None, None))
             continue
         at = _COUNTS * removable.index(number)
         lost, won, changed = counts[at : at + _COUNTS]
         delta = (won - lost) / images
         error = math.sqrt(max((won + lost) / images - delta**2, 0.0) / images)
-        found.append(UnitLesion(unit.name, unit.kind, right / images + delta, delta, error, changed / images))
-    return Lesions(right / images, tuple(found), int(columns[2][0]), int(images))
+        lesions.append(UnitLesion(unit.name, unit.kind, right / images + delta, delta, error, changed / images))
+    return Lesions(right / images, tuple(lesions), int(columns[2][0]), int(images))

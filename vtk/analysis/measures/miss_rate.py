@@ -1,17 +1,17 @@
-"""Miss rate half-way between training images (paper D, §4.5, after mixup's authors)."""
+"""Miss rate at the mean of two images (Chen et al. 2022, §4.5, after Zhang et al. 2018)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from vtk.analysis.probes.batches import Batches, evaluating, hold
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
-class MissRate:
+class MissRate(MeasureResult):
     """Share of pairs whose mean image is taken for neither of their classes.
 
     Attributes:
@@ -21,10 +21,6 @@ class MissRate:
 
     rate: float
     pairs: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -37,7 +33,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
         UsageError: labels are weights of several classes.
         DataError: there are fewer than two images.
     """
-    held = hold(model, batches, max_images)
+    held = load_batches(model, batches, max_images)
     if any(labels.ndim != 1 for _, labels in held):
         raise UsageError("the miss rate needs one label for each image; give images that are not mixed")
     images = torch.cat([images for images, _ in held])
@@ -48,9 +44,9 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
     other = order.roll(1)
     misses = 0
     size = len(held[0][0])
-    with evaluating(model):
+    with eval_mode(model):
         for i in range(0, len(images), size):
             first, second = order[i : i + size], other[i : i + size]
-            found = model(0.5 * (images[first] + images[second])).argmax(dim=1)
-            misses += int(((found != labels[first]) & (found != labels[second])).sum())
+            predicted = model(0.5 * (images[first] + images[second])).argmax(dim=1)
+            misses += int(((predicted != labels[first]) & (predicted != labels[second])).sum())
     return MissRate(misses / len(images), len(images))

@@ -1,13 +1,13 @@
-"""How many neurons of the hidden layers are active (paper D, section 4.4 and Figure 2, right)."""
+"""Share of active neurons in the hidden layers (Chen et al. 2022, section 4.4 and Figure 2, right)."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import LayerResults
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
 
@@ -38,30 +38,22 @@ class LayerNeurons:
 
 
 @dataclass(frozen=True)
-class ActiveNeurons:
+class ActiveNeurons(LayerResults[LayerNeurons]):
     """Neurons of all hidden layers.
 
     Attributes:
-        layers: in the order in which they run.
-        images: over which.
         unseen: blocks with an activation that could not be seen, and blocks without one.
     """
 
-    layers: tuple[LayerNeurons, ...]
-    images: int
     unseen: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
 def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> ActiveNeurons:
     """Return how many neurons of every hidden layer are above 0 behind their activation, the model in eval mode.
 
-    Paper D counts so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a little
-    pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
+    Chen et al. (2022) count so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a
+    little pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
 
     Args:
         model: a timm ViT (parallel branches too), MLP-Mixer, Swin, PiT, ResNet and others whose blocks hold modules of
@@ -82,7 +74,7 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         places[hidden] = places.get(hidden, 0) + output[..., 0].numel()
 
     images = 0
-    with evaluating(model), watch_activations(model, see) as functional:
+    with eval_mode(model), watch_activations(model, see) as functional:
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

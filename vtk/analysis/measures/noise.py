@@ -1,4 +1,4 @@
-"""Accuracy under Gaussian noise, shot noise and Gaussian blur of growing strength (paper B, Table 9)."""
+"""Accuracy under Gaussian noise, shot noise and blur of increasing strength (Hyeon-Woo et al. 2023, Table 9)."""
 
 import math
 from collections.abc import Sequence
@@ -30,8 +30,9 @@ def noise_accuracy(
 ) -> AccuracyCurves:
     """Return a model's accuracy under Gaussian noise, shot noise and Gaussian blur.
 
-    Paper B's Table 9 has Gaussian noise of 5 and 10, blur of 1 and 2 and one strength of shot noise, which it does not
-    name, on segmentation; here their accuracy in classification is followed further. Pixels are cut off at 0 and 1.
+    Hyeon-Woo et al.'s Table 9 has Gaussian noise of 5 and 10, blur of 1 and 2 and one strength of shot noise, which it
+    does not name, on segmentation; here their accuracy in classification is followed further. Pixels are cut off at 0
+    and 1.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`.
 
@@ -72,12 +73,14 @@ def noise_accuracy(
         for name, _, change, values in kinds
         for i, value in enumerate(values)
     }
-    found = accuracies(model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(
+        model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title
+    )
     curves = []
     for (name, unit, _, values), shown in zip(kinds, (deviations, deviations, blurs), strict=True):
-        fractions = tuple(found.changed[f"{name} {i}"] for i in range(len(values)))
+        fractions = tuple(accuracy.changed[f"{name} {i}"] for i in range(len(values)))
         curves.append(Curve(name, unit, tuple(shown), fractions))
-    return AccuracyCurves(found.clean, tuple(curves), found.classes, found.images)
+    return AccuracyCurves(accuracy.clean, tuple(curves), accuracy.classes, accuracy.images)
 
 
 def gaussian_noise(pixels: Tensor, draws: Draws, deviation: float) -> Tensor:

@@ -1,14 +1,14 @@
-"""How large weights and activations are (paper D compares them before and after SAM: Table 4, section 4.4)."""
+"""Norms of weights, tokens and hidden activations (Chen et al. 2022, Table 4 and section 4.4)."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 from vtk.analysis.probes.token_positions import has_class_token, prefix_tokens
@@ -27,7 +27,7 @@ class WeightNorm:
     """Norm of a group of parameters.
 
     Attributes:
-        norm: root of the sum of the squares of all of them, ‖w‖₂ of paper D.
+        norm: root of the sum of the squares of all of them, ‖w‖₂ of Chen et al. (2022).
         matrices: the same of those with two dimensions or more, the Frobenius norm. Biases, norms and scales are not
             in it: attention's key bias, which softmax cancels, can outweigh all else.
         parameters: how many numbers these are.
@@ -59,7 +59,7 @@ class TokenNorm:
 
 @dataclass(frozen=True)
 class HiddenNorm:
-    """Norm of a hidden layer, behind its activation: paper D's ‖a‖₂, root mean square over images.
+    """Norm of a hidden layer, behind its activation: Chen et al.'s ‖a‖₂, root mean square over images.
 
     The paper does not say over what its norm goes; here it is over all positions and neurons of an image.
 
@@ -77,7 +77,7 @@ class HiddenNorm:
 
 
 @dataclass(frozen=True)
-class Norms:
+class Norms(MeasureResult):
     """Norms of a model.
 
     Attributes:
@@ -94,10 +94,6 @@ class Norms:
     images: int
     prefix: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 def weight_norms(model: nn.Module) -> dict[str, WeightNorm]:
     """Return the norms of a model's parameters by group, summed in fp64; see `Norms`."""
@@ -108,12 +104,12 @@ def weight_norms(model: nn.Module) -> dict[str, WeightNorm]:
         groups["head"] = set(head)
     for name in [name for name in groups if name.startswith("block ")]:
         groups |= {f"{name}: {part}": own for part in _PARTS if (own := groups[name] & groups.get(part, set()))}
-    found = {}
+    norms = {}
     for group, names in groups.items():
         matrices = sum(squares[name] for name in names if named[name].ndim > 1)
         count = sum(named[name].numel() for name in names)
-        found[group] = WeightNorm(sum(squares[name] for name in names) ** 0.5, matrices**0.5, count)
-    return found
+        norms[group] = WeightNorm(sum(squares[name] for name in names) ** 0.5, matrices**0.5, count)
+    return norms
 
 
 @torch.no_grad()
@@ -157,7 +153,7 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
         squares[hidden] = squares.get(hidden, 0.0) + float(output.double().square().sum())
 
     images = 0
-    with evaluating(model), watch_points(points, see), watch_activations(model, see_hidden):
+    with eval_mode(model), watch_points(points, see), watch_activations(model, see_hidden):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

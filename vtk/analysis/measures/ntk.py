@@ -1,9 +1,9 @@
-"""The condition number of the neural tangent kernel, which says how evenly a network learns (paper D, §3, App. G)."""
+"""Condition number of the neural tangent kernel (Chen et al. 2022, §3 and Appendix G)."""
 
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vtk import console
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.errors import DataError, UsageError
 
@@ -22,7 +23,7 @@ PAPER_BLOCK = 48
 
 
 @dataclass(frozen=True)
-class NtkCondition:
+class NtkCondition(MeasureResult):
     """Condition numbers of the diagonal blocks of the kernel.
 
     Attributes:
@@ -43,10 +44,6 @@ class NtkCondition:
     outputs: Outputs
     rectified: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
-
 
 def ntk_condition(
     model: nn.Module,
@@ -61,8 +58,8 @@ def ntk_condition(
 ) -> NtkCondition:
     """Return κ = λ₁ / λₘ of the neural tangent kernel Θ = J·Jᵀ, averaged over its diagonal blocks, in eval mode.
 
-    J has the derivatives of the outputs by all parameters. Paper D cannot compute all of Θ either and averages over
-    blocks of 48 × 48, at initialisation, with ReLU in place of GELU: give a model with fresh weights, and
+    J has the derivatives of the outputs by all parameters. Chen et al. (2022) cannot compute all of Θ either and
+    averages over blocks of 48 × 48, at initialisation, with ReLU in place of GELU: give a model with fresh weights, and
     ``rectified``. It does not say what is the one number of an image that such a block is made of; here it is the sum
     of the logits, as in the code of the work on trainability that it cites (Chen et al., TE-NAS, ICLR 2021). ``all``
     takes every logit, as Θ is defined, in blocks of images × classes rows.
@@ -103,7 +100,7 @@ def ntk_condition(
         return values
 
     with (
-        evaluating(model),
+        eval_mode(model),
         _relu(model) if rectified else contextlib.nullcontext(),
         console.progress("tangent kernel", len(blocks) * block, enabled=show_progress) as bar,
     ):
@@ -152,15 +149,15 @@ def tangent_kernel(model: nn.Module, images: Tensor, *, outputs: Outputs = "sum"
     handles = [copy.register_post_accumulate_grad_hook(add) for copy in copies.values()]
 
     def logits(parameters: dict[str, Tensor], image: Tensor) -> Tensor:
-        found: Tensor = functional_call(model, parameters, (image[None],))
-        return found[0]
+        batch: Tensor = functional_call(model, parameters, (image[None],))
+        return batch[0]
 
     try:
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-            found = _mapped(logits, copies, images)
+            outputs_of = _mapped(logits, copies, images)
             if outputs == "all":
-                found = found.unflatten(0, (-1, classes)).diagonal(dim1=1, dim2=2)
-            torch.autograd.backward(found.sum(), inputs=list(copies.values()))
+                outputs_of = outputs_of.unflatten(0, (-1, classes)).diagonal(dim1=1, dim2=2)
+            torch.autograd.backward(outputs_of.sum(), inputs=list(copies.values()))
     finally:
         for handle in handles:
             handle.remove()
@@ -169,12 +166,12 @@ def tangent_kernel(model: nn.Module, images: Tensor, *, outputs: Outputs = "sum"
 
 def _mapped(function: Any, copies: dict[str, Tensor], images: Tensor) -> Tensor:
     try:
-        found: Tensor = torch.vmap(function)(copies, images)
+        result: Tensor = torch.vmap(function)(copies, images)
     except RuntimeError as error:
         if "vmap" not in str(error):
             raise
         raise UsageError(f"the model cannot be differentiated image by image: {str(error).splitlines()[0]}") from error
-    return found
+    return result
 
 
 @torch.no_grad()
@@ -195,16 +192,16 @@ def _condition(values: list[float], dtype: torch.dtype) -> float:
 @contextlib.contextmanager
 def _relu(model: nn.Module) -> Iterator[None]:
     """Let ReLU take the place of GELU inside of the context."""
-    found = [
+    activations = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if "GELU" in type(child).__name__
     ]
     try:
-        for parent, name, _ in found:
+        for parent, name, _ in activations:
             setattr(parent, name, nn.ReLU())
         yield
     finally:
-        for parent, name, child in found:
+        for parent, name, child in activations:
             setattr(parent, name, child)

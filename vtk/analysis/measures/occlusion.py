@@ -1,4 +1,4 @@
-"""Accuracy with the centre of every image hidden (paper B, Table 8)."""
+"""Accuracy with the centre of every image hidden (Hyeon-Woo et al. 2023, Table 8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class OcclusionAccuracy:
 
     Attributes:
         clean: accuracy with nothing hidden, as a fraction.
-        centre: accuracy by side of the hidden rectangle, as a fraction of the image's side; paper B's is 0.5.
+        centre: accuracy by side of the hidden rectangle, as a fraction of the image's side; Hyeon-Woo et al.'s is 0.5.
         areas: share of the pixels that each of them hides.
         classes: outputs of the model.
         images: over which.
@@ -51,8 +51,8 @@ def occlusion_accuracy(
 ) -> OcclusionAccuracy:
     """Return a model's accuracy with a centred rectangle of every image black.
 
-    Paper B hides the centre 112×112 of 224×224 pixels with zeros: half of each side, a quarter of the area. Whether its
-    zeros are pixels or normalised values it does not say; here they are pixels.
+    Hyeon-Woo et al. (2023) hide the centre 112×112 of 224×224 pixels with zeros: half of each side, a quarter of the
+    area. Whether its zeros are pixels or normalised values it does not say; here they are pixels.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`.
 
@@ -72,10 +72,10 @@ def occlusion_accuracy(
     if not sides or not all(0 <= side <= 1 for side in sides):
         raise UsageError(f"`sides` are {list(sides)}; give fractions of the image's side from 0 to 1")
     changes: dict[str, Change] = {f"{i}": partial(_hide, side=side) for i, side in enumerate(sides)}
-    found = accuracies(model, batches, changes, spec=spec, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(model, batches, changes, spec=spec, max_images=max_images, share=share, title=title)
     areas = tuple(_hidden(spec.height, side) * _hidden(spec.width, side) / (spec.height * spec.width) for side in sides)
-    curve = Curve("centre hidden", "fraction of the image's side", tuple(sides), tuple(found.changed.values()))
-    return OcclusionAccuracy(found.clean, curve, areas, found.classes, found.images)
+    curve = Curve("centre hidden", "fraction of the image's side", tuple(sides), tuple(accuracy.changed.values()))
+    return OcclusionAccuracy(accuracy.clean, curve, areas, accuracy.classes, accuracy.images)
 
 
 def hide_centre(pixels: Tensor, side: float) -> Tensor:

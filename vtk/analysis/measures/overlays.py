@@ -1,4 +1,4 @@
-"""Where a model looks in an image: the attention of its last layer, as a map over the patches."""
+"""Attention of the last layer as a map over the patches of an image."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
 
@@ -35,8 +35,8 @@ class AttentionMap:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values: maps row by row, rounded to three digits."""
         return {
-            "map": rounded(self.mean),
-            "heads": [rounded(head) for head in self.heads],
+            "map": rounded_rows(self.mean),
+            "heads": [rounded_rows(head) for head in self.heads],
             "patches": self.patches,
             "half": self.half,
         }
@@ -87,29 +87,29 @@ def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None
         kept.clear()  # only the last layer's is wanted
         kept[name] = None
         if places is not None:
-            rows, query = look(attention, places, has_class_token(model))
+            rows, query = query_attention(attention, places, has_class_token(model))
             kept[name] = places.assemble(rows[..., places.prefix :]).cpu()
 
     parts: list[Tensor] = []
     layer = ""
-    with evaluating(model), watch_places(model, see):
+    with eval_mode(model), watch_places(model, see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             if not kept:
                 hidden = unseen(model, set())
                 why = f"its attention ({hidden[0]}) can not be seen" if hidden else "it has no attention"
                 raise UsageError(f"{type(model).__name__}: {why}; overlays show that of a ViT, Swin or the like")
-            ((layer, found),) = kept.items()
-            if found is None:
+            ((layer, attention_rows),) = kept.items()
+            if attention_rows is None:
                 raise UsageError(
                     f"{type(model).__name__}: where the tokens of its last attention ({layer}) stand is not known; "
                     "overlays are of patches, as in a ViT or Swin"
                 )
-            parts.append(found)
+            parts.append(attention_rows)
     return AttentionMaps(layer, query, tuple(of_heads(one) for part in parts for one in part))
 
 
-def look(attention: Tensor, places: Places, class_token: bool) -> tuple[Tensor, str]:
+def query_attention(attention: Tensor, places: Places, class_token: bool) -> tuple[Tensor, str]:
     """Return what is attended to (B·windows, H, keys) and by whom, in words.
 
     Args:
@@ -142,6 +142,6 @@ def half_share(weights: Tensor) -> float:
     return (before + (0.5 - reached) / float(sums[before] - reached)) / len(down)
 
 
-def rounded(values: Tensor) -> Grid:
+def rounded_rows(values: Tensor) -> Grid:
     """Return a map (height, width) as lists, three digits of each value."""
     return [[float(f"{value:.{_DIGITS}g}") for value in row] for row in values.tolist()]

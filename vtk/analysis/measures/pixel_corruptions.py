@@ -1,4 +1,4 @@
-"""Common corruptions of pixels in five severities, in the manner of Hendrycks and Dietterich (2019)."""
+"""Common corruptions of pixels at five severities, after Hendrycks and Dietterich (2019)."""
 
 import io
 from collections.abc import Callable
@@ -150,8 +150,8 @@ def _jpeg(pixels: Tensor, draws: Draws, quality: float) -> Tensor:
     stored = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
     parts = stored.permute(0, 2, 3, 1) if stored.shape[1] == 3 else stored.flatten(0, 1)
     read = torch.stack([torch.from_numpy(_through_jpeg(part.numpy(), int(quality))) for part in parts])
-    found = read.permute(0, 3, 1, 2) if stored.shape[1] == 3 else read.view(stored.shape)
-    return found.to(pixels) / 255
+    images = read.permute(0, 3, 1, 2) if stored.shape[1] == 3 else read.view(stored.shape)
+    return images.to(pixels) / 255
 
 
 def _through_jpeg(image: "NDArray[np.uint8]", quality: int) -> "NDArray[np.uint8]":

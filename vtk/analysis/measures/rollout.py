@@ -1,13 +1,13 @@
-"""What reaches the class token through all layers: attention rollout (Abnar and Zuidema, 2020)."""
+"""Attention rollout: attention to the class token through all layers (Abnar and Zuidema 2020)."""
 
 import re
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.measures.overlays import AttentionMap, AttentionMaps, half_share, look
+from vtk.analysis.measures.overlays import AttentionMap, AttentionMaps, half_share, query_attention
 from vtk.analysis.probes.attention_maps import unseen
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.token_positions import Places, has_class_token, watch_places
 from vtk.errors import UsageError
 from vtk.models.transforms.uniform_heads import UniformHeadAttention
@@ -39,7 +39,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     parts: list[Tensor] = []
     maps: list[AttentionMap] = []
     query = ""
-    with evaluating(model):
+    with eval_mode(model):
         for batch, _ in stream(model, batches, max_images):
             rolled = _Rollout(model)
             with watch_places(model, rolled.see):
@@ -99,7 +99,7 @@ class _Rollout:
             raise self._refusal(f"its attention ({hidden[0]}) calls no softmax that can be seen")
         if self.rolled is None or self.places is None:
             raise self._refusal("it has no attention")
-        rows, query = look(self.rolled[:, None], self.places, has_class_token(self.model))
+        rows, query = query_attention(self.rolled[:, None], self.places, has_class_token(self.model))
         return self.places.assemble(rows[:, 0, self.places.prefix :]).float().cpu(), query
 
     def _refusal(self, why: str) -> UsageError:

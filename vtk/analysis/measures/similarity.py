@@ -1,17 +1,17 @@
-"""How alike the tokens of an image are, by depth (paper E, eq. 5 and Figure 1)."""
+"""Cosine similarity of an image's tokens, by depth (Wang et al. 2022, eq. 5 and Figure 1)."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
 
 
 @dataclass(frozen=True)
-class TokenSimilarity:
+class TokenSimilarity(MeasureResult):
     """Mean cosine of pairs of tokens, by depth.
 
     Attributes:
@@ -21,10 +21,6 @@ class TokenSimilarity:
 
     values: dict[str, float]
     images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -45,7 +41,7 @@ def token_similarity(model: nn.Module, batches: Batches, *, max_images: int | No
         sums[name] = sums.get(name, torch.zeros_like(value)) + value
 
     images = 0
-    with evaluating(model), watch_points(depth_points(model), see):
+    with eval_mode(model), watch_points(depth_points(model), see):
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)

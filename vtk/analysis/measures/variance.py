@@ -1,11 +1,12 @@
-"""How much feature maps vary from position to position, by depth (paper C, Figures 9 and D.1)."""
+"""Variance of feature maps over positions, by depth (Park and Kim 2022, Figures 9 and D.1)."""
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from vtk.analysis.measures.results import MapsByDepth, UnitMap
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.feature_maps import MapsByDepth, UnitMap, means_over_maps
+from vtk.analysis.probes.feature_maps import means_over_maps
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
         UsageError: no blocks are known in the model, or none has a map behind it.
         DataError: there are no images.
     """
-    found, without_map, images = means_over_maps(model, batches, _variances, max_images)
+    means, without_map, images = means_over_maps(model, batches, _variances, max_images)
     rows = []
-    for one in found:
+    for one in means:
         value = float(one.mean) if (one.height, one.width) != (1, 1) else None
         rows.append(UnitVariance(one.unit.name, one.unit.kind, one.height, one.width, value))
     return FeatureVariance(tuple(rows), without_map, images)

@@ -1,4 +1,4 @@
-"""The hidden activations of a model's blocks, layer by layer: what ReLU, GELU, SiLU and their like return.
+"""Hidden activations of a model's blocks: the outputs of ReLU, GELU, SiLU and similar functions.
 
 They are seen by hooks on the modules of these functions, so no block has to be known. What lies inside of attention (a
 small network for relative positions, say) or of a gate such as squeeze-and-excitation is not a hidden layer of the

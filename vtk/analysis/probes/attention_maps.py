@@ -1,4 +1,4 @@
-"""The attention of any model, layer by layer, also where it is fused and never exists in memory.
+"""Attention weights of any model, layer by layer, including fused attention, which never stores them.
 
 Fused attention is one call of torch's ``scaled_dot_product_attention``; inside of `watch_attention` that call is seen
 with the q, k, scale and mask that the model gives it, whatever it did to them before (norms, rotary positions, tables
@@ -78,7 +78,7 @@ class _Watch(TorchFunctionMode):
         """Look at fused attention and at softmax inside of attention; every function does what it always does."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            self._seen(rebuilt(*args, **kwargs))
+            self._seen(rebuild_attention(*args, **kwargs))
         result = func(*args, **kwargs)
         if func in _SOFTMAX and result.ndim in (3, 4) and self._inside():
             if self._dim(args, kwargs) in (-1, result.ndim - 1):
@@ -101,11 +101,11 @@ class _Watch(TorchFunctionMode):
 
     @staticmethod
     def _dim(args: Any, kwargs: Any) -> int | None:
-        found: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        return found
+        dim: int | None = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        return dim
 
 
-def rebuilt(
+def rebuild_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

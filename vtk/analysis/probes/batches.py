@@ -1,4 +1,4 @@
-"""What every diagnostic starts from: a model in eval mode, and batches of images on its device."""
+"""Batches of images on the model's device, and a model in eval mode: the common start of all measures."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 """Images (B, C, H, W) and labels, (B,) int64 or (B, classes) weights that sum to 1, as `vtk.data.make_loader` gives."""
 
 
-def hold(model: nn.Module, batches: Batches, max_images: int | None = None) -> list[tuple[Tensor, Tensor]]:
+def load_batches(model: nn.Module, batches: Batches, max_images: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """Return the batches on the model's device, in its floating-point type, at most ``max_images`` images of them.
 
     They stay in memory, 4·C·H·W bytes an image: methods that iterate must see the same images each time.
@@ -24,7 +24,7 @@ def hold(model: nn.Module, batches: Batches, max_images: int | None = None) -> l
 
 
 def stream(model: nn.Module, batches: Batches, max_images: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what `hold` returns, one batch at a time."""
+    """Yield what `load_batches` returns, one batch at a time."""
     if max_images is not None and max_images < 1:
         raise UsageError(f"`max_images` is {max_images}; give 1 or more, or leave it out for all images")
     like = next(model.parameters())
@@ -43,7 +43,7 @@ def stream(model: nn.Module, batches: Batches, max_images: int | None = None) ->
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Put a model into eval mode inside of the context: no dropout, running statistics in BatchNorm."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -1,4 +1,4 @@
-"""The points along a model's depth at which its features are looked at: the stem, the position table, every block."""
+"""Points along a model's depth whose features are measured: stem, position embedding, blocks."""
 
 import contextlib
 import re
@@ -45,7 +45,7 @@ class Point:
 def depth_points(model: nn.Module) -> list[Point]:
     """Return the points of a timm model in order: its stem, its tokens after the position table, and its blocks.
 
-    A ViT of twelve blocks has the fourteen points of paper E's Figure 1.
+    A ViT of twelve blocks has the fourteen points of Wang et al.'s Figure 1.
 
     Raises:
         UsageError: no blocks are known in the model.
@@ -69,12 +69,12 @@ def depth_points(model: nn.Module) -> list[Point]:
 
 def block_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the residual blocks of a timm model by name, in order; outermost ones where blocks hold blocks."""
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in blocks)
         if _BLOCK.search(type(module).__name__) and not inside:
-            found[name] = module
-    return found
+            blocks[name] = module
+    return blocks
 
 
 @contextlib.contextmanager

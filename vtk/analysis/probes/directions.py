@@ -1,4 +1,4 @@
-"""Random directions in the space of weights, as long as the weights themselves, along which a loss is looked at."""
+"""Random directions in weight space, scaled to the norms of the weights."""
 
 from typing import Literal
 
@@ -21,13 +21,14 @@ def random_directions(
 ) -> list[Direction]:
     """Return random Gaussian directions whose parts have the norms of the model's weights.
 
-    ``filter`` is that of Li et al. (2018), which paper D uses: every output filter of a direction, its numbers for one
-    index of the first axis, gets the norm of the model's. ``reference`` is what paper C's code does: the norm is taken
-    along the first axis, so that there is one for every input of a linear layer, and for every place in the window of
-    a convolution; of a class token, whose first axis has length 1, every number is a part of its own.
+    ``filter`` is that of Li et al. (2018), which Chen et al. (2022) use: every output filter of a direction, its
+    numbers for one index of the first axis, gets the norm of the model's. ``reference`` is what Park and Kim's code
+    does: the norm is taken along the first axis, so that there is one for every input of a linear layer, and for every
+    place in the window of a convolution; of a class token, whose first axis has length 1, every number is a part of its
+    own.
 
-    In both, as in paper C, tables of positions do not move, nor do tensors of one axis (biases, norms, LayerScale)
-    unless ``vectors``, nor do buffers: BatchNorm keeps the statistics that it has.
+    In both, as in Park and Kim 2022, tables of positions do not move, nor do tensors of one axis (biases, norms,
+    LayerScale) unless ``vectors``, nor do buffers: BatchNorm keeps the statistics that it has.
 
     Args:
         model: whose weights give the norms.
@@ -45,17 +46,17 @@ def random_directions(
     if mode not in MODES:
         raise UsageError(f"directions {mode!r} are not known; give {' or '.join(MODES)}")
     generator = torch.Generator().manual_seed(seed)
-    found: list[Direction] = []
+    directions: list[Direction] = []
     for _ in range(count):
         direction: Direction = {}
         for name, p in model.named_parameters():
             drawn = torch.randn(p.shape, generator=generator)  # of all of them, so that options do not change others
             if (p.ndim >= 2 or vectors) and not any(part in name for part in _POSITIONS):
                 direction[name] = _scaled(drawn.to(p), p.detach(), mode)
-        found.append(direction)
-    if not found or not found[0]:
+        directions.append(direction)
+    if not directions or not directions[0]:
         raise UsageError("no weights to move: the model has no tensor of two axes or more; try vectors too")
-    return found
+    return directions
 
 
 def _scaled(drawn: Tensor, like: Tensor, mode: DirectionMode) -> Tensor:

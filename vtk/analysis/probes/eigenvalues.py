@@ -1,4 +1,4 @@
-"""The eigenvalues of largest magnitude of a symmetric operator that is only known by its products with vectors."""
+"""Eigenvalues of largest magnitude of a symmetric operator that is known only by its products with vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def top_eigenvalues(
     below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or 2·top + 6 vectors, whichever is more.
     ``power`` finds one after the other, keeping iterates orthogonal to those found (deflation), and stops when the
     value changes by less than ``tol`` of itself: it keeps ``top`` + 2 vectors and needs many products, as PyHessian and
-    papers C and D do it.
+    Park and Kim (2022) and Chen et al. (2022) do.
 
     Args:
         product: symmetric; maps (n,) to (n,).
@@ -74,22 +74,22 @@ def top_eigenvalues(
 def _power(
     product: Callable[[Tensor], Tensor], start: Tensor, top: int, max_iter: int, tol: float, generator: torch.Generator
 ) -> Eigenvalues:
-    found: list[Tensor] = []
+    vectors: list[Tensor] = []
     values, converged, products = [], [], 0
     for i in range(top):
-        vector = _unit(start if i == 0 else _random_like(start, generator), found)
+        vector = _unit(start if i == 0 else _random_like(start, generator), vectors)
         value, settled = 0.0, False
         for step in range(max_iter):
             image = product(vector)
             products += 1
             before, value = value, float(vector @ image)
             settled = step > 0 and abs(value - before) <= tol * abs(value)
-            following = _unit(image, found)
+            following = _unit(image, vectors)
             if settled or not bool(following.any()):  # zero: the rest of the operator vanishes
                 settled = True
                 break
             vector = following
-        found.append(vector)
+        vectors.append(vector)
         values.append(value)
         converged.append(settled)
     order = sorted(range(top), key=lambda i: -abs(values[i]))

@@ -1,14 +1,12 @@
-"""Features as maps: tokens laid out on their grid again, without class and register tokens."""
+"""Feature maps: tokens arranged on their grid, without class and register tokens."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.figures import Unit as Kind
-from vtk.analysis.probes.batches import Batches, evaluating, stream
+from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.residual_units import Unit, residual_units, watch_units
 from vtk.analysis.probes.token_positions import prefix_tokens
 from vtk.errors import UsageError
@@ -48,45 +46,6 @@ class Maps:
             return None
         front = min(known, key=lambda at: skew(known[at], image))
         return features[:, front:].transpose(1, 2).unflatten(2, known[front])
-
-
-@dataclass(frozen=True)
-class UnitMap:
-    """The feature map behind a residual unit; measures add what they find of it.
-
-    Attributes:
-        name: of the unit, as `vtk.analysis.probes.residual_units.residual_units` gives it.
-        kind: of the unit.
-        height: of the map, in positions.
-        width: of the map, in positions.
-    """
-
-    name: str
-    kind: Kind
-    height: int
-    width: int
-
-
-UnitResult = TypeVar("UnitResult", bound=UnitMap)
-
-
-@dataclass(frozen=True)
-class MapsByDepth(Generic[UnitResult]):
-    """A measure of the feature maps of a model, by depth.
-
-    Attributes:
-        units: in order, the stem first.
-        without_map: names of the units left out because their tokens form no grid.
-        images: number of images.
-    """
-
-    units: tuple[UnitResult, ...]
-    without_map: tuple[str, ...]
-    images: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -134,26 +93,26 @@ def means_over_maps(
     size = (1, 1)
 
     def see(number: int, features: Tensor) -> None:
-        found = maps.lay(features, size)
-        if found is None:
+        grid = maps.lay(features, size)
+        if grid is None:
             return
-        sides = (int(found.shape[2]), int(found.shape[3]))
+        sides = (int(grid.shape[2]), int(grid.shape[3]))
         if sizes.setdefault(number, sides) != sides:
             raise UsageError("images are of different sizes, and so are their feature maps; give images of one size")
-        value = statistic(found).sum(dim=(0, 1), dtype=torch.float64)
+        value = statistic(grid).sum(dim=(0, 1), dtype=torch.float64)
         sums[number] = sums[number] + value if number in sums else value
-        counts[number] = counts.get(number, 0) + found.shape[0] * found.shape[1]
+        counts[number] = counts.get(number, 0) + grid.shape[0] * grid.shape[1]
 
     images = 0
-    with evaluating(model), watch_units(units, see):
+    with eval_mode(model), watch_units(units, see):
         for batch, _ in stream(model, batches, max_images):
             size = (int(batch.shape[2]), int(batch.shape[3]))
             model(batch)
             images += len(batch)
     if not sums:
         raise UsageError(f"the features of {type(model).__name__} are no maps, whose positions could be compared")
-    found = tuple(UnitMean(units[n], *sizes[n], sums[n] / counts[n]) for n in sorted(sums))
-    return found, tuple(unit.name for number, unit in enumerate(units) if number not in sums), images
+    means = tuple(UnitMean(units[n], *sizes[n], sums[n] / counts[n]) for n in sorted(sums))
+    return means, tuple(unit.name for number, unit in enumerate(units) if number not in sums), images
 
 
 def grid_of(count: int, image: tuple[int, int]) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""The loss whose landscape is looked at."""
+"""Loss functions for the measures of curvature and flatness."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class Loss(Protocol):
 class CrossEntropy:
     """Cross-entropy in fp32 or wider.
 
-    Paper C looks at the loss that was trained: augmented images, soft labels of mixup (give such batches) and the l2
-    term. Its factor is written nowhere; ½·weight_decay·‖w‖² is the one whose gradient is weight_decay·w, as optimisers
-    have it. Paper D takes plain cross-entropy for all models, which is the default here.
+    Park and Kim (2022) look at the loss that was trained: augmented images, soft labels of mixup (give such batches)
+    and the l2 term. Its factor is written nowhere; ½·weight_decay·‖w‖² is the one whose gradient is weight_decay·w, as
+    optimisers have it. Chen et al. (2022) take plain cross-entropy for all models, which is the default here.
 
     Attributes:
         smoothing: of labels given as numbers.

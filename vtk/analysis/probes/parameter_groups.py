@@ -1,4 +1,4 @@
-"""A model's parameters in the groups whose diagonal blocks of the Hessian paper D compares (its Table 4)."""
+"""Groups of parameters whose diagonal blocks of the Hessian are compared (Chen et al. 2022, Table 4)."""
 
 from torch import nn
 

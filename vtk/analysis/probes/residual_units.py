@@ -1,9 +1,9 @@
-"""The residual units of a model: its attention, MLP and convolution branches, one by one.
+"""Residual units of a model: its attention, MLP and convolution branches, one by one.
 
-Paper C looks at features after every residual sum: behind the attention of a block, behind its MLP, behind a block of
-convolutions. The point in the middle of a block is what the block's second half is called with, so it is seen as the
-model computes it, LayerScale, stochastic depth and norms behind the branch included; the paper's code builds the blocks
-anew from norm, attention and MLP and leaves those out. Hooks see and remove; no module or weight is changed.
+Park and Kim (2022) look at features after every residual sum: behind the attention of a block, behind its MLP, behind a
+block of convolutions. The point in the middle of a block is what the block's second half is called with, so it is seen
+as the model computes it, LayerScale, stochastic depth and norms behind the branch included; the paper's code builds the
+blocks anew from norm, attention and MLP and leaves those out. Hooks see and remove; no module or weight is changed.
 """
 
 import contextlib
@@ -179,12 +179,12 @@ def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> It
 
 
 @contextlib.contextmanager
-def removed(unit: Unit) -> Iterator[None]:
+def without_unit(unit: Unit) -> Iterator[None]:
     """Inside of the context, the unit adds nothing: its branch gives 0, the skip passes on what came.
 
-    Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Paper C
-    removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters where it halves
-    the map or changes the channels; so every kind of unit is removed alike here.
+    Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
+    and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
+    where it halves the map or changes the channels; so every kind of unit is removed alike here.
 
     Raises:
         UsageError: the unit has no branch of its own; or it did not run inside of the context, so nothing was removed.

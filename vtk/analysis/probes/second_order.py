@@ -1,4 +1,4 @@
-"""Products of a loss's Hessian with vectors, for any model, by differentiating the gradient once more.
+"""Hessian-vector products of a loss, for any model, by differentiating the gradient again.
 
 Fused attention has no second derivative in torch, so the products run torch's own unfused formula of it. That is
 chosen inside of the context; the model is not changed.
@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vtk.analysis.probes.batches import evaluating
+from vtk.analysis.probes.batches import eval_mode
 from vtk.analysis.probes.losses import Loss
 from vtk.analysis.probes.share import ALONE, Share
 from vtk.errors import UsageError
@@ -74,7 +74,7 @@ def hessian_product(
         return share.total(total).add_(vector, alpha=loss.weight_decay)
 
     try:
-        with evaluating(model), _only(model, tensors), sdpa_kernel(SDPBackend.MATH):
+        with eval_mode(model), _only(model, tensors), sdpa_kernel(SDPBackend.MATH):
             yield product
     finally:
         for graph in graphs:

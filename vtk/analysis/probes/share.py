@@ -1,9 +1,10 @@
-"""How several processes divide a measurement: each does its part, sums join them, and all go on with the same."""
+"""Division of a measurement between processes: each computes its part, and sums join the parts."""
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -115,3 +116,19 @@ class Share:
 
 
 ALONE = Share()
+
+
+class StepOptions(TypedDict, total=False):
+    """Keywords of a measure that works in steps.
+
+    Attributes:
+        known: rows of the first steps that ``save`` got in an interrupted run; they are not computed again.
+        save: called with the rows so far after each step, or each round of steps where processes share them.
+        share: this process's part, where several processes measure together.
+        show_progress: show a progress bar.
+    """
+
+    known: Rows
+    save: Save | None
+    share: Share
+    show_progress: bool

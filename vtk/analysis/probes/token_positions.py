@@ -1,4 +1,4 @@
-"""Where the tokens of an attention layer stand in the image: prefix tokens, the grid of a map or of its windows."""
+"""Positions of the tokens of an attention layer: prefix tokens, and the grid of a map or of its windows."""
 
 import contextlib
 import re
@@ -125,9 +125,9 @@ def _places(
         parent = name.rpartition(".")[0]
         _, *side = maps.get(name) or maps.get(parent) or (0, 0, 0)
         shift = getattr(model.get_submodule(parent), "shift_size", (0, 0))
-        found = Places(0, window, (side[0], side[1]), (int(shift[0]), int(shift[1])))
-        count = found.windows[0] * found.windows[1]
-        return found if batch and count and attention.shape[0] == batch * count else None
+        places = Places(0, window, (side[0], side[1]), (int(shift[0]), int(shift[1])))
+        count = places.windows[0] * places.windows[1]
+        return places if batch and count and attention.shape[0] == batch * count else None
     grid = _patches(model, (height, width))
     if grid is None or attention.shape[0] != batch:
         return None

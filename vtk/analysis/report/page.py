@@ -1,4 +1,4 @@
-"""The report: one page with its plots inside, what to change on top, a section for each diagnostic."""
+"""HTML report: suggested changes first, then key numbers and a section with plots for each diagnostic."""
 
 import math
 import re
@@ -8,20 +8,10 @@ from typing import Any
 from vtk import console
 from vtk.analysis.diagnostics import GROUPS, diagnostic
 from vtk.analysis.figures import WIDTH_PIXELS
+from vtk.analysis.report import summary
 from vtk.analysis.report.page_style import STYLE
 from vtk.analysis.report.plot_files import embed
-from vtk.analysis.report.summary import (
-    LETTERS,
-    advice,
-    cautions,
-    difference,
-    found,
-    headline,
-    lacking,
-    refused,
-    shown,
-)
-from vtk.analysis.run import Analysis
+from vtk.analysis.result_files import Analysis
 from vtk.html import document, text
 
 Pictures = Mapping[str, Sequence[tuple[str, str, bytes]]]
@@ -43,9 +33,9 @@ def page(analyses: Sequence[Analysis], pictures: Pictures) -> str:
     """
     title = " compared with ".join(one.label for one in analyses)
     parts = [f"<h1>Analysis of {text(title)}</h1>", _top(analyses)]
-    parts += [f'<p class="warning">{prose(caution)}</p>' for caution in cautions(analyses)]
+    parts += [f'<p class="warning">{prose(caution)}</p>' for caution in summary.cautions(analyses)]
     parts += [_change(analyses), _headline(analyses), _contents(analyses)]
-    have = found(analyses)
+    have = summary.diagnostics_of(analyses)
     for group, names in GROUPS.items():
         if any(name in have for name in names):
             parts.append(f'<h2 id="{group}">{group.capitalize()}</h2>')
@@ -56,7 +46,7 @@ def page(analyses: Sequence[Analysis], pictures: Pictures) -> str:
 
 def prose(sentence: str) -> str:
     """Escape a sentence; what stands in backticks is shown as code."""
-    return re.sub(r"`([^`]+)`", lambda found: f"<code>{_whole_words(found[1])}</code>", text(sentence))
+    return re.sub(r"`([^`]+)`", lambda match: f"<code>{_whole_words(match[1])}</code>", text(sentence))
 
 
 def _whole_words(code: str) -> str:
@@ -66,37 +56,39 @@ def _whole_words(code: str) -> str:
 
 
 def _top(analyses: Sequence[Analysis]) -> str:
-    told = []
+    items = []
     for i, one in enumerate(analyses):
         facts = [f"{key}: {one.facts[key]}" for key in _ON_TOP if one.facts.get(key) not in (None, "", one.label)]
         name = f"<b>{text(one.label)}</b> " if len(analyses) > 1 else ""
-        told.append(f'<li>{_letter(analyses, i)}{name}<span class="dim">{text(" · ".join(facts))}</span></li>')
-    return f'<ul class="key">{"".join(told)}</ul>'
+        items.append(f'<li>{_letter(analyses, i)}{name}<span class="dim">{text(" · ".join(facts))}</span></li>')
+    return f'<ul class="key">{"".join(items)}</ul>'
 
 
 def _letter(analyses: Sequence[Analysis], i: int) -> str:
     """Return the letter of a model in the colour of its lines; nothing where there is only one."""
-    return f'<span class="{"ab"[i]}">{LETTERS[i]}</span> ' if len(analyses) > 1 else ""
+    return f'<span class="{"ab"[i]}">{summary.LETTERS[i]}</span> ' if len(analyses) > 1 else ""
 
 
 def _change(analyses: Sequence[Analysis]) -> str:
-    told = []
+    parts = []
     for i, one in enumerate(analyses):
         items = "".join(
             f'<li><a href="#{name}">{text(diagnostic(name).title)}</a>: {prose(why)}</li>'
-            for name, why in advice(one).items()
+            for name, why in summary.advice(one).items()
         )
-        nothing = "No reading suggests a change." if one.results else "Nothing could be measured; see below why."
+        nothing = (
+            ("No reading suggests a change.") if one.results else "Nothing could be measured; the reasons are below."
+        )
         head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
-        told.append(head + (f"<ul>{items}</ul>" if items else f"<p>{nothing}</p>"))
-    return f'<h2 id="change">What to change</h2><div class="change">{"".join(told)}</div>'
+        parts.append(head + (f"<ul>{items}</ul>" if items else f"<p>{nothing}</p>"))
+    return f'<h2 id="change">Suggested changes</h2><div class="change">{"".join(parts)}</div>'
 
 
 def _headline(analyses: Sequence[Analysis]) -> str:
-    if not found(analyses):
+    if not summary.diagnostics_of(analyses):
         return ""
     bodies = []
-    for name, numbers in headline(analyses).items():
+    for name, numbers in summary.headline(analyses).items():
         span = 2 if len(analyses) == 1 else 4
         head = (
             f'<tr><th scope="rowgroup" colspan="{span}"><a href="#{name}">{text(diagnostic(name).title)}</a></th></tr>'
@@ -105,11 +97,12 @@ def _headline(analyses: Sequence[Analysis]) -> str:
         bodies.append(f"<tbody>{head}{rows}</tbody>" if rows else "")
     only = []
     for i in range(len(analyses) if len(analyses) > 1 else 0):
-        names = [name for name in found(analyses) if [j for j, _ in lacking(analyses, name)] == [1 - i]]
+        every = summary.diagnostics_of(analyses)
+        names = [name for name in every if [j for j, _ in summary.absences(analyses, name)] == [1 - i]]
         links = ", ".join(f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names)
         if names:
-            only.append(f"<p>Only {LETTERS[i]} has: {links}.</p>")
-    return f'<h2 id="numbers">In numbers</h2>{_numbers(analyses, "".join(bodies))}{"".join(only)}'
+            only.append(f"<p>Only {summary.LETTERS[i]} has: {links}.</p>")
+    return f'<h2 id="numbers">Key numbers</h2>{_numbers(analyses, "".join(bodies))}{"".join(only)}'
 
 
 def _numbers(analyses: Sequence[Analysis], body: str, *, short: bool = False) -> str:
@@ -120,21 +113,21 @@ def _numbers(analyses: Sequence[Analysis], body: str, *, short: bool = False) ->
 
 
 def _row(name: str, values: Sequence[float | None]) -> str:
-    cells = [shown(value) for value in values]
+    cells = [summary.number_text(value) for value in values]
     if len(values) > 1:
-        cells.append(shown(difference(values), sign=True))
+        cells.append(summary.number_text(summary.difference(values), sign=True))
     return f"<tr><td>{text(name)}</td>{''.join(f'<td class=n>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _contents(analyses: Sequence[Analysis]) -> str:
-    have = found(analyses)
+    have = summary.diagnostics_of(analyses)
     lines = []
     for group, names in GROUPS.items():
         links = [f'<a href="#{name}">{text(diagnostic(name).title)}</a>' for name in names if name in have]
         if links:
             lines.append(f"<li><b>{group.capitalize()}</b><br>{' '.join(links)}</li>")
-    last = '<a href="#absent">What could not be done</a> ' if refused(analyses) else ""
-    lines.append(f'<li>{last}<a href="#made">How this was made</a></li>')
+    last = '<a href="#absent">Not measured</a> ' if summary.refusals(analyses) else ""
+    lines.append(f'<li>{last}<a href="#made">Run details</a></li>')
     return f'<nav aria-label="Contents"><h2>Contents</h2><ul>{"".join(lines)}</ul></nav>'
 
 
@@ -144,7 +137,7 @@ def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str,
     labels = " and ".join(analysis.label for analysis in having)
     parts = [f"<h3>{text(one.title)}</h3>", f'<p class="dim small">{text(one.source)}</p><p>{prose(one.explains)}</p>']
     if drawn:
-        alt = f"{one.title} of {labels}; the caption says how it is drawn, the reading what it shows"
+        alt = f"{one.title} of {labels}; the caption below explains the plot"
         parts.append(f'<div class="plots">{"".join(_figure(alt, caption, png) for _, caption, png in drawn)}</div>')
     for i, analysis in enumerate(analyses):
         if name not in analysis.results:
@@ -152,8 +145,11 @@ def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str,
         head = f"{_letter(analyses, i)}{text(analysis.label)}" if len(analyses) > 1 else "Reading"
         sentences = " ".join(prose(sentence) for sentence in one.read(analysis.results[name]))
         parts.append(f"<h4>{head}</h4><p>{sentences}</p>")
-    parts += [f'<p class="dim">{_letter(analyses, i)}has none: {prose(why)}</p>' for i, why in lacking(analyses, name)]
-    rows = "".join(_row(number, values) for number, values in headline(analyses)[name].items())
+    parts += [
+        f'<p class="dim">{_letter(analyses, i)}has no result: {prose(why)}</p>'
+        for i, why in summary.absences(analyses, name)
+    ]
+    rows = "".join(_row(number, values) for number, values in summary.headline(analyses)[name].items())
     if rows:
         parts.append(_numbers(analyses, f"<tbody>{rows}</tbody>", short=True))
     return f'<section class="one" id="{name}">{"".join(parts)}</section>'
@@ -171,17 +167,17 @@ def _figure(alt: str, caption: str, png: bytes) -> str:
 
 def _absent(analyses: Sequence[Analysis]) -> str:
     rows = []
-    for name in refused(analyses):
+    for name in summary.refusals(analyses):
         for i, one in enumerate(analyses):
             if name in one.refused:
                 letter = f"<td>{_letter(analyses, i)}</td>" if len(analyses) > 1 else ""
                 rows.append(f"<tr><td>{text(name)}</td>{letter}<td>{prose(one.refused[name])}</td></tr>")
     if not rows:
         return ""
-    names = ("diagnostic", "model", "why") if len(analyses) > 1 else ("diagnostic", "why")
+    names = ("diagnostic", "model", "reason") if len(analyses) > 1 else ("diagnostic", "reason")
     top = "".join(f"<th>{name}</th>" for name in names)
     table = f'<table class="reasons"><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'<h2 id="absent">What could not be done</h2><div class="scroll">{table}</div>'
+    return f'<h2 id="absent">Not measured</h2><div class="scroll">{table}</div>'
 
 
 def _made(analyses: Sequence[Analysis]) -> str:
@@ -195,9 +191,11 @@ def _made(analyses: Sequence[Analysis]) -> str:
         )
         head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
         parts.append(f'{head}<dl class="facts">{rows}</dl>')
-    times = "".join(_row(name, [one.seconds.get(name) for one in analyses]) for name in found(analyses))
+    times = "".join(
+        _row(name, [one.seconds.get(name) for one in analyses]) for name in summary.diagnostics_of(analyses)
+    )
     if times:
         parts.append(f"<h3>Seconds</h3>{_numbers(analyses, f'<tbody>{times}</tbody>', short=True)}")
     where = "analysis.json" if len(analyses) == 1 else "each model's analysis.json"
-    parts.append(f'<p class="dim small">All values are in {where}, the plots as PNG and SVG in figures/.</p>')
-    return f'<h2 id="made">How this was made</h2>{"".join(parts)}'
+    parts.append(f'<p class="dim small">All values are in {where}; the plots are in figures/ as PNG and SVG.</p>')
+    return f'<h2 id="made">Run details</h2>{"".join(parts)}'

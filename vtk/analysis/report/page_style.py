@@ -1,4 +1,4 @@
-"""How the report looks beside what all pages have: numbers, sections, plots; on a phone, and on paper."""
+"""CSS of the report: numbers, sections and plots, on screens, phones and paper."""
 
 STYLE = """
 :root { --a: #0072b2; --b: #d55e00; --card: #f5f6f7 }

@@ -1,4 +1,4 @@
-"""Plots as small as a page wants them: 256 colours where that is not seen, a JPEG where there are photographs."""
+"""Compresses plots for the page: 256 colours where the loss is not visible, JPEG for photographs."""
 
 import io
 from typing import Any

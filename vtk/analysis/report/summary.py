@@ -1,4 +1,4 @@
-"""What the report and the terminal say of one analysis or two: headline numbers, what to change, cautions."""
+"""Summary of one analysis or two: key numbers, suggested changes, cautions."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics import NAMES, diagnostic
-from vtk.analysis.run import Analysis
+from vtk.analysis.result_files import Analysis
 
 LETTERS = ("A", "B")
 """What two models are called in tables."""
@@ -18,12 +18,12 @@ _OWN = {field.name.replace("_", "-") for field in fields(AnalyzeConfig)} - {"mod
 _CODE = re.compile(r"`([^`]*)`")
 
 
-def found(analyses: Sequence[Analysis]) -> list[str]:
+def diagnostics_of(analyses: Sequence[Analysis]) -> list[str]:
     """Return the diagnostics that at least one analysis has, in the report's order."""
     return [name for name in NAMES if any(name in one.results for one in analyses)]
 
 
-def refused(analyses: Sequence[Analysis]) -> list[str]:
+def refusals(analyses: Sequence[Analysis]) -> list[str]:
     """Return the diagnostics that at least one analysis could not do, in the report's order."""
     known = {name for one in analyses for name in one.refused}
     return [name for name in NAMES if name in known] + sorted(known - set(NAMES))
@@ -31,15 +31,15 @@ def refused(analyses: Sequence[Analysis]) -> list[str]:
 
 def headline(analyses: Sequence[Analysis]) -> dict[str, dict[str, list[float | None]]]:
     """Return by diagnostic and number the value of each analysis, None where it has none."""
-    told: dict[str, dict[str, list[float | None]]] = {}
-    for name in found(analyses):
+    numbers_of: dict[str, dict[str, list[float | None]]] = {}
+    for name in diagnostics_of(analyses):
         own = [diagnostic(name).numbers(one.results[name]) if name in one.results else {} for one in analyses]
         keys = dict.fromkeys(key for numbers in own for key in numbers)
-        told[name] = {key: [_known(numbers.get(key)) for numbers in own] for key in keys}
-    return told
+        numbers_of[name] = {key: [_known(numbers.get(key)) for numbers in own] for key in keys}
+    return numbers_of
 
 
-def shown(value: float | None, *, sign: bool = False) -> str:
+def number_text(value: float | None, *, sign: bool = False) -> str:
     """Return a number with four digits, a dash for None; ``sign`` puts a plus before what is above 0."""
     if value is None:
         return DASH
@@ -61,14 +61,14 @@ def advice(analysis: Analysis) -> dict[str, str]:
     A reading suggests something where it names a command other than ``vtk analyze``, or an option that is not its own.
     The sentence before it comes along: it says why.
     """
-    told = {}
-    for name in found([analysis]):
+    suggestions = {}
+    for name in diagnostics_of([analysis]):
         sentences = diagnostic(name).read(analysis.results[name])
         acting = {i for i, sentence in enumerate(sentences) if suggests(sentence)}
         kept = sorted(acting | {i - 1 for i in acting if i > 0})
         if acting:
-            told[name] = " ".join(sentences[i] for i in kept)
-    return told
+            suggestions[name] = " ".join(sentences[i] for i in kept)
+    return suggestions
 
 
 def suggests(sentence: str) -> bool:
@@ -89,15 +89,15 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
     if len(analyses) < 2:
         return []
     first, second = (one.facts for one in analyses)
-    told = []
+    sentences = []
     if first.get("images digest") != second.get("images digest"):
-        told.append(
+        sentences.append(
             f"The two models were analysed on different images: A on {first.get('images', 'unknown ones')}; B on "
-            f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both anew with "
+            f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both again with "
             "`vtk analyze --compare` on one folder."
         )
     others: dict[str, list[str]] = {}
-    for name in found(analyses):
+    for name in diagnostics_of(analyses):
         if not all(name in one.results for one in analyses):
             continue
         a, b = (facts.get("options", {}).get(name, {}) for facts in (first, second))
@@ -108,14 +108,16 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
     for option, names in others.items():
         more = f" and {len(names) - _SHOWN} others" if len(names) > _SHOWN else ""
         those = f"{', '.join(names[:_SHOWN])}{more}"
-        told.append(f"Other options for A and for B: {option} (of {those}). Differences may come from them.")
-    return told
+        sentences.append(
+            f"A and B were analysed with different options: {option} (for {those}). Differences may come from them."
+        )
+    return sentences
 
 
-def lacking(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:
+def absences(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:
     """Return which analyses have no result of a diagnostic, by number, and why."""
     return [
-        (i, one.refused.get(name, "it was not asked for")) for i, one in enumerate(analyses) if name not in one.results
+        (i, one.refused.get(name, "it was not requested")) for i, one in enumerate(analyses) if name not in one.results
     ]
 
 

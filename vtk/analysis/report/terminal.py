@@ -1,4 +1,4 @@
-"""The terminal's view of an analysis: headline numbers, readings, and last what to change."""
+"""Prints an analysis: key numbers, readings, and last the suggested changes."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,8 @@ from rich.text import Text
 
 from vtk import console
 from vtk.analysis.diagnostics import diagnostic
-from vtk.analysis.report.summary import (
-    LETTERS,
-    advice,
-    cautions,
-    difference,
-    found,
-    headline,
-    refused,
-    shown,
-)
-from vtk.analysis.run import Analysis
+from vtk.analysis.report import summary
+from vtk.analysis.result_files import Analysis
 from vtk.text import printable
 
 WIDTH = 80
@@ -32,10 +23,10 @@ def print_analyses(analyses: Sequence[Analysis]) -> None:
     """
     console.say()
     for i, one in enumerate(analyses):
-        _say(f"{LETTERS[i]}: {one.label}" if len(analyses) > 1 else one.label, bold=True)
-    for caution in cautions(analyses):
+        _say(f"{summary.LETTERS[i]}: {one.label}" if len(analyses) > 1 else one.label, bold=True)
+    for caution in summary.cautions(analyses):
         _say(f"warning: {caution}", indent=9, style="yellow")
-    if found(analyses):
+    if summary.diagnostics_of(analyses):
         _print_numbers(analyses)
     if len(analyses) == 1:
         for name, result in analyses[0].results.items():
@@ -43,28 +34,28 @@ def print_analyses(analyses: Sequence[Analysis]) -> None:
             _say(" ".join(diagnostic(name).read(result)), indent=2, first=2)
     _print_absent(analyses)
     console.say()
-    _say("What to change", bold=True)
+    _say("Suggested changes", bold=True)
     for i, one in enumerate(analyses):
-        letter = f"{LETTERS[i]}: " if len(analyses) > 1 else ""
-        told = advice(one)
-        for name, why in told.items():
+        letter = f"{summary.LETTERS[i]}: " if len(analyses) > 1 else ""
+        suggestions = summary.advice(one)
+        for name, why in suggestions.items():
             _say(f"{letter}{diagnostic(name).title}: {why}", indent=4, first=2)
-        if not told:
+        if not suggestions:
             _say(f"{letter}no reading suggests a change", first=2)
     console.say()
 
 
 def _print_numbers(analyses: Sequence[Analysis]) -> None:
-    names = ("value",) if len(analyses) == 1 else (*LETTERS, "B − A")
+    names = ("value",) if len(analyses) == 1 else (*summary.LETTERS, "B − A")
     room = max(_width() - _VALUE * len(names), 20)
     console.say()
     console.say(" " * room + "".join(f"{name:>{_VALUE}}" for name in names), style="dim")
-    for name, numbers in headline(analyses).items():
+    for name, numbers in summary.headline(analyses).items():
         _say(diagnostic(name).title, bold=True)
         for number, values in numbers.items():
-            cells = [shown(value) for value in values]
+            cells = [summary.number_text(value) for value in values]
             if len(values) > 1:
-                cells.append(shown(difference(values), sign=True))
+                cells.append(summary.number_text(summary.difference(values), sign=True))
             *lines, last = _wrapped(f"  {printable(number)}", room - 1, 4)
             for line in lines:
                 console.say(line)
@@ -73,15 +64,15 @@ def _print_numbers(analyses: Sequence[Analysis]) -> None:
 
 
 def _print_absent(analyses: Sequence[Analysis]) -> None:
-    names = refused(analyses)
+    names = summary.refusals(analyses)
     if not names:
         return
     console.say()
-    _say("What could not be done", bold=True)
+    _say("Not measured", bold=True)
     for name in names:
         for i, one in enumerate(analyses):
             if name in one.refused:
-                letter = f"{LETTERS[i]}, " if len(analyses) > 1 else ""
+                letter = f"{summary.LETTERS[i]}, " if len(analyses) > 1 else ""
                 _say(f"{letter}{name}: {one.refused[name]}", indent=4, first=2)
 
 

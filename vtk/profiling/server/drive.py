@@ -7,8 +7,8 @@ from vtk import console
 from vtk.filesets import open_folder
 from vtk.options import expect
 from vtk.packages import require
-from vtk.profiling.server.client import choose_model, connect
 from vtk.profiling.server.config import ServerConfig
+from vtk.profiling.server.connect import choose_model, connect
 from vtk.profiling.server.result import ServerLevel, ServerResult
 from vtk.profiling.server.search import search
 from vtk.profiling.server.traffic import Traffic

@@ -1,7 +1,6 @@
 """The table on the terminal, ``server.json`` and a page of one file."""
 
 import base64
-import io
 import itertools
 import textwrap
 from html import escape
@@ -13,10 +12,11 @@ from vtk.files import write_text
 from vtk.filesets import replace_set
 from vtk.formats import write_json
 from vtk.html import document, table
-from vtk.marks import SOFTWARE, json_with
+from vtk.marks import json_with
 from vtk.marks import page as page_mark
-from vtk.profiling.plot import COLOURS, MARKERS, between
-from vtk.profiling.report import DASH, UNSTABLE, WIDTH, rate
+from vtk.profiling.figures import DIM, caption, frame, legend, log_ticks, new_figure, style, to_png
+from vtk.profiling.report import WIDTH
+from vtk.profiling.rows import DASH, UNSTABLE, rate
 from vtk.profiling.server.result import ServerLevel, ServerResult
 
 MARKS = {"server.html": page_mark(), "server.json": json_with("server", "protocol", "levels")}
@@ -131,33 +131,26 @@ def notes(result: ServerResult) -> list[str]:
 
 def png(result: ServerResult) -> bytes:
     """Draw p50, p90 and p99 against images per second, a colour for each batch size and loop."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure(figsize=(5.0, 4.0), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(5.4, 4.2)
     axes: Any = figure.subplots()
     timed = sorted((v for v in result.levels if v.status == "ok"), key=lambda v: (v.batch, v.loop))
     for i, ((batch, loop), group) in enumerate(itertools.groupby(timed, key=lambda v: (v.batch, v.loop))):
         levels = sorted(group, key=lambda v: v.images_per_second or 0.0)
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        for name, style in (("p50_ms", "-"), ("p90_ms", "--"), ("p99_ms", ":")):
+        colour, marker = style(i)
+        for name, line in (("p50_ms", "-"), ("p90_ms", "--"), ("p99_ms", ":")):
             known = [(v.images_per_second, getattr(v, name)) for v in levels if getattr(v, name) is not None]
             label = f"batch {batch}, {loop}" if name == "p50_ms" else None
-            axes.plot([x for x, _ in known], [y for _, y in known], style, color=colour, marker=marker, label=label,
+            axes.plot([x for x, _ in known], [y for _, y in known], line, color=colour, marker=marker, label=label,
                       markersize=4)  # fmt: skip
+    detail = "line p50, dashes p90, dots p99"
     if result.budget_ms is not None:
-        axes.axhline(result.budget_ms, color="#444444", linestyle="--", linewidth=1)
-    axes.set(xlabel="images per second", ylabel="ms", title="p50 (line), p90 (dashes), p99 (dots)")
+        axes.axhline(result.budget_ms, color=DIM, linestyle="--", linewidth=1)
+        detail += f"; budget {result.budget_ms:g} ms"
+    axes.set(xlabel="images per second", ylabel="ms")
+    caption(axes, "latency", detail)
     if timed:
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(FuncFormatter(between(axes.get_ylim())))
-    axes.grid(True, color="#dddddd", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    if timed:
-        axes.legend(frameon=False, fontsize=8)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata=SOFTWARE)
-    return buffer.getvalue()
+        log_ticks(axes.yaxis, axes.get_ylim())
+    frame(axes)
+    legend(figure, axes)
+    return to_png(figure)

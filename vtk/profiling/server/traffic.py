@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.profiling.compare import remarks, torch_reference
 from vtk.profiling.server.answers import Expected, Sample, Verdict, sample_size
 from vtk.profiling.server.client import NUMPY, Client, ModelInfo, RequestFailed
 from vtk.profiling.server.config import ServerConfig
+from vtk.profiling.server.images import check_size, image_spec, other_inputs, spread_bytes, to_pixels
 from vtk.profiling.server.load import Run, closed_loop, open_loop
 from vtk.profiling.server.pool import LEAST, Pool, pool_size
 from vtk.profiling.server.result import ServerLevel
@@ -44,7 +44,7 @@ class Traffic:
     def __init__(self, client: Client, info: ModelInfo, config: ServerConfig, source: Source | None) -> None:
         self.client, self.info, self.config = client, info, config
         image = info.image()
-        spec = _spec(image.shape, config, source)
+        spec = image_spec(image.shape, config, source)
         kind = np.dtype(NUMPY[image.datatype])
         count = pool_size(spec.in_chans * spec.height * spec.width * kind.itemsize)
         images, what = gate_images(spec, count, chosen=None, seed=config.seed)
@@ -54,16 +54,16 @@ class Traffic:
         if source is not None:
             if raw:
                 raise UsageError(f"`{info.name}` takes raw images; --reference is for models that take normalised ones")
-            _check_size(image.shape, info.name, source)
+            check_size(image.shape, info.name, source)
             self._expect(torch_reference(source.model(), images), "fp16" if image.datatype == "FP16" else "fp32")
         self.described = "not compared (give --reference)"
         if source is not None:
             self.described = f"torch fp32 on the CPU of {source.name}{self._weak}"
         if raw:
-            images = _to_pixels(images, channels_last=image.shape[3] in (1, 3))
+            images = to_pixels(images, channels_last=image.shape[3] in (1, 3))
         self._compared = source is not None
-        self._pool = Pool(_spread(images.numpy(), kind))
-        self._texts = _texts(info, image.name, config.task)
+        self._pool = Pool(spread_bytes(images.numpy(), kind))
+        self._texts = other_inputs(info, image.name, config.task)
         # a server that kept the answers of an earlier run would look quick
         self._first = int.from_bytes(os.urandom(4), "little")
         self._numbers = itertools.count(self._first)
@@ -179,30 +179,6 @@ class Traffic:
         return found if self._compared or found.ndim == 2 or not found.size else found.reshape(len(found), -1)
 
 
-def _texts(info: ModelInfo, image: str, task: str | None) -> dict[str, str]:
-    """Return the values of the inputs beside the images.
-
-    Raises:
-        UsageError: one is not known.
-    """
-    found = {}
-    for other in info.inputs:
-        if other.name == image:
-            continue
-        if other.datatype != "BYTES" or task is None:
-            raise UsageError(f"`{info.name}` has an input `{other.name}` ({other.datatype}) too; give --task")
-        found[other.name] = task
-    return found
-
-
-def _spread(images: "np.ndarray[Any, Any]", kind: "np.dtype[Any]") -> "np.ndarray[Any, Any]":
-    """Return images of the server's type; bytes are spread over all of a wider one's numbers."""
-    made = images.astype(kind)
-    if images.dtype == np.uint8 and kind.kind in "iu":
-        made *= np.iinfo(kind).max // 255 or 1
-    return made
-
-
 def _summarise(level: ServerLevel, run: Run, stability_pct: float) -> ServerLevel:
     """Turn a run into numbers."""
     if not run.latencies:
@@ -216,40 +192,3 @@ def _summarise(level: ServerLevel, run: Run, stability_pct: float) -> ServerLeve
         images_per_second=rate * level.batch, late=run.late / len(ms), spread=differ,
         stable=None if differ is None else 100 * differ <= stability_pct,
     )  # fmt: skip
-
-
-def _spec(shape: tuple[int, ...], config: ServerConfig, source: Source | None) -> InputSpec:
-    """Return size and normalisation of the images: of the reference, the server's description, or ``--img-size``.
-
-    Raises:
-        UsageError: none of them tells.
-    """
-    if source is not None:
-        return source.card.input
-    last = shape[3] in (1, 3) and shape[1] not in (1, 3)
-    chans, height, width = (shape[3], *shape[1:3]) if last else shape[1:]
-    given = config.img_size
-    if given is not None:
-        height, width = (given, given) if isinstance(given, int) else given
-    if min(chans, height, width) < 1:
-        raise UsageError(f"the server takes images of any size {list(shape)}; give --img-size, or --reference PACK")
-    return InputSpec(height, width, chans, mean=(0.5,) * chans, std=(0.25,) * chans)
-
-
-def _check_size(shape: tuple[int, ...], name: str, source: Source) -> None:
-    """Refuse a reference for images of other sizes than the served model's.
-
-    Raises:
-        UsageError: says both.
-    """
-    wanted = (source.card.input.in_chans, *source.card.input.size)
-    if any(side > 0 and side != own for side, own in zip(shape[1:], wanted, strict=True)):
-        server, own = ("×".join("any" if side < 0 else str(side) for side in sides) for sides in (shape[1:], wanted))
-        raise UsageError(f"`{name}` takes images of {server}, --reference {source.name} of {own}; give the served pack")
-
-
-def _to_pixels(images: Tensor, *, channels_last: bool) -> Tensor:
-    """Map normalised images to bytes, (n, H, W, C) where the server has channels last."""
-    low, high = images.amin(), images.amax()
-    pixels = (255 * (images - low) / (high - low).clamp_min(1e-6)).round().to(torch.uint8)
-    return pixels.permute(0, 2, 3, 1).contiguous() if channels_last else pixels

@@ -1,4 +1,4 @@
-"""A ``.pt2`` of AOTInductor: the model compiled to a shared library, run without Python's part of torch.
+"""Runs ``.pt2`` files of AOTInductor: models compiled to a shared library.
 
 Its metadata are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
 """

@@ -1,4 +1,4 @@
-"""One pack, or several of one base, in a `vtk.bank.TaskBank`: the packed forward pass that servers use."""
+"""Runs one pack, or several of one base, in a `vtk.bank.TaskBank`: the packed forward pass that servers use."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

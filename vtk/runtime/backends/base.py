@@ -1,4 +1,4 @@
-"""The one protocol through which every back-end runs, and the table of those this version has."""
+"""The protocol of all back-ends, and the table of the back-ends of this version."""
 
 import difflib
 import importlib

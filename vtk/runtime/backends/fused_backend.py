@@ -1,4 +1,4 @@
-"""The folded and merged model (`vtk.fused`): on CUDA as CUDA graphs, or kernel by kernel (``fused+nograph``)."""
+"""Runs the fused model (`vtk.fused`): on CUDA as CUDA graphs, or kernel by kernel (``fused+nograph``)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""An ONNX file in ONNX Runtime, on the CPU or on CUDA, with the provider that really runs checked after loading."""
+"""Runs ONNX files with ONNX Runtime, on the CPU or on CUDA."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""onnxruntime's quantiser: an fp32 ONNX file in, an int8 one out.
+"""Quantises an fp32 ONNX file to int8 with ONNX Runtime.
 
 It is here because calibrating opens a session, and nobody but this package opens one.
 """

@@ -1,4 +1,4 @@
-"""Opens ONNX Runtime sessions, and checks that the provider which was asked for is the one that runs."""
+"""Opens ONNX Runtime sessions, and checks that the requested provider is the one that runs."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""An ONNX file in ONNX Runtime's TensorRT provider: TensorRT builds an engine from it at the first run of a size."""
+"""Runs ONNX files with ONNX Runtime's TensorRT provider, which builds an engine at the first run of a batch size."""
 
 import os
 from typing import Any, Self

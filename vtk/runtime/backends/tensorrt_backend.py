@@ -1,4 +1,4 @@
-"""A TensorRT engine through TensorRT's Python package (10 and newer), on torch's memory.
+"""Runs TensorRT engines with TensorRT's Python package (10 and newer), on torch's memory.
 
 Not yet run on a device: written from the documentation of `IExecutionContext` and `ICudaEngine`, and tested against a
 stand-in that keeps to it.

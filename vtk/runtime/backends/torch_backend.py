@@ -1,4 +1,4 @@
-"""The model in torch: as written (``eager``), or compiled by inductor for the batch sizes it meets (``compile``)."""
+"""Runs models in torch: eagerly (``eager``), or compiled by inductor for each batch size (``compile``)."""
 
 from collections.abc import Mapping
 from typing import Any, Self

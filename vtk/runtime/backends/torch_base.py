@@ -1,4 +1,4 @@
-"""Base of the back-ends that compute with torch in this process, under settings that are torch's own and global."""
+"""Base class of the back-ends that compute with torch in this process, under torch's global settings."""
 
 import time
 from collections.abc import Callable

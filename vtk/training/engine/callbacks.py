@@ -3,17 +3,12 @@
 With several processes (torchrun) only the main one calls them.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
-
-from vtk.errors import UsageError
-from vtk.training.engine.processes import Ranks
 
 Kept = Literal["pack", "checkpoint", "backbone", "state"]
 
@@ -22,7 +17,7 @@ Kept = Literal["pack", "checkpoint", "backbone", "state"]
 class Control:
     """Whether a callback asked the run to stop."""
 
-    asked: bool = False
+    stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Info:
         Asked in ``on_step``, the epoch ends after this step (with several processes, within the next ten) and counts as
         done: it is evaluated, and a resumed run goes on with the next one. Elsewhere the run ends after the epoch.
         """
-        self.control.asked = True
+        self.control.stop = True
 
 
 @dataclass(frozen=True)
@@ -157,105 +152,3 @@ class Callback:
 
     def on_end(self) -> None:
         """When the run is over, however it ended."""
-
-
-class Callbacks:
-    """Those of a run.
-
-    Args:
-        given: by the user; they are called last.
-        own: of the run itself: tables, trackers, progress.
-        control: shared with the callbacks of other tasks of the run.
-        task: name of the task, in a run of several.
-
-    Raises:
-        UsageError: something else than callbacks was given.
-    """
-
-    def __init__(
-        self,
-        given: Sequence[Callback] = (),
-        own: Sequence[Callback] = (),
-        control: Control | None = None,
-        task: str = "",
-    ) -> None:
-        self.given = check_callbacks(given)
-        self.own, self.control, self.task = tuple(own), control or Control(), task
-        self._waiting: list[Callable[[Callback], None]] = []
-
-    @property
-    def all(self) -> tuple[Callback, ...]:
-        """The run's own, then the user's."""
-        return (*self.own, *self.given)
-
-    def beside(self, *own: Callback) -> "Callbacks":
-        """Return the user's callbacks with other ones of the run, under the same control."""
-        return Callbacks(self.given, own, self.control, self.task)
-
-    @contextlib.contextmanager
-    def steps(
-        self, epoch: int, epochs: int, steps: int, images: int, steps_done: int = 0, images_done: int = 0
-    ) -> Iterator[None]:
-        """Enclose the steps of an epoch."""
-        info = EpochStart(epoch, self.control, epochs, steps, images, steps_done, images_done)
-        try:
-            for callback in self.all:
-                callback.on_epoch_start(info)
-            yield
-        finally:
-            for callback in self.all:
-                callback.on_steps_end()
-
-    def step(self, info: StepInfo) -> None:
-        """Tell of a step."""
-        for callback in self.all:
-            callback.on_step(info)
-
-    def epoch(self, row: Mapping[str, float], summary: str, *, best: bool) -> None:
-        """Tell of an epoch whose numbers are ``row``: the run's own at once, the user's at `flush`."""
-        epoch, loss, lr = int(row["epoch"]), row["loss"], row["lr"]
-        info = EpochInfo(epoch, self.control, loss, lr, dict(row), best, self.task, summary)
-        self._tell(lambda callback: callback.on_epoch(info))
-
-    def save(self, what: Kept, path: Path, epoch: int, *, best: bool = False) -> None:
-        """Tell of a file: the run's own at once, the user's at `flush`."""
-        info = SaveInfo(epoch, self.control, what, path, best, self.task)
-        self._tell(lambda callback: callback.on_save(info))
-
-    def _tell(self, call: Callable[[Callback], None]) -> None:
-        for callback in self.own:
-            call(callback)
-        self._waiting.append(call)
-
-    def flush(self) -> None:
-        """Tell the user's callbacks what they were not told yet: once all is saved, so no error of theirs loses it."""
-        waiting, self._waiting = self._waiting, []
-        for call in waiting:
-            for callback in self.given:
-                call(callback)
-
-    def end(self) -> None:
-        """Tell that the run is over: each, even where another one fails."""
-        with contextlib.ExitStack() as stack:
-            for callback in reversed(self.all):
-                stack.callback(callback.on_end)
-
-    def stopped(self, ranks: Ranks) -> bool:
-        """Whether the run is to stop; all processes ask at the same time, and hear the same."""
-        if ranks.world == 1:
-            return self.control.asked
-        return bool(ranks.sum(torch.tensor(float(self.control.asked), device=ranks.device)))
-
-
-def check_callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
-    """Return callbacks as a tuple.
-
-    Raises:
-        UsageError: one is none.
-    """
-    for one in given if isinstance(given, (list, tuple)) else (given,):
-        if not isinstance(one, Callback):
-            raise UsageError(f"`callbacks` has {one!r:.80}; give a list of objects of subclasses of vtk.Callback")
-    if isinstance(given, Callback):
-        raise UsageError(f"`callbacks` is a {type(given).__name__}; give a list: callbacks=[…]")
-    return tuple(given)

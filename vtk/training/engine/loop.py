@@ -1,4 +1,4 @@
-"""The inside of a run: the steps of an epoch, and the state between them. `vtk.training.engine.fit.fit` drives it."""
+"""The loop of a run: the steps of an epoch, and the state between them; `fit` drives it."""
 
 import contextlib
 import dataclasses
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from vtk.data.loading.samplers import mix
 from vtk.errors import DataError, UsageError, VtkError
-from vtk.training.engine.callbacks import Callbacks, StepInfo
+from vtk.training.engine.callback_list import Callbacks
+from vtk.training.engine.callbacks import StepInfo
 from vtk.training.engine.compile_passes import steps_of
 from vtk.training.engine.gradients import Gradients, Means
 from vtk.training.engine.learner import Learner, LearnerConfig
 from vtk.training.engine.loss_scale import SMALLEST
+from vtk.training.engine.partial_epoch import Midway, copy_into, to_cpu
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.result import FitState
@@ -27,8 +29,7 @@ from vtk.training.engine.static_step.rules import GraphChoice
 from vtk.training.engine.step_plan import Feed, Step, plan_joint, plan_steps, planned_epochs
 from vtk.training.engine.step_rule import StepRule
 from vtk.training.engine.streams import Stream, batches
-from vtk.training.objectives.base import Batch, Objective
-from vtk.training.partial_epoch import Drawing, Midway, copy_into, to_cpu
+from vtk.training.objectives.base import Batch, Objective, Stateful
 from vtk.training.policies.policy import live_buffers, train_mode
 from vtk.training.random_states import random_states, set_random_states
 
@@ -168,7 +169,7 @@ class Loop:
         self._settle(part)
         own = {
             "midway": part.state_dict(), "random": random_states(self.ranks.device), "buffers": self._own_buffers(),
-            "objective": self.objective.state_dict() if isinstance(self.objective, Drawing) else {},
+            "objective": self.objective.state_dict() if isinstance(self.objective, Stateful) else {},
             "learners": [[learner.lr, learner.in_row] for learner in self.learners],
         }  # fmt: skip
         state = dataclasses.replace(self.save(rows), epoch=part.epoch, step=part.step)
@@ -311,7 +312,7 @@ class Loop:
         """Let what draws random numbers go on where the state within this epoch was written."""
         state, self._going_on = self._going_on, {}
         if state:
-            if isinstance(self.objective, Drawing):
+            if isinstance(self.objective, Stateful):
                 self.objective.load_state_dict(state["objective"])
             set_random_states(state["random"], self.ranks.device)
 
@@ -334,7 +335,7 @@ class Loop:
                 StepInfo(self.epoch + 1, control, self.step, index + 1, images, lr, known, scale, losses.detach())
             )
         if self.ranks.world == 1:
-            self.stopped = self.callbacks.control.asked
+            self.stopped = self.callbacks.control.stop
 
     def _plan(self, epoch: int) -> list[Step]:
         """Return the steps of an epoch, the last of which may be cut off by the most steps of the run."""
@@ -432,7 +433,7 @@ class Loop:
 
     def _finite(self, totals: Tensor, losses: Tensor, index: int, heard: "_Heard") -> float:
         """Return the loss of the step over all images; all processes call this at the same steps, and hear the same."""
-        flags = self.callbacks.control.asked, heard.signal, heard.late and self.ranks.main, heard.slow
+        flags = self.callbacks.control.stop, heard.signal, heard.late and self.ranks.main, heard.slow
         asked = [torch.full_like(totals, float(flag)) for flag in flags]
         both = self.ranks.sum(torch.stack([totals, losses, *asked])).tolist()
         stopped, heard.signal, heard.late, heard.slow = (row[0] > 0 for row in both[2:])

@@ -43,7 +43,7 @@ class StopSignals:
     _first: float = 0.0
 
     @contextlib.contextmanager
-    def heard(self, ranks: Ranks) -> Iterator["StopSignals"]:
+    def listen(self, ranks: Ranks) -> Iterator["StopSignals"]:
         """Listen inside of the context; only the main thread of a process can, elsewhere nothing is changed.
 
         Evaluations by ``ranks`` end when a signal comes, if there is one process.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -47,6 +47,17 @@ class Objective(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean loss over the batch (scalar, with graph) and further numbers to log, on the device."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An objective that draws random numbers within an epoch, or counts in it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it stands: numbers, texts, tensors, and lists and dicts of them."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
 
 
 class Classification:

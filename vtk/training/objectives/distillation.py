@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.models.task_parameters import head_names
-from vtk.training.objectives.base import Batch, Objective
+from vtk.training.objectives.base import Batch, Objective, Stateful
 from vtk.training.objectives.teacher import Tap, Teacher, Trained, check_widths, load_trained
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
-from vtk.training.partial_epoch import Drawing
 
 __all__ = [
     "Criterion", "Distillation", "Taught", "Teacher", "Trained", "describe_teacher", "distill", "load_trained",
@@ -85,11 +84,11 @@ class Distillation:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the mixing of images stands."""
-        return self.inner.state_dict() if isinstance(self.inner, Drawing) else {}
+        return self.inner.state_dict() if isinstance(self.inner, Stateful) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        if isinstance(self.inner, Drawing):
+        if isinstance(self.inner, Stateful):
             self.inner.load_state_dict(state)
 
     def prepare(self, batch: Batch) -> Taught:

@@ -1,13 +1,18 @@
 """Which weights a run trains."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option, require
 from vtk.options.config import flag_of
+from vtk.packs.config import StoredAs
 
 PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm", "lora"]
+MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
+MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
+"""Fastest first; each keeps less than the one before."""
+
 Policy = Annotated[PolicyName, Option("which weights to train, besides the head", "what to train", often=True)]
 
 
@@ -37,3 +42,16 @@ class PolicyOptions(Config):
         for f in fields(self):
             if f.name.startswith("lora_") and getattr(self, f.name) != f.default:
                 raise UsageError(f"`{flag_of(type(self), f.name)}` is of --train lora, but --train is {self.train}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(Config):
+    """The memory mode, and the number format of packs."""
+
+    GROUP: ClassVar[str] = "memory"
+
+    memory: Annotated[
+        Literal["auto", "plain", "gelu8", "recompute", "minimal"],
+        Option("what frozen blocks keep for backward, fastest to leanest; auto: the fastest that fits", often=True),
+    ] = "auto"
+    pack_dtype: StoredAs = "fp32"

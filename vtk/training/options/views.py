@@ -40,3 +40,19 @@ class ViewOptions(Config):
     def _check_views(self) -> None:
         require(self.crop_scale[0] <= self.crop_scale[1], "crop_scale", self.crop_scale,
                 "two areas, 0 < smallest ≤ largest ≤ 1")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentOptions(ViewOptions):
+    """Smoothed and mixed labels, random crops and colours, stochastic depth."""
+
+    smoothing: Annotated[float, Option("label smoothing", least=0, below=1)] = 0.1
+    mixup: Annotated[float, Option("mixup alpha; 0 = off, 0.8 is usual", often=True, least=0)] = 0.0
+    cutmix: Annotated[float, Option("cutmix alpha; 0 = off, 1.0 is usual", least=0)] = 0.0
+    mix_prob: Annotated[
+        float, Option("fraction of batches that are mixed, if mixup or cutmix is on", least=0, most=1)
+    ] = 1.0
+    reprob: Annotated[float, Option("random erasing: probability of each image", least=0, most=1)] = 0.0
+
+    def _check_augment(self) -> None:
+        self._check_views()

@@ -20,17 +20,18 @@ from vtk.models.task_parameters import head_names
 from vtk.packs.adapters import import_peft, timm_call
 from vtk.packs.lora_adapter import Lora
 from vtk.packs.to_peft import called_leaves, exact_pattern
-from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.options.policy import PolicyOptions
 from vtk.training.policies import policy
 
 
-def inject(created: Created, config: FinetuneConfig, made: Collection[str]) -> Lora:
+def inject(created: Created, options: PolicyOptions, new: Collection[str], *, seed: int) -> Lora:
     """Put PEFT's LoRA layers into a model, in place.
 
     Args:
-        created: its model is changed; A is drawn from the config's seed, B is zero.
-        config: rank, α, dropout and targets.
-        made: tensors that a transform made.
+        created: its model is changed; B is zero.
+        options: rank, α, dropout and targets.
+        new: tensors that a transform made.
+        seed: of the random numbers in A.
 
     Raises:
         UnavailableError: PEFT is not installed.
@@ -39,16 +40,16 @@ def inject(created: Created, config: FinetuneConfig, made: Collection[str]) -> L
     peft, model = import_peft(), created.model
     timm_call(Card(created.spec, created.input, ("class",), transforms=created.transforms))
     called = called_leaves(model, created.input)
-    modules = target_modules(model, config.lora_targets, called)
-    whole = tuple(sorted({name.rpartition(".")[0] for name in {*head_names(model), *made}}))
+    modules = target_modules(model, options.lora_targets, called)
+    whole = tuple(sorted({name.rpartition(".")[0] for name in {*head_names(model), *new}}))
     _check_whole(model, whole, called)
     names = [name for name, _ in model.named_modules() if name]
     lora = Lora(
-        config.lora_rank, config.lora_alpha, config.lora_dropout, modules, whole, exact_pattern(list(modules), names)
+        options.lora_rank, options.lora_alpha, options.lora_dropout, modules, whole, exact_pattern(list(modules), names)
     )
     training = model.training
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(mix(config.seed, 1))
+        torch.manual_seed(mix(seed, 1))
         peft.inject_adapter_in_model(lora.config(inference=False), model)
     model.train(training)
     return lora

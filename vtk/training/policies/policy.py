@@ -8,7 +8,7 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.transforms.context_broadcast import ContextBroadcast
-from vtk.training.finetune_config import PolicyName
+from vtk.training.options.policy import PolicyName
 from vtk.training.policies import module_kinds as kinds
 
 Group = Literal["attention", "lora", "head", "position", "stem", "ffn", "norm", "context", "other"]

@@ -1,4 +1,4 @@
-"""Pre-training without labels: masked image modelling on folders of images, through the one engine."""
+"""Pre-training without labels (masked image modelling) or by contrasting classes (SupCon), on folders of images."""
 
 from vtk._lazy import attach
 

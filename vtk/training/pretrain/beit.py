@@ -1,6 +1,6 @@
-"""BEiT (Bao et al. 2021): predict the visual words of hidden patches; the words are learnt here, from the same images.
+"""BEiT (Bao et al. 2021): predicts the visual words of hidden patches.
 
-As in paper A (sec. 5) the tokenizer is trained on the images at hand; nothing is fetched.
+The tokenizer that gives the words is trained on the same images (Touvron et al. 2022, sec. 5); nothing is downloaded.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ class Beit(MaskedMethod):
     patch: tuple[int, int]
 
     def __init__(self) -> None:
-        self.told: dict[str, Any] = {}
+        self.word_numbers: dict[str, Any] = {}
 
     def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
         """Refuse a backbone that merges its patches, and a tokenizer of other patches.
@@ -110,7 +110,7 @@ class Beit(MaskedMethod):
         assert self.tokenizer is not None
         kept = setting.out / TOKENIZER
         if setting.ranks.main and not setting.config.resume:
-            save_tokenizer(kept, self.tokenizer, self.told)
+            save_tokenizer(kept, self.tokenizer, self.word_numbers)
             console.say(f"tokenizer {kept}: {self._words()}")
         return WordObjective(self.masks, self.tokenizer.to(setting.ranks.device))
 
@@ -125,14 +125,14 @@ class Beit(MaskedMethod):
         """Return what was hidden, and how good the tokenizer is."""
         assert self.tokenizer is not None
         rows, columns = self.masks.grid
-        told = {"masked": self.masks.count, "patches": rows * columns}
-        return told | {"tokenizer": {**self.told, "id": self.tokenizer.id[:16]}}
+        numbers = {"masked": self.masks.count, "patches": rows * columns}
+        return numbers | {"tokenizer": {**self.word_numbers, "id": self.tokenizer.id[:16]}}
 
-    def _take(self, tokenizer: Tokenizer, told: dict[str, Any]) -> None:
-        self.tokenizer, self.told = tokenizer, told
+    def _take(self, tokenizer: Tokenizer, numbers: dict[str, Any]) -> None:
+        self.tokenizer, self.word_numbers = tokenizer, numbers
 
     def _words(self) -> str:
-        used, perplexity = self.told.get("codes_used"), self.told.get("perplexity")
+        used, perplexity = self.word_numbers.get("codes_used"), self.word_numbers.get("perplexity")
         if used is None or perplexity is None:
             return "its file tells nothing of how its words are used"
         advice = "; so few say little of a patch: give more --tokenizer-epochs" if used < _FEW else ""

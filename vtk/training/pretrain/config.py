@@ -1,4 +1,4 @@
-"""Options of a pre-training run: the groups that other runs have too, with other defaults, and its own."""
+"""Options of a pre-training run: groups shared with other runs, with other defaults, and its own."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,10 +14,9 @@ from vtk.options.shared import ValSplit
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.contrastive import ContrastiveOptions
 from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, LearningRate, OptKwargs, RecipeOptions
-from vtk.training.options.running import RunningOptions
+from vtk.training.options.running import RunningOptions, TrialOptions
 from vtk.training.options.sharpness import SamOptions
 from vtk.training.options.source import Pretrained, SourceOptions
-from vtk.training.options.trial import TrialOptions
 from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
 
 _DEFAULTS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Training of a tokenizer, through the one engine: words that nobody uses are moved to where patches are."""
+"""Trains a tokenizer through the common engine; words that no patch uses are moved to where patches are."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -13,14 +13,14 @@ from vtk import console
 from vtk.data.loading.loader import Transform, make_loader
 from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.result import EpochEnd
 from vtk.training.engine.streams import ImageStream
 from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.method import Setting
-from vtk.training.pretrain.seeds import numbered
+from vtk.training.pretrain.seeds import number_images
 from vtk.training.pretrain.tokenizer import Tokenizer, TokenizerSpec
 
 
@@ -114,24 +114,24 @@ def fit_tokenizer(
     sizes = TokenizerSpec(*patch, spec.in_chans, config.codes, config.code_dim, spec.mean, spec.std)
     tokenizer = Tokenizer(sizes).to(ranks.device)
     stream = ImageStream(
-        numbered(setting.audit.train), augment, batch_size=config.batch_size, seed=mix(seed, 0x70C) & 0xFFFFFFFF,
+        number_images(setting.audit.train), augment, batch_size=config.batch_size, seed=mix(seed, 0x70C) & 0xFFFFFFFF,
         workers=setting.workers, ranks=ranks, max_pixels=config.max_pixels,
     )  # fmt: skip
     held_out = make_loader(
-        numbered(setting.audit.val), plain, batch_size=config.eval_batch_size, shuffle=False, seed=seed,
+        number_images(setting.audit.val), plain, batch_size=config.eval_batch_size, shuffle=False, seed=seed,
         workers=setting.workers, max_pixels=config.max_pixels,
     )  # fmt: skip
     objective = Reconstruction(config.codes, ranks.device)
     first = next(iter(stream.epoch(0))).to(ranks.device)
     every = torch.ones(config.codes, dtype=torch.bool, device=ranks.device)
     move_words(tokenizer, every, tokenizer.encode(first.images), mix(seed, 0x5EED), ranks)
-    told: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
 
     def epoch_end(end: EpochEnd) -> Mapping[str, float]:
         counts = ranks.sum(objective.counts)
         used, perplexity = usage(counts)
         error = _held_out_error(tokenizer, held_out, ranks)
-        told.update(codes=config.codes, codes_used=used, perplexity=perplexity, val_mse=error)
+        numbers.update(codes=config.codes, codes_used=used, perplexity=perplexity, val_mse=error)
         moved = 0
         if end.epoch < own.epochs:
             moved = int((counts == 0).sum())
@@ -148,7 +148,7 @@ def fit_tokenizer(
         fit(tokenizer, objective, [stream], own, Fp32(), ranks=ranks, on_epoch=epoch_end)
     except DivergedError as error:
         raise DivergedError(f"the tokenizer: {str(error).replace('--lr', '--tokenizer-lr')}") from error
-    return tokenizer.eval().requires_grad_(False), told
+    return tokenizer.eval().requires_grad_(False), numbers
 
 
 @torch.no_grad()

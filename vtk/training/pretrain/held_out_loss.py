@@ -1,4 +1,4 @@
-"""The loss on held-out images, with the masks they have in every epoch and with any number of processes."""
+"""Loss on held-out images, with the same masks in every epoch and for any number of processes."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ class HeldOut:
             number = i * ranks.world + ranks.rank
             # what an objective draws for a batch does not depend on who draws it
             self.objective.start_epoch(mix(self.seed or 0, HELD_OUT, number))
-            told = labels if self.seed is None else seeds_of(labels, self.seed, HELD_OUT)
-            batch = self.objective.prepare(Batch(images, told).to(ranks.device))
+            targets = labels if self.seed is None else seeds_of(labels, self.seed, HELD_OUT)
+            batch = self.objective.prepare(Batch(images, targets).to(ranks.device))
             loss, numbers = self.objective.loss(model, batch)
             mine.append((len(images), {"loss": float(loss), **{k: float(v) for k, v in numbers.items()}}))
         parts = ranks.gather(mine)
         batches = [parts[i % ranks.world][i // ranks.world] for i in range(sum(map(len, parts)))]
         total = sum(count for count, _ in batches)
-        return {key: sum(count * found[key] for count, found in batches) / total for key in batches[0][1]}
+        return {key: sum(count * values[key] for count, values in batches) / total for key in batches[0][1]}

@@ -1,4 +1,4 @@
-"""The images of a run: all below a folder, whatever their folders are called; or, of labelled runs, class folders."""
+"""Reads the images of a pre-training run: all below a folder, or class folders for labelled methods."""
 
 import time
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.result import BadFile, DataAudit, Sample
-from vtk.data.audit.scan import scan
 from vtk.data.audit.split import divide
 from vtk.data.decoding.rules import Decoding
 from vtk.data.probing.probe_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
@@ -57,11 +57,11 @@ def _scan_all(
         raise DataError(f"{root} is a file; give a folder of images")
     rest = Rest()
     parts, notes = _parts(root, rest)
-    found = [file for part in parts for file in part]
-    if not found:
+    files = [file for part in parts for file in part]
+    if not files:
         raise DataError(f"{root} has no images, at any depth; give a folder of images")
     probes, cached = probe_files(
-        root, found, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
+        root, files, config.workers, True, show_progress, config.in_chans, config.max_pixels, spec=spec,
         rules=decoding.rules if decoding else "srgb",
     )  # fmt: skip
     if config.on_bad_image == "fail":

@@ -1,4 +1,4 @@
-"""MAE (He et al. 2021): the backbone sees the visible patches only, and a small decoder predicts the hidden pixels."""
+"""MAE (He et al. 2021): encodes the visible patches only; a small decoder predicts the pixels of the hidden ones."""
 
 import math
 from typing import Any

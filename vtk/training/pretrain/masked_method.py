@@ -1,4 +1,4 @@
-"""What the masked methods share: a backbone whose hidden patches are a learned token, objectives, checks."""
+"""Base of the masked methods: a backbone with a mask token, objectives, checks."""
 
 import copy
 from collections.abc import Callable, Mapping

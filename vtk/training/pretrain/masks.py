@@ -1,4 +1,4 @@
-"""Which patches of an image are hidden: exactly as many in every image, drawn from a seed of the image's own.
+"""Draws masks: the same number of hidden patches in every image, from a seed of its own.
 
 The seed follows from the run's seed, the epoch and the image (`vtk.training.pretrain.seeds`), so that neither the
 batch size, nor the number of processes, nor a stop and a resume changes what is hidden.

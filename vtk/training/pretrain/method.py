@@ -1,4 +1,4 @@
-"""What a kind of pre-training brings along; `vtk.training.pretrain.run` does the rest, alike for all of them.
+"""Interface of a pre-training method; `vtk.training.pretrain.run` does the rest, which is the same for all methods.
 
 A method turns a backbone (a timm model without classifier) into a model to train, says what is minimised, and draws
 what was learnt. The run reads the images, trains through `vtk.training.fit`, scores the held-out images with the same

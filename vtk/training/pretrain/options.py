@@ -1,4 +1,4 @@
-"""The options that only pre-training has: masks, pixel targets, the tokenizer, views of an image."""
+"""Options of pre-training alone: masks, pixel targets, the tokenizer, views of an image."""
 
 from dataclasses import dataclass
 from pathlib import Path

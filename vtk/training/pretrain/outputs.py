@@ -1,4 +1,4 @@
-"""The files of a pre-training run besides those that every run has (`vtk.training.runs.outputs`)."""
+"""Files and printed lines of a pre-training run beside those of every run (`vtk.training.runs.outputs`)."""
 
 from collections.abc import Mapping
 from pathlib import Path

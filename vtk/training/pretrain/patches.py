@@ -1,4 +1,4 @@
-"""Images cut into patches: their pixels, and what a backbone makes of them."""
+"""Cuts images into patches, and finds the patch grid of a backbone."""
 
 from collections.abc import Sequence
 from typing import Any

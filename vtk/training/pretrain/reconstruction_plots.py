@@ -1,4 +1,4 @@
-"""``reconstruction.png``: held-out images beside what was hidden of them and what was made of that."""
+"""Draws ``reconstruction.png``: held-out images, their masked versions and their reconstructions."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a pre-training run left behind."""
+"""Result of a pre-training run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A seed for each image and epoch, as the labels of batches whose images have none."""
+"""Seeds for each image and epoch, in place of labels for images that have none."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ HELD_OUT = (1 << 63) - 1
 """In place of the epoch, for held-out images: the same is hidden of them every time."""
 
 
-def numbered(samples: Sequence[Sample]) -> list[Sample]:
+def number_images(samples: Sequence[Sample]) -> list[Sample]:
     """Return the images with their number as label."""
     return [Sample(sample.path, i) for i, sample in enumerate(samples)]
 
@@ -29,7 +29,7 @@ class SeededStream:
     """A stream whose labels are seeds in place of the numbers of images.
 
     Args:
-        stream: of `numbered` images.
+        stream: of `number_images` images.
         seed: of the run.
     """
 

@@ -1,4 +1,4 @@
-"""SimMIM (Xie et al. 2021): a mask token in place of hidden patches, a linear layer, L1 over their pixels."""
+"""SimMIM (Xie et al. 2021): predicts hidden pixels from mask tokens, by a linear layer and an L1 loss."""
 
 from typing import Any
 

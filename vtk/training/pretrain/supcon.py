@@ -1,4 +1,4 @@
-"""Supervised contrastive pre-training (Khosla et al., 2020): images of a class together, all others apart.
+"""Supervised contrastive pre-training (Khosla et al. 2020): pulls images of a class together, all others apart.
 
 Two augmented views of each image go through the backbone and a projection (two linear layers with a ReLU between them,
 thrown away afterwards), and are compared by their cosines. The loss is the paper's equation 2, whose sum over positives
@@ -82,9 +82,9 @@ class Projected(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Project every view."""
         views = images.shape[:2]
-        found = self.projection(self.backbone(images.flatten(0, 1)))
-        found = found.to(torch.promote_types(found.dtype, torch.float32))
-        return F.normalize(found, dim=1).unflatten(0, views)
+        projections = self.projection(self.backbone(images.flatten(0, 1)))
+        projections = projections.to(torch.promote_types(projections.dtype, torch.float32))
+        return F.normalize(projections, dim=1).unflatten(0, views)
 
     def no_weight_decay(self) -> set[str]:
         """Return what the backbone names."""
@@ -118,8 +118,8 @@ class Contrast:
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean over this process's views, and how close views of one image are."""
-        found = model(batch.images)
-        own, labels = found.flatten(0, 1), batch.labels.repeat_interleave(found.shape[1])
+        projections = model(batch.images)
+        own, labels = projections.flatten(0, 1), batch.labels.repeat_interleave(projections.shape[1])
         inner: Any = getattr(model, "module", model)
         # held-out batches are shared out whole, and some process may have none
         ranks = self.ranks if inner.training else Ranks(batch.images.device)
@@ -127,8 +127,8 @@ class Contrast:
         all_labels, _ = gather_rows(labels, ranks)
         loss = supcon_loss(own, labels, every, all_labels, start, self.temperature)
         numbers: dict[str, Tensor | float] = {}
-        if found.shape[1] == 2:
-            numbers["view_cosine"] = (found[:, 0] * found[:, 1]).sum(1).mean().detach()
+        if projections.shape[1] == 2:
+            numbers["view_cosine"] = (projections[:, 0] * projections[:, 1]).sum(1).mean().detach()
         return loss, numbers
 
 
@@ -169,7 +169,7 @@ class SupCon:
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a new projection."""
-        self._told = {"temperature": setting.config.supcon_temperature, "projection": setting.config.supcon_dim}
+        self._settings = {"temperature": setting.config.supcon_temperature, "projection": setting.config.supcon_dim}
         return Projected(backbone, setting.config.supcon_dim)
 
     def objective(self, setting: Setting) -> Contrast:
@@ -181,10 +181,10 @@ class SupCon:
         """Draw the cosines between held-out images, which are in order of their classes, into ``similarity.png``."""
         from matplotlib.figure import Figure
 
-        found = model(images[:, None])[:, 0]
+        projections = model(images[:, None])[:, 0]
         figure = Figure(figsize=(4, 3.4), dpi=130)
         axes = figure.add_subplot()
-        shown = axes.imshow((found @ found.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
+        shown = axes.imshow((projections @ projections.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
         figure.colorbar(shown, ax=axes, label="cosine of the projections")
         axes.set_xlabel("held-out images, in order of their classes")
         with replace_file(setting.out / SIMILARITY) as tmp:
@@ -192,4 +192,4 @@ class SupCon:
 
     def numbers(self) -> dict[str, Any]:
         """Return temperature and width."""
-        return self._told
+        return self._settings

@@ -1,4 +1,4 @@
-"""The tokenizer of BEiT: a patch of an image becomes one of a few hundred visual words, and an image again from these.
+"""Tokenizer of BEiT: turns each patch of an image into one of a few hundred visual words, and words into an image.
 
 A vector-quantised autoencoder (van den Oord et al. 2017) of patches. The encoder sees one patch at a time, so that a
 word tells of its own patch only; the decoder sees the neighbouring words, too. Words and encodings are compared as
@@ -132,8 +132,8 @@ class Tokenizer(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the reconstructed images, the loss of the words, the words' numbers, and the encodings."""
-        found = self.quantize(images)
-        return self.decode(found.passed, self.grid(images)), found.loss, found.ids, found.encoded
+        quantized = self.quantize(images)
+        return self.decode(quantized.passed, self.grid(images)), quantized.loss, quantized.ids, quantized.encoded
 
     @property
     def id(self) -> str:
@@ -150,10 +150,10 @@ def save_tokenizer(path: Path, tokenizer: Tokenizer, numbers: dict[str, Any]) ->
     Raises:
         DataError: the file cannot be written.
     """
-    told = {"schema": 1, "spec": asdict(tokenizer.spec), "numbers": numbers}
+    description = {"schema": 1, "spec": asdict(tokenizer.spec), "numbers": numbers}
     with replace_file(path) as tmp:
         state = {name: tensor.detach().cpu() for name, tensor in tokenizer.state_dict().items()}
-        save_tensors(tmp, state, {KEY: json.dumps(told)})
+        save_tensors(tmp, state, {KEY: json.dumps(description)})
 
 
 def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
@@ -165,21 +165,21 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     tensors, metadata = read_safetensors(path)
     if KEY not in metadata:
         raise DataError(f"{path} is no tokenizer; `vtk pretrain --method beit` writes RUN/tokenizer.safetensors")
-    told = parse_json(metadata[KEY], f"the description of {path}")
-    if not isinstance(told, dict) or told.get("schema") != 1:
+    description = parse_json(metadata[KEY], f"the description of {path}")
+    if not isinstance(description, dict) or description.get("schema") != 1:
         raise DataError(f"{path} is a tokenizer of another version of vtk, or was edited")
-    spec = from_plain(TokenizerSpec, told.get("spec"), str(path))
+    spec = from_plain(TokenizerSpec, description.get("spec"), str(path))
     sizes = (spec.patch_height, spec.patch_width, spec.in_chans, spec.codes, spec.dim, spec.hidden)
     if not all(1 <= size <= _LARGEST for size in sizes) or tensors.get("words", torch.empty(0)).numel() == 0:
         raise DataError(f"{path} describes an impossible tokenizer; the file was edited or mixed up")
     with torch.device("meta"):
         tokenizer = Tokenizer(spec)
     for name, needed in tokenizer.state_dict().items():
-        found = tensors.get(name)
-        if found is None or found.shape != needed.shape or not bool(found.isfinite().all()):
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != needed.shape or not bool(tensor.isfinite().all()):
             raise DataError(f"{path}: `{name}` is absent, of another shape, or not finite; the file was cut or edited")
     tokenizer.load_state_dict({k: v.float() for k, v in tensors.items()}, assign=True)
-    numbers = told.get("numbers")
+    numbers = description.get("numbers")
     return tokenizer.eval().requires_grad_(False), numbers if isinstance(numbers, dict) else {}
 
 

@@ -1,6 +1,5 @@
 """Recipes of papers for `vtk train`: YAML that holds what differs from the defaults, each value with its source."""
 
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,14 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def read_recipe(name: str, kind: type | None = None) -> dict[str, Any]:
+def read_recipe(name: str, kind: type) -> dict[str, Any]:
     """Return the values of a recipe.
 
     A recipe with the key ``recipe`` begins with the values of that one.
 
     Args:
         name: of one that comes with the toolkit, or a YAML file.
-        kind: config dataclass, by default `vtk.training.train_config.TrainConfig`.
+        kind: config dataclass that has the values, such as `vtk.TrainConfig`.
 
     Raises:
         UsageError: there is none of that name, or a key or value does not fit.
@@ -32,11 +31,7 @@ def read_recipe(name: str, kind: type | None = None) -> dict[str, Any]:
     return _read(name, kind, ())
 
 
-def _read(name: str, kind: type | None, within: tuple[str, ...]) -> dict[str, Any]:
-    if kind is None:
-        from vtk.training.train_config import TrainConfig
-
-        kind = TrainConfig
+def _read(name: str, kind: type, within: tuple[str, ...]) -> dict[str, Any]:
     values = read_values(_find(name), kind, "--recipe")
     if wrong := [key for key in _NOT if key in values]:
         raise UsageError(f"`--recipe` {name}: `{wrong[0]}` is of one run, not of a recipe; give --{wrong[0]} instead")
@@ -46,18 +41,6 @@ def _read(name: str, kind: type | None, within: tuple[str, ...]) -> dict[str, An
     if first in (name, *within):
         raise UsageError(f"`--recipe` {name} begins with {first}, which begins with it; take one of them out")
     return {**_read(first, kind, (*within, name)), **values}
-
-
-def from_recipe(name: str, **values: Any) -> Any:
-    """Return a `vtk.training.train_config.TrainConfig` of a recipe, with further or other values.
-
-    Raises:
-        UsageError: see `read_recipe`, or values that contradict each other.
-    """
-    from vtk.training.train_config import TrainConfig
-
-    known: Mapping[str, Any] = read_recipe(name)
-    return TrainConfig(**{**known, **values, "recipe": name})
 
 
 def is_file(name: str | None) -> bool:

@@ -46,7 +46,7 @@ def write_images(out: Path, audit: DataAudit) -> None:
     write_text(out / IMAGES, text.getvalue())
 
 
-def tell_change(out: Path, audit: DataAudit) -> str:
+def describe_change(out: Path, audit: DataAudit) -> str:
     """Say how the images differ from those of the table in ``out``; nothing where that cannot be told."""
     try:
         with (out / IMAGES).open(newline="", encoding="utf-8") as file:

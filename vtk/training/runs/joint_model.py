@@ -5,7 +5,7 @@ then the rows of all tasks and resolutions stand in one matrix (1, T, C), and th
 between them (paper A: fine-tuning the attention layers only lets tasks share the rest).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.models.structure import unusual_part
 from vtk.models.task_parameters import head_names, position_names
+from vtk.training.engine.precision import Fp32, Precision
 from vtk.training.frozen_ffn.blocks import can_join
 from vtk.training.frozen_ffn.stages import attention_stage, ffn_stage
 from vtk.training.policies.policy import group_names
@@ -85,10 +86,42 @@ def share_frozen(name: str, model: nn.Module, first: nn.Module) -> None:
             module._parameters[short] = other
 
 
-def count_shared(model: JointModel) -> int:
-    """Return the number of weights that all tasks of a model share."""
-    first, *rest = ({id(p): p.numel() for p in m.parameters()} for m in model.models)
+def count_shared(models: Iterable[nn.Module]) -> int:
+    """Return the number of weights that the models of all tasks share."""
+    first, *rest = ({id(p): p.numel() for p in m.parameters()} for m in models)
     return sum(n for key, n in first.items() if all(key in other for other in rest))
+
+
+class JointPrecision(Fp32):
+    """The number formats of several tasks, each with the fp32 masters of its own; shared weights are rounded once.
+
+    Args:
+        parts: model and number formats of each task.
+    """
+
+    def __init__(self, parts: Sequence[tuple[nn.Module, Precision]]) -> None:
+        first = parts[0][1]
+        super().__init__(first.scaler)
+        self.parts, self.name = parts, first.name
+
+    def prepare(self, model: nn.Module, trained: Collection[str]) -> None:
+        """Prepare every task's model; ``model`` is a `JointModel` of them."""
+        first = self.parts[0][1]
+        for own, precision in self.parts:
+            if precision is not first:
+                precision.share(first)
+            precision.prepare(own, [n for n, p in own.named_parameters() if p.requires_grad])
+            model.register_forward_pre_hook(precision.before_forward, with_kwargs=True)
+
+    def before_eval(self, model: nn.Module) -> None:
+        """Drop the casts of the last training step."""
+        for own, precision in self.parts:
+            precision.before_eval(own)
+
+    def master_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return every task's state dict, its keys after the number of the task."""
+        states = [precision.master_state_dict(own) for own, precision in self.parts]
+        return {f"models.{i}.{key}": value for i, state in enumerate(states) for key, value in state.items()}
 
 
 def _joint_block(blocks: Sequence[Any], tokens: list[Tensor]) -> list[Tensor]:

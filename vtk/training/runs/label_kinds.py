@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vtk.card import InputSpec
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.data.audit.result import DataAudit
-from vtk.data.audit.scan import scan
 from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.samplers import BalancedSampler, EpochSampler, RepeatSampler, balanced_weights
 from vtk.evaluation.metrics import Metrics
@@ -16,7 +16,8 @@ from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.training.objectives.base import Classification
 from vtk.training.objectives.binary import Binary
 from vtk.training.objectives.multilabel import MultiLabel, positive_weights
-from vtk.training.train_config import RunConfig, TrainConfig
+from vtk.training.options.scratch import ScratchOptions
+from vtk.training.run_config import RunConfig
 
 Scores = Metrics | MultiLabelMetrics
 
@@ -50,7 +51,7 @@ def make_objective(config: RunConfig, audit: DataAudit) -> Classification:
     """Return what a run minimises."""
     classes, weights = len(audit.classes), None
     mixing: dict[str, float] = {"mixup": config.mixup, "cutmix": config.cutmix, "prob": config.mix_prob}
-    if isinstance(config, TrainConfig) and config.loss != "ce":
+    if isinstance(config, ScratchOptions) and config.loss != "ce":
         return Binary(
             classes, smoothing=config.smoothing, threshold=config.bce_threshold, total=config.loss == "bce-sum",
             **mixing,
@@ -66,7 +67,7 @@ def make_objective(config: RunConfig, audit: DataAudit) -> Classification:
 
 def make_sampler(config: RunConfig, audit: DataAudit) -> EpochSampler | None:
     """Return what draws the training images; None for a shuffled pass over all of them."""
-    if isinstance(config, TrainConfig) and config.aug_repeats > 1:
+    if isinstance(config, ScratchOptions) and config.aug_repeats > 1:
         return RepeatSampler(len(audit.train), config.aug_repeats, config.seed)
     if config.sampler != "balanced":
         return None

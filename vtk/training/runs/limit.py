@@ -12,7 +12,7 @@ from vtk.data.loading.samplers import mix
 _PARTS = {"train": 0x71, "val": 0x7A}
 
 
-def limited(audit: DataAudit, limit: int | None, seed: int) -> DataAudit:
+def limit_images(audit: DataAudit, limit: int | None, seed: int) -> DataAudit:
     """Return an audit with at most ``limit`` images of each part, as the seed chooses them; the note says so.
 
     Classes keep their proportions, and each has one image at least where there is room for all; images with several

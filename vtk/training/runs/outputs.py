@@ -1,16 +1,10 @@
 """The files of a run: which there are, how they are cleared away, and how they are written."""
 
 import contextlib
-import dataclasses
-import platform
-import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from vtk import files
 from vtk.errors import DataError
@@ -18,13 +12,9 @@ from vtk.files import existing_dir, old_places, prepare_output, write_text
 from vtk.filesets import recover, replace_set
 from vtk.locks import hold_folder
 from vtk.marks import at, begins, find_own, header_with, json_lines_with, json_with, png, safetensors_with
-from vtk.options import option_of
-from vtk.options.config import flag_of
 from vtk.packages import require
 from vtk.packs.adapters import CARD_KEY
-from vtk.training.recipes import is_file
 from vtk.training.runs.tracking import clear_events
-from vtk.training.train_config import RunConfig
 
 if TYPE_CHECKING:
     from vtk.evaluation.metrics import Metrics
@@ -180,55 +170,6 @@ def _plain(folder: Path) -> str:
 def _is_ours(folder: Path) -> bool:
     name, mark = _TOLD[_plain(folder)]
     return folder.is_dir() and at(folder / name, mark)()
-
-
-def config_text(config: RunConfig) -> str:
-    """Return the effective config as YAML that ``--config`` reads back; what belongs to one call is left out."""
-    values = dataclasses.asdict(config)
-    for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only", "dry_run"):
-        values.pop(name, None)
-    if is_file(values.get("recipe")):  # its values are all here, and the file may be gone by then
-        values["recipe"] = None
-    plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
-    data = "" if config.tasks else " DATA"
-    head = f"# {command_line(config)}\n# vtk {config.command} --config THIS-FILE{data} repeats the run\n"
-    return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-
-
-def command_line(config: RunConfig) -> str:
-    """Return the command of this run: data, and each flag whose value is not the default; ``--out`` is left out."""
-    words = ["vtk", config.command, *([] if config.data is None else [str(config.data)])]
-    defaults = config.defaults()
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if (
-            f.name in ("data", "out", "resume", "overwrite", "stop_after", "workers", "dry_run", "track", "save_every")
-            or value == defaults[f.name]
-        ):
-            continue
-        if f.name == "memory" and value != "gelu8":  # the other modes change no result
-            continue
-        flag = flag_of(type(config), f.name).removeprefix("--")
-        if option_of(type(config), f.name).flag and isinstance(value, tuple):  # once for each
-            words += [word for each in value for word in (f"--{flag}", str(each))]
-        elif isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            words += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
-    return shlex.join(words)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a card records."""
-    found = {"python": platform.python_version()}
-    for key, name in (("torch", "torch"), ("timm", "timm"), ("vtk", "vit-toolkit")):
-        try:
-            found[key] = version(name)
-        except PackageNotFoundError:  # run from a checkout
-            from vtk import __version__
-
-            found[key] = __version__ if key == "vtk" else "unknown"
-    return found
 
 
 def replace_plots(out: Path) -> contextlib.AbstractContextManager[Path]:

@@ -73,7 +73,9 @@ def test_pgd_of_a_linear_model_ends_in_the_corner_that_fgsm_reaches():
     start = torch.zeros_like(pixels)
     found = pgd(model, pixels, y, 0.1, spec=of, start=start)
     assert torch.allclose(found, fgsm(model, pixels, y, 0.1, spec=of), atol=1e-12)
-    one = pgd(model, pixels, y, 0.1, spec=of, start=start, steps=3)  # paper D: an eighth of the radius a step
+    one = pgd(
+        model, pixels, y, 0.1, spec=of, start=start, steps=3
+    )  # Chen et al. (2022): an eighth of the radius a step
     assert float((one - pixels).abs().max()) == pytest.approx(3 * 0.1 / 8)
 
 

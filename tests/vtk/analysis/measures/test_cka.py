@@ -125,7 +125,7 @@ BLOCKS = {
 def test_the_reading_finds_stages_and_units_that_change_little():
     text = " ".join(diagnostic("cka").read(BLOCKS))
     assert "0.99 inside of a stage and 0.25 between stages" in text or "1.00 inside" in text
-    assert "as paper C finds" in text and "down changes the features most: CKA 0.25" in text
+    assert "as Park and Kim (2022) find" in text and "down changes the features most: CKA 0.25" in text
     assert "4 of 5 units leave them nearly as they were" in text
     numbers = diagnostic("cka").numbers(BLOCKS)
     assert numbers["mean CKA between stages"] == pytest.approx(0.25)

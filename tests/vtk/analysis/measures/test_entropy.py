@@ -12,7 +12,7 @@ from torch import nn
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis import attention_entropy
 from vtk.analysis.measures.entropy import entropies
-from vtk.analysis.probes.attention_maps import rebuilt, watch_attention
+from vtk.analysis.probes.attention_maps import rebuild_attention, watch_attention
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
@@ -121,7 +121,7 @@ def test_one_sharp_key_has_no_entropy_and_masked_keys_count_nothing():
     mask = torch.zeros(4, 4).masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -math.inf)
     expected = [math.log(n) for n in (1, 2, 3, 4)]
     for options in ({"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask == 0}):
-        assert entropies(rebuilt(q, q, q, **options)).flatten().tolist() == pytest.approx(expected)
+        assert entropies(rebuild_attention(q, q, q, **options)).flatten().tolist() == pytest.approx(expected)
 
 
 def test_windows_of_a_swin_are_seen_fused_and_not():

@@ -16,7 +16,7 @@ from vtk.errors import DataError, UsageError
 
 
 def recipe(maps):
-    """Paper C's notebook: shifted transform, mean of the logarithms, half of the diagonal, minus its first entry."""
+    """Park and Kim's notebook: shifted transform, mean of logarithms, half of the diagonal, minus its first entry."""
     logs = np.log(np.abs(np.fft.fft2(maps)) + 1e-6)
     height, width = maps.shape[-2:]
     logs = np.roll(logs, (height // 2, width // 2), axis=(-2, -1)).mean(axis=(0, 1))
@@ -120,7 +120,7 @@ def test_the_reading_says_which_kinds_lower_high_frequencies():
     text = told(*low_pass)
     assert "An MSA changes the amplitude of high frequencies by −0.5 nats on average; 4 of 4 MSAs lower it." in text
     assert "An MLP changes the amplitude of high frequencies by 0.75 nats on average; 0 of 4 MLPs lower it." in text
-    assert "as paper C finds of ViTs" in text and "--stem" not in text
+    assert "as Park and Kim (2022) find of ViTs" in text and "--stem" not in text
     rising = [unit("other", -3.0), unit("msa", -2.0), unit("mlp", -1.5), unit("msa", -1.0), unit("mlp", -1.2)]
     text = told(*rising, *rising[1:], *rising[1:])
     assert "its MSAs and MLPs do not" in text and "--stem conv" in text

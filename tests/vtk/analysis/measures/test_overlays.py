@@ -12,7 +12,7 @@ from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.map_figures import decode_picture, encode_picture
 from vtk.analysis.diagnostics.overlays import DIAGNOSTIC
 from vtk.analysis.measures.overlays import attention_maps, half_share
-from vtk.analysis.run import finite
+from vtk.analysis.result_files import finite
 from vtk.errors import DataError, UsageError
 
 SMALL = {"img_size": 32, "depth": 2, "embed_dim": 24, "num_heads": 3}

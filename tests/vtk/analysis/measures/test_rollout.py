@@ -11,7 +11,7 @@ from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.diagnostics.rollout import DIAGNOSTIC
 from vtk.analysis.measures.rollout import attention_rollout
-from vtk.analysis.run import finite
+from vtk.analysis.result_files import finite
 from vtk.card import Transform
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model

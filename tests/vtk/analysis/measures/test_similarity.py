@@ -17,7 +17,7 @@ from vtk.errors import UsageError
 
 
 def written_out(tokens):
-    """Paper E, eq. 5: the matrix of all pairs, without its diagonal."""
+    """Wang et al. 2022, eq. 5: the matrix of all pairs, without its diagonal."""
     n = tokens.shape[0]
     pairs = F.cosine_similarity(tokens[:, None], tokens[None], dim=-1)
     return float(pairs[~torch.eye(n, dtype=torch.bool)].sum()) / (n * (n - 1))

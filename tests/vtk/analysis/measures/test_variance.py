@@ -64,7 +64,7 @@ def test_the_reading_gives_factors_of_each_kind():
     text = " ".join(diagnostic("variance").read(found))
     assert "An MSA multiplies the variance by 0.5 (geometric mean); 2 of 2 MSAs reduce it." in text
     assert "An MLP multiplies the variance by 4 (geometric mean); 0 of 2 MLPs reduce it." in text
-    assert "what paper C expects" in text
+    assert "what Park and Kim (2022) expect" in text
     assert diagnostic("variance").numbers(found)["factor of the variance by an MLP"] == pytest.approx(4)
     risen = result(unit("other", 1.0, "stem"), unit("msa", 2.0))
     assert "most here do not" in " ".join(diagnostic("variance").read(risen))

@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
 from vtk.analysis.probes.feature_maps import Maps, grid_of
-from vtk.analysis.probes.residual_units import removed, residual_units, watch_units
+from vtk.analysis.probes.residual_units import residual_units, watch_units, without_unit
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet
 from vtk.models.parallel_models import build
@@ -175,7 +175,7 @@ def test_a_removed_unit_is_one_whose_last_weights_are_zero(name):
         for unit in residual_units(model):
             if not unit.outlets:
                 continue
-            with removed(unit):
+            with without_unit(unit):
                 found = model(x)
             assert torch.allclose(found, zeroed(model, unit)(x), atol=1e-12), unit.name
             assert not torch.allclose(found, whole, atol=1e-9), unit.name
@@ -190,9 +190,9 @@ def test_context_broadcasting_of_a_removed_mlp_adds_nothing():
     x = images(2)[0][0]
     _, (stem, middle, behind) = features(model, x)
     msa, mlp = residual_units(model)[1:]
-    with removed(msa):
+    with without_unit(msa):
         assert torch.equal(features(model, x)[1][1], stem)
-    with removed(mlp):
+    with without_unit(mlp):
         assert torch.equal(features(model, x)[1][2], middle)
     assert not torch.allclose(behind, middle)
 
@@ -200,9 +200,9 @@ def test_context_broadcasting_of_a_removed_mlp_adds_nothing():
 def test_what_cannot_be_removed_is_refused():
     model = tiny_vit()
     stem, msa, _ = residual_units(model)
-    with pytest.raises(UsageError, match="`stem` has no branch"), removed(stem):
+    with pytest.raises(UsageError, match="`stem` has no branch"), without_unit(stem):
         pass
-    with pytest.raises(UsageError, match=r"`blocks.0.attn` did not run"), removed(msa):
+    with pytest.raises(UsageError, match=r"`blocks.0.attn` did not run"), without_unit(msa):
         pass
     assert not any(m._forward_hooks for m in model.modules())
     with pytest.raises(UsageError, match="Sequential has no blocks that are known"):

@@ -19,7 +19,7 @@ from vtk.analysis.diagnostics import NAMES
 from vtk.analysis.diagnostics.base import Run
 from vtk.analysis.report.page import page
 from vtk.analysis.report.plot_files import embed
-from vtk.analysis.report.summary import advice, cautions, difference, headline, shown, suggests
+from vtk.analysis.report.summary import advice, cautions, difference, headline, number_text, suggests
 from vtk.analysis.report.terminal import print_analyses
 
 EVIL = "a\x1b[31m\n<script>alert(1)</script> & \"q\" 'x' \ud800"
@@ -30,8 +30,8 @@ TRY = "Attention is dense: try `vtk finetune … --cb upper`."
 def fakes(monkeypatch):
     diagnostics = {name: fake(name) for name in NAMES}
     monkeypatch.setattr("vtk.analysis.report.page.embed", cache(embed))
-    for module in ("page", "summary", "tables"):
-        monkeypatch.setattr(f"vtk.analysis.{module}.diagnostic", diagnostics.__getitem__)
+    for module in ("page", "summary", "terminal"):
+        monkeypatch.setattr(f"vtk.analysis.report.{module}.diagnostic", diagnostics.__getitem__)
     return diagnostics
 
 
@@ -87,9 +87,10 @@ def test_one_model_has_everything_in_order():
     source = report(one)
     got = Page(source)
     order = [
-        "Analysis of one", "What to change", TRY.replace("`", ""), "In numbers", "value, m", "Contents", "Attention",
+        "Analysis of one", "Suggested changes", TRY.replace("`", ""), "Key numbers", "value, m", "Contents",
+        "Attention",
         "The entropy", "paper Z, Figure 9", "High is much.", "A line for each of one.", "Reading", "It is 1.5.",
-        "Robustness", "The noise", "What could not be done", "too few images", "How this was made", "vtk analyze x",
+        "Robustness", "The noise", "Not measured", "too few images", "Run details", "vtk analyze x",
         "123.4 MB", "Seconds", "2.25",
     ]  # fmt: skip
     at = 0
@@ -98,7 +99,7 @@ def test_one_model_has_everything_in_order():
         at = got.text.index(words, at)
     assert got.count("figure") == got.count("img") == got.count("figcaption") == 2
     assert "cka" not in [a.get("id") for _, a in got.tags] and "B − A" not in got.text
-    assert "It is 1.5." in got.text[: got.text.index("In numbers")]  # the sentence that says why
+    assert "It is 1.5." in got.text[: got.text.index("Key numbers")]  # the sentence that says why
 
 
 def test_the_page_needs_nothing_beside_it_and_runs_nothing():
@@ -174,7 +175,7 @@ def test_warnings_are_on_top_of_the_page():
     b = replace(a, label="b", facts={**a.facts, "images digest": "other"})
     got = Page(report(a, b))
     assert [attributes.get("class") for _, attributes in got.tags].count("warning") == 1
-    assert got.text.index("different images") < got.text.index("What to change")
+    assert got.text.index("different images") < got.text.index("Suggested changes")
 
 
 @pytest.mark.parametrize(
@@ -202,8 +203,8 @@ def test_advice_brings_the_reason_along():
     ],
 )  # fmt: skip
 def test_numbers_are_written_with_four_digits(value, text):
-    assert shown(value) == text
-    assert shown(value, sign=True) == ("+" if value and value > 0 else "") + text
+    assert number_text(value) == text
+    assert number_text(value, sign=True) == ("+" if value and value > 0 else "") + text
 
 
 def test_what_is_not_defined_is_a_dash(fakes):
@@ -244,7 +245,7 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch, capsys, fakes)
         assert max(map(cell_len, lines)) <= min(columns, 80)
         text = " ".join(" ".join(lines).split())
         assert "−123,457" in text and "1e−5" in text and "could not be done" in text and "\x1b" not in text
-        assert TRY in text and text.index("value, m") < text.rindex("What to change")
+        assert TRY in text and text.index("value, m") < text.rindex("Suggested changes")
 
 
 def test_terminal_of_one_model_reads_and_of_two_compares(monkeypatch, capsys):

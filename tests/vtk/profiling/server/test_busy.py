@@ -14,8 +14,8 @@ from torch import nn
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.profiling.server import drive, traffic
-from vtk.profiling.server.client import connect
 from vtk.profiling.server.config import ServerConfig
+from vtk.profiling.server.connect import connect
 from vtk.profiling.server.drive import profile_server
 from vtk.profiling.server.pool import Pool
 from vtk.profiling.server.result import ServerResult

@@ -15,8 +15,8 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UnavailableError, UsageError
 from vtk.profiling.server import drive, traffic
-from vtk.profiling.server.client import connect
 from vtk.profiling.server.config import ServerConfig
+from vtk.profiling.server.connect import connect
 from vtk.profiling.server.drive import profile_server
 from vtk.profiling.server.report import page
 from vtk.profiling.server.result import ServerLevel, ServerResult

@@ -11,7 +11,8 @@ import pytest
 
 from vtk import __main__
 from vtk.errors import UnavailableError, UsageError, VtkError
-from vtk.profiling.server.client import RequestFailed, choose_model, connect
+from vtk.profiling.server.client import RequestFailed
+from vtk.profiling.server.connect import choose_model, connect
 from vtk.profiling.server.pool import Pool
 
 META = {"name": "x", "extensions": []}

@@ -93,7 +93,7 @@ def test_adamw_is_torchs_and_keeps_its_fast_path(tiny):
 
 
 def test_refusals_in_one_line(config, monkeypatch):
-    monkeypatch.setattr("vtk.training.runs.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
+    monkeypatch.setattr("vtk.training.runs.task.read_data", lambda *a, **k: pytest.fail("data was read"))
     for name, kind, text in (
         ("adahessian", UsageError, "graph of its gradients"),
         ("admw", UsageError, r"not one of timm's \d+: is it .*adamw"),

@@ -219,7 +219,7 @@ def test_an_fp16_run_from_images_to_eval(config, photos, tmp_path, capsys, monke
     with pytest.raises(UnavailableError, match="trains on CUDA only"):
         finetune(config(precision="fp16"))
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr("vtk.training.runs.setup.make_precision", lambda *a, **k: Fp16(DynamicScaler("cpu", 2.0**20)))
+    monkeypatch.setattr("vtk.training.runs.plan.make_precision", lambda *a, **k: Fp16(DynamicScaler("cpu", 2.0**20)))
     changes = {"precision": "fp16", "epochs": 4, "memory": "recompute"}
     whole = finetune(config(out=tmp_path / "whole", **changes))
     finetune(config(out=tmp_path / "parts", stop_after=2, **changes))

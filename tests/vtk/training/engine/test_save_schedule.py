@@ -161,9 +161,7 @@ def test_training_from_scratch_goes_on_within_an_epoch(photos, tmp_path):
 
 @pytest.mark.slow
 def test_a_loss_scaler_goes_on_within_an_epoch(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "vtk.training.runs.setup.make_precision", lambda *a, **k: Fp16(DynamicScaler("cpu", 2.0**20, 3))
-    )
+    monkeypatch.setattr("vtk.training.runs.plan.make_precision", lambda *a, **k: Fp16(DynamicScaler("cpu", 2.0**20, 3)))
     changes = {"precision": "fp16", "batch_size": 4}
     whole = finetune(config(out=tmp_path / "whole", **changes))
     parts = {**changes, "out": tmp_path / "parts", "save_every": "1"}

@@ -174,7 +174,7 @@ def test_masking_in_front_of_and_behind_an_independent_stem_is_the_same(images, 
     ids=["hmlp-eval", "hmlp-train", "hmlp-ln", "conv"],
 )
 def test_masking_commutes_with_stems_of_independent_patches(stem, training, same):
-    """Paper A, section 5: before or after an hMLP stem is the same; a BatchNorm in train mode joins the patches."""
+    """Touvron et al. 2022, sec. 5: masks before or after an hMLP stem are the same, except by BatchNorm."""
     backbone = vit(patch_size=16, img_size=(32, 48))
     apply_transforms(backbone, [Transform("replace_stem", {"stem": stem})], {k: k for k in backbone.state_dict()})
     assert independent(backbone.double().eval(), (3, 32, 48)) == (stem != "conv")

@@ -9,7 +9,7 @@ from vtk.errors import UsageError
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream
 from vtk.training.pretrain.masks import make_masks
-from vtk.training.pretrain.seeds import SeededStream, numbered, seeds_of
+from vtk.training.pretrain.seeds import SeededStream, number_images, seeds_of
 
 SEEDS = torch.arange(200) * 7919
 
@@ -66,7 +66,7 @@ def test_masks_that_cannot_be(arguments, text):
 
 def test_seeds_follow_images_and_epochs_not_batches_or_processes(photos):
     files = sorted((photos / "train").rglob("*.png"))
-    samples = numbered([Sample(path, 0) for path in files])
+    samples = number_images([Sample(path, 0) for path in files])
 
     def seeds(world: int, batch: int, epoch: int) -> set[int]:
         found = []

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from vtk.bank import TaskBank
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.packs.load import load_task
-from vtk.training.engine.fit import DivergedError
+from vtk.training.engine.fitting import DivergedError
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune, finetune_tasks, memory_report
-from vtk.training.runs.joint import JointRun
+from vtk.training.runs.joint_tasks import build_tasks
 
 SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 
@@ -77,24 +77,24 @@ def alone(both, name, photos, shades, out, **changes):
 def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, changes, monkeypatch):
     # whole runs in fp64: the same batches, losses and updates, up to the order in which rows are summed
     if "precision" not in changes:
-        import vtk.training.runs.packs as packs
-        import vtk.training.runs.setup as setup
+        import vtk.training.runs.pack_writer as packs
+        import vtk.training.runs.prepare as prepare
+        import vtk.training.runs.task as task
 
-        create, feed = setup.build_model, setup.Setup.feed
+        create, augment = task.build_model, task.augmentation
 
         def wide(*args, **kwargs):
             created = create(*args, **kwargs)
             created.model.double()
             return created
 
-        def wide_feed(self, workers):
-            feed(self, workers)
-            narrow = self.augment
-            self.stream._loader.dataset.transform = lambda image: narrow(image).double()
+        def wide_augmentation(*args):
+            narrow = augment(*args)
+            return lambda image: narrow(image).double()
 
-        monkeypatch.setattr(setup, "build_model", wide)
-        monkeypatch.setattr(setup.Setup, "feed", wide_feed)
-        monkeypatch.setattr(packs, "evaluate_ranks", in_fp64(packs.evaluate_ranks))
+        monkeypatch.setattr(task, "build_model", wide)
+        monkeypatch.setattr(task, "augmentation", wide_augmentation)
+        monkeypatch.setattr(prepare, "evaluate_ranks", in_fp64(prepare.evaluate_ranks))
         monkeypatch.setattr(packs, "save_task", keep_fp64)
     result = finetune_tasks(both(out=tmp_path / "both", **changes))
     for name in ("colour", "shade"):
@@ -187,7 +187,7 @@ def test_a_run_that_replaces_another_does_not_go_on_from_its_state(both, tmp_pat
         raise KeyboardInterrupt  # before the first epoch is done
 
     with monkeypatch.context() as patch:
-        patch.setattr("vtk.training.runs.joint.fit", stop)
+        patch.setattr("vtk.training.runs.run.fit", stop)
         with pytest.raises(KeyboardInterrupt):
             finetune_tasks(both(epochs=1, out=out, overwrite=True))
     assert not (out / "colour" / "task").exists()
@@ -227,7 +227,7 @@ def test_an_edited_state_is_refused(both, tmp_path):
 def test_a_task_with_fewer_images_than_processes_is_refused(both, tmp_path):
     many = Ranks(torch.device("cpu"), world=15)
     with pytest.raises(UsageError, match="task `shade` has 14 training images for 15 processes"):
-        JointRun(both(batch_size=15), tmp_path / "run", many).build()
+        build_tasks(both(batch_size=15), tmp_path / "run", many)
 
 
 def test_a_task_at_another_size_starts_from_the_first(both, photos, tmp_path, config, weights):

@@ -144,10 +144,10 @@ def test_what_is_frozen_is_in_memory_once(tiny):
     frozen = {k: p for k, p in models["0"].named_parameters() if not p.requires_grad}
     for model in models.values():
         assert all(p is frozen[k] for k, p in model.named_parameters() if k in frozen)
-    assert count_shared(joint) == sum(p.numel() for p in frozen.values())
+    assert count_shared(joint.models) == sum(p.numel() for p in frozen.values())
     total = sum(p.numel() for p in joint.parameters())  # counts each object once
     own = sum(p.numel() for m in models.values() for p in m.parameters() if p.requires_grad)
-    assert total == own + count_shared(joint)
+    assert total == own + count_shared(joint.models)
 
 
 def test_refusals(tiny):

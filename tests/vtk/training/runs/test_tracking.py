@@ -62,7 +62,7 @@ def test_each_task_has_a_folder(config, photos):
 def test_without_the_package_one_line_and_no_data_is_read(config, photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("vtk.training.runs.setup.read_data", lambda *a, **k: pytest.fail("data was read"))
+    monkeypatch.setattr("vtk.training.runs.task.read_data", lambda *a, **k: pytest.fail("data was read"))
     with pytest.raises(UnavailableError, match="pip install 'vit-toolkit\\[tensorboard\\]'") as caught:
         finetune(config(track=("tensorboard",)))
     assert caught.value.exit_code == 5 and "\n" not in str(caught.value)

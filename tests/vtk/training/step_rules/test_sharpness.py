@@ -18,7 +18,7 @@ from vtk.models.inputs import blank_model
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune, finetune_tasks, memory_report
 from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.runs import resume_state as checkpoint
+from vtk.training.runs.identity import check_identity, run_identity
 from vtk.training.step_rules.radii import find_radius
 from vtk.training.step_rules.sharpness import make_step_rule
 
@@ -176,15 +176,15 @@ def test_bad_values_are_refused(values, text):
 
 
 def test_runs_of_older_versions_go_on_and_others_not():
-    now = checkpoint.identity(
+    now = run_identity(
         FinetuneConfig(), base_id="b", audit=DataAudit(Path("x"), "flat", (), (), ()), precision="fp32", world=1
     )
     flags = [f.name for f in dataclasses.fields(FinetuneConfig) if f.name.startswith(("sam", "adversarial"))]
     old = {**now, "flags": {k: v for k, v in now["flags"].items() if k not in flags or k == "sampler"}}
-    checkpoint.check_identity(old, now)
+    check_identity(old, now, FinetuneConfig)
     changed = {**now, "flags": {**now["flags"], "sam": 0.1}}
     with pytest.raises(UsageError, match=r"--sam 0.1 \(was None\)"):
-        checkpoint.check_identity(old, changed)
+        check_identity(old, changed, FinetuneConfig)
 
 
 BOTH = {"sam": "auto", "adversarial": 2.0}

@@ -19,7 +19,7 @@ from vtk.packs.load import load_task
 _HINT = "give a pack of the same model, or leave out --init-from"
 
 
-def tell_trained(card: Card, audit: DataAudit, what: str) -> list[str]:
+def describe_overlap(card: Card, audit: DataAudit, what: str) -> list[str]:
     """Return a line where a run is judged by images that what it starts from was trained on.
 
     Args:
@@ -37,7 +37,7 @@ def tell_trained(card: Card, audit: DataAudit, what: str) -> list[str]:
     ]
 
 
-def start_from(
+def init_from_pack(
     path: Path, created: Created, audit: DataAudit, trained: frozenset[str], weights: Path | None
 ) -> list[str]:
     """Copy what a pack trained into a model that was made for a run, in place.
@@ -71,7 +71,7 @@ def start_from(
         raise UsageError(f"`--init-from` {path} is of {base}, this run is of {created.base.ref.id[:12]}; {_HINT}")
     model: Any = created.model
     state, heads, positions = model.state_dict(), head_names(model), position_names(model)
-    notes = [f"starts from {path}", *tell_trained(card, audit, str(path))]
+    notes = [f"starts from {path}", *describe_overlap(card, audit, str(path))]
     taken: dict[str, Tensor] = {}
     rows = match_rows(card.classes, audit.classes)
     for key, value in task.model.state_dict().items():

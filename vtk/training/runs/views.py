@@ -8,7 +8,7 @@ from vtk.data.mirroring import Mirroring, choose_mirroring
 _LARGE = 4.0  # times that a side is enlarged before it is worth a warning
 
 
-def settle_mirroring(given: float | None, before: object, audit: DataAudit, in_chans: int) -> Mirroring:
+def resolve_mirroring(given: float | None, before: object, audit: DataAudit, in_chans: int) -> Mirroring:
     """Return whether a run mirrors its training images.
 
     Args:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused import GraphCache, fuse
-from vtk.fused.cache import UNKNOWN, last_level_cache
+from vtk.fused.model import UNKNOWN, last_level_cache
 
 
 class _Graph:
@@ -32,16 +32,16 @@ class _Stream:
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> GraphCache:
     """A cache whose captures are made without CUDA: replaying computes the captured function again."""
-    import vtk.fused.model_graphs as graphs
+    import vtk.fused.graph_cache as graph_cache
 
     def record(self: GraphCache, function: Callable[[Tensor], Tensor], static_in: Tensor) -> Any:
         static_out = function(static_in)
         return _Graph(lambda: static_out.copy_(function(static_in))), static_out
 
     monkeypatch.setattr(GraphCache, "_record", record)
-    monkeypatch.setattr(graphs.torch.cuda, "device", lambda _: graphs.contextlib.nullcontext())
-    monkeypatch.setattr(graphs.torch.cuda, "current_stream", _Stream)
-    monkeypatch.setattr(graphs.torch.cuda, "Event", _Event)
+    monkeypatch.setattr(graph_cache.torch.cuda, "device", lambda _: graph_cache.contextlib.nullcontext())
+    monkeypatch.setattr(graph_cache.torch.cuda, "current_stream", _Stream)
+    monkeypatch.setattr(graph_cache.torch.cuda, "Event", _Event)
     _Stream.seen.clear()
     return GraphCache(max_graphs=2)
 

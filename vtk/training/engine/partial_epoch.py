@@ -3,21 +3,10 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-@runtime_checkable
-class Drawing(Protocol):
-    """An objective that draws random numbers within an epoch, or counts in it."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where it stands: numbers, texts, tensors, and lists and dicts of them."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import nn
 
 from vtk import console
 from vtk.errors import UsageError
-from vtk.training.engine.callbacks import Callbacks
+from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.loop import DivergedError, FitConfig, Loop
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks

@@ -1,8 +1,10 @@
-"""Dropout rates of a timm model, set after it was built, so that they are of training and of no card."""
+"""Changes of a model that only a run from scratch may ask for: dropout rates, and the bias of a new classifier."""
 
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.training.objectives.binary import set_head_bias
+from vtk.training.options.scratch import ScratchOptions
 
 _PLACES = {
     "drop": frozenset({"pos_drop", "proj_drop", "drop1", "drop2", "drop"}),
@@ -34,3 +36,14 @@ def set_dropout(model: nn.Module, *, drop: float, attn_drop: float) -> None:
             )
         for module in found:
             module.p = rate
+
+
+def apply_scratch(config: ScratchOptions, model: nn.Module, *, new_classifier: bool) -> None:
+    """Set the dropout rates and, of a new classifier, the bias, in place.
+
+    Raises:
+        UsageError: the model has no such module.
+    """
+    set_dropout(model, drop=config.drop, attn_drop=config.attn_drop)
+    if config.head_bias is not None and new_classifier:
+        set_head_bias(model, config.head_bias)

@@ -1,6 +1,5 @@
 """What the card of ``--weights`` says where flags do not: a checkpoint of this toolkit needs none to be trained on."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from vtk.errors import DataError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.inputs import Size
 from vtk.packs.cards import read_card
-from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.train_config import RunConfig
-
-_MODEL = next(f.default for f in dataclasses.fields(FinetuneConfig) if f.name == "model")
+from vtk.training.options.source import SourceOptions
+from vtk.training.run_config import RunConfig
 
 
 @dataclass(frozen=True)
-class Start:
+class ModelChoice:
     """A model to train, from flags and from the card of its weights.
 
     Attributes:
@@ -37,7 +34,7 @@ class Start:
     card: Card | None = None
 
 
-def read_start(config: RunConfig) -> Start:
+def choose_model(config: RunConfig) -> ModelChoice:
     """Return what a run trains: flags win over the card, where ``--model`` is the card's or left out.
 
     Changes of the architecture that the weights were made with are the model's own affair
@@ -46,14 +43,14 @@ def read_start(config: RunConfig) -> Start:
     kwargs = parse_model_kwargs(config.model_kwargs)
     given = {key: getattr(config, key) for key in ("mean", "std", "interpolation", "crop_pct", "resize_mode")}
     card = None if config.weights is None else _card(config.weights)
-    left_out = config.model == _MODEL and not kwargs
+    left_out = config.model == SourceOptions.model and not kwargs
     if card is None or not (left_out or config.model == card.model.name):
-        return Start(config.model, kwargs, config.img_size, given, card=card)
+        return ModelChoice(config.model, kwargs, config.img_size, given, card=card)
     found: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
     if card.input.in_chans == config.in_chans:
         found |= {"mean": card.input.mean, "std": card.input.std}
     told = f"{config.weights} is a {card.model.name} for {card.input.height}×{card.input.width} px, as its card says"
-    return Start(
+    return ModelChoice(
         card.model.name, {**card.model.kwargs, **kwargs}, config.img_size or card.input.size,
         {key: found.get(key) if value is None else value for key, value in given.items()}, told,
         card,

@@ -7,17 +7,15 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from vtk.fused.addresses import Addresses
 from vtk.fused.admission import Patience, admitted, modes
-from vtk.fused.capture import Recorder, first_error, no_collection
+from vtk.fused.capture import Captured, Function, Recorder, first_error, no_collection
 from vtk.fused.ring import PinnedRing
 
 __all__ = ["MAX_GRAPHS", "ON_DEMAND", "Captured", "GraphCache", "no_collection"]
@@ -31,26 +29,7 @@ one (H200); at 256 the kernels hide the launches, and a graph costs nothing but 
 MAX_GRAPHS = 8
 
 Key = tuple[tuple[int, ...], Hashable]
-Notice = Callable[[str, int], None]
-Function = Callable[[Tensor], Tensor]
 Made = TypeVar("Made")
-
-
-@dataclass(eq=False)
-class Captured:
-    """A graph with what its replays read and write.
-
-    Attributes:
-        graph: replayed.
-        static_in: (B, ...), outside of the pool: no other graph writes there.
-        static_out: in the pool; whatever is replayed next may write there.
-        nbytes: of ``static_in``, and by how much the pool grew.
-    """
-
-    graph: Any
-    static_in: Tensor
-    static_out: Tensor
-    nbytes: int = 0
 
 
 class GraphCache(Recorder):
@@ -69,8 +48,6 @@ class GraphCache(Recorder):
     def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
         super().__init__()
         self.max_graphs = max_graphs
-        self.notice: Notice | None = None  # given a line about each graph, and its bytes
-        self.made: WeakSet[Captured] = WeakSet()  # also graphs that others hold
         self.generation = 0  # another number whenever graphs are out of date
         self._graphs: OrderedDict[Key, Captured] = OrderedDict()
         self._kept: set[tuple[int, ...]] = set()
@@ -93,7 +70,7 @@ class GraphCache(Recorder):
     def nbytes(self) -> int:
         """Bytes of the pool and of all static inputs."""
         with self._lock:
-            return self.pool_bytes() + sum(entry.static_in.nbytes for entry in self.made)
+            return self.pool_bytes() + sum(entry.static_in.nbytes for entry in self.alive)
 
     def takes(self, images: Tensor, *, on_demand: bool, device: torch.device | None = None) -> bool:
         """Return whether this input runs as a graph: a plain CUDA tensor of a fitting size, not traced, no gradient.
@@ -247,20 +224,6 @@ class GraphCache(Recorder):
                 self._pool = None
         entry = self.capture(function, images, like)
         self._graphs[key] = entry
-        return entry
-
-    def capture(self, function: Function, images: Tensor, like: Tensor) -> Captured:
-        """Record a graph that the cache does not hold. Inside a turn."""
-        # a tensor made in inference mode could only be written there
-        with torch.inference_mode(False), torch.no_grad():
-            static_in = torch.empty(images.shape, dtype=like.dtype, device=like.device)
-            static_in.copy_(images)
-            before = self.pool_bytes()
-            graph, static_out = self._record(function, static_in)
-        entry = Captured(graph, static_in, static_out, static_in.nbytes + self.pool_bytes() - before)
-        self.made.add(entry)
-        if self.notice is not None:
-            self.notice(f"CUDA graph of {' × '.join(map(str, images.shape))}", entry.nbytes)
         return entry
 
     def _let_go(self, entry: Captured) -> None:
