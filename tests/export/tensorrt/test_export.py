@@ -132,7 +132,7 @@ def _through_double(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(_other_weights, "max error"), (_through_double, "take the graph: `widen` (Cast, DOUBLE) does not support")],
+    [
         (_other_weights, "max error"),
         (_through_double, "cannot take the graph: `widen` (Cast, DOUBLE) does not support"),
     ],
