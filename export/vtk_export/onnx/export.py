@@ -87,7 +87,7 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether TensorRT has the operators of the file: it lacks dynamic quantisation and antialiased resizing."""
+        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
         return self.facts.int8 != "dynamic" and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:

@@ -105,7 +105,7 @@ def check_drift(drift: Drift, limits: Limits) -> None:
     if not drift.cosine_min >= least:
         raise VerificationError(
             f"with the preprocessing in the graph the outputs have a cosine of {drift.cosine_min:.5f} with Pillow's, "
-            f"at least {least:g} is allowed; leave out --with-preproc"
+            f"at least {least:g} is required; leave out --with-preproc"
         )
 
 

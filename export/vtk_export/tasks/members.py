@@ -90,7 +90,7 @@ def _check_pair(first: Member, other: Member, one_size: bool) -> None:
         )
     free = frozenset() if one_size else frozenset({_FREE})
     if _ops(a, free) != _ops(b, free):
-        hint = "take --form files, or " if _ops(a, frozenset({_FREE})) == _ops(b, frozenset({_FREE})) else ""
+        hint = "use --form files, or " if _ops(a, frozenset({_FREE})) == _ops(b, frozenset({_FREE})) else ""
         raise UsageError(f"{both} have different transforms ({_ops(a)} and {_ops(b)}); {hint}{alone}")
     sizes = [(c.input.in_chans, *c.input.size) for c in (a, b)]
     if one_size and sizes[0] != sizes[1]:

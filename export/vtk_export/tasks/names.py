@@ -43,7 +43,7 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         key = name.casefold()
         if key in seen:
             raise UsageError(
-                f"{seen[key]!r} and {text!r} are both the task `{name}`; name them, such as {name}-1={path} "
+                f"{seen[key]!r} and {text!r} are both the task `{name}`; name them, such as {name}-1={path}"
             )
         seen[key] = text
         found[name] = path

@@ -58,7 +58,7 @@ def measure_served(
     if not worst.cosine_min >= LEAST_COSINE:
         raise VerificationError(
             f"with the server's preprocessing the logits have a cosine of {worst.cosine_min:.5f} with this toolkit's, "
-            f"at least {LEAST_COSINE:g} is allowed; nothing was kept, please report this"
+            f"at least {LEAST_COSINE:g} is required; nothing was kept, please report this"
         )
     return worst
 
