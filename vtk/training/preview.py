@@ -15,7 +15,7 @@ from vtk import console
 from vtk.data.audit.result import DataAudit
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, StepInfo
-from vtk.training.engine.fit import DivergedError, Loop
+from vtk.training.engine.fitting import DivergedError, Loop
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.step_rule import PlainStep
 from vtk.training.memory import MemoryChoice
