@@ -23,7 +23,7 @@ from vtk.packs.bundle import PACK_MARKS, claim_out
 from vtk.packs.cards import read_card
 from vtk.packs.expressions import check_config
 from vtk.packs.load import build_from_card
-from vtk.packs.pack import carried, save_task
+from vtk.packs.pack import save_task, select_tensors
 from vtk.packs.peft_merge import check_complete, merge_adapter
 from vtk.readers import reading
 
@@ -87,7 +87,7 @@ def from_peft(
         check_config(config, adapter / CONFIG, (*modules, *created.model.state_dict()))
         state = merge_adapter(peft, created, adapter, tensors, kind, card.input)
         check_complete(created, state, adapter, len(card.classes))
-        changed = carried(state, created, ())[1]
+        changed = select_tensors(state, created, ())[1]
         store_base(created.base)
         card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
         return save_task(out, state=state, created=created, card=card, trained=changed)
