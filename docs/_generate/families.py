@@ -27,29 +27,29 @@ PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 
 HEAD = """# Model families of timm
 
-Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. The smallest model of
-each family is tested: every parameter is assigned by hand to attention, head, position table, stem, FFN, norm or other,
-and the selection of `--train attn` must agree; one epoch is trained; the pack is loaded in a new process and compared
-byte by byte; and the ONNX file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
+Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of
+each family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
+`--train attn` must agree. One epoch is trained; the pack is loaded in a new process and compared byte by byte; the ONNX
+file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
 
-- **BatchNorm**: whether the family has BatchNorm. Frozen ones stay in eval mode in `--train attn`, so that they keep
-  the running statistics of the base.
-- **Other sizes**: *resampled*: position tables are resampled to `--img-size` (bicubic with antialias), also from and to
-  grids that are not square. *Any that fits*: no tensor depends on the size, except tables of relative positions, which
-  are resampled too. *Weights' own*: some tensors belong to one image size; another `--img-size` is refused. If windows
-  or stages restrict sizes further than the patch, an unsupported size is refused before data is read, with the nearest
-  valid sizes.
-- **Memory**: whether `--memory gelu8`, `recompute` and `minimal` change what its blocks store for the backward pass;
-  otherwise training is plain PyTorch, with a note.
-- **Fused**, **bank**: whether `vtk.fuse` and `TaskBank` support it; others are refused in one line, and export, `eval`
-  and `predict` use the plain model.
+- **BatchNorm**: the family has BatchNorm layers. Those that `--train attn` freezes stay in eval mode during training,
+  so that their running statistics stay those of the base.
+- **Other sizes**: *resampled*: position embeddings follow `--img-size` (bicubic with antialiasing), also to and from
+  grids that are not square. *Any that fits*: nothing depends on the size, or only tables of relative positions, which
+  are resampled too. *Weights' own*: biases belong to one image size; `--img-size` with weights of another is refused.
+  If windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data is
+  read, with the nearest sizes that fit.
+- **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks store. For other families training is
+  plain PyTorch, and a line says so.
+- **Fused**, **bank**: `vtk.fuse` and `TaskBank` accept it. They refuse others in one line; export, `eval` and `predict`
+  use the model unchanged.
 """
 
 TAIL = """
 ## Refused
 
-`--train attn` and `--train ffn` refuse a model whose blocks have both in one matrix, and `--train attn` a model without
-attention; `--train full` and `--train head` support both.
+`--train attn` and `--train ffn` refuse a model whose blocks have both in one matrix, and `--train attn` refuses a model
+without attention. `--train full` and `--train head` accept both.
 
 | model | reason |
 | --- | --- |

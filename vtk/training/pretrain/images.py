@@ -21,7 +21,7 @@ from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
 _LEAST = 4
-"""Images without which there is nothing to learn from: one is held out, and the others should differ."""
+"""Minimum number of images, one of which is held out."""
 
 
 def read_images(
@@ -78,8 +78,8 @@ def _scan_all(
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
-            f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
-            f"all{bad}"
+            f"{root} has {len(train)} readable training images and {len(val)} held out; give at least {_LEAST} in "
+            f"total{bad}"
         )
     copies = find_copies(root, {"train": [(n, "") for n, _ in train], "val": [(n, "") for n, _ in val]}, probes)
     if config.on_leak == "fail":
@@ -120,7 +120,7 @@ def _parts(root: Path, rest: UnusedFiles) -> tuple[list[list[ImageFile]], list[s
     if train and val and all(any(True for _ in walk(root / part)) for part in (train, val)):
         both = [list(walk(root / part, rest, f"{part}/")) for part in (train, val)]
         note_unused(root, "", (train, val), rest)
-        note = f"images of {val}/ are held out and not trained on"
+        note = f"images in {val}/ are held out"
         others = [name for name in names if name not in (train, val)]
         return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
     return [list(walk(root, rest))], []

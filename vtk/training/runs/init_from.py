@@ -1,4 +1,4 @@
-"""A run that starts from a trained pack: the same task at another resolution, or a task like it."""
+"""Starts a run from a trained pack: the same task at another resolution, or a similar task."""
 
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ def init_from_pack(
                 f"`--init-from` {path} changed `{key}`, which this run leaves as the base has it; train with the "
                 "--train policy of that pack"
             )
-    if told := describe_rows(card.classes, audit.classes):
-        notes.append(told)
+    if note := describe_rows(card.classes, audit.classes):
+        notes.append(note)
     model.load_state_dict(taken, strict=False)
     return notes
