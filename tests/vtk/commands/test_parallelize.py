@@ -261,7 +261,7 @@ def test_images_without_classes_are_enough(
     [
         (["test_vit", "--branches", "4"], 2, "`branches` is 4; a depth of 6 can be divided by 2, 3, 6"),
         (["test_vit", "--branches", "1"], 2, "`--branches` is 1; allowed is at least 2"),
-        (["vit_tiny_patch16_1x2_224"], 2, "is parallel already"),
+        (["vit_tiny_patch16_1x2_224"], 2, "is already parallel"),
         (["resnet18"], 2, "ResNet cannot be parallelized"),
         (["test_vit", "--finetune", "2"], 2, "`--finetune` needs --data"),
         (["test_vit", "--images", "0"], 2, "`--images` is 0"),
