@@ -24,7 +24,8 @@ MODULES = {
     "vtk.bank.memory": "vtk.bank.memory_report",
     "vtk.bank.shared": "vtk.bank.shared_weights",
     "vtk.bank.state": "vtk.bank.snapshot",
-    "vtk.data.transforms": "vtk.data.loading.train_transform",
+    "vtk.data.loader": "vtk.data.loading",
+    "vtk.data.transforms": "vtk.data.loading",
     "vtk.models.files": "vtk.models.weights.files",
     "vtk.models.parallel": "vtk.models.parallel_models",
     "vtk.models.parts": "vtk.models.task_parameters",
@@ -39,7 +40,8 @@ MODULES = {
     "vtk.training.precision": "vtk.training.engine.precision",
     "vtk.training.sam": "vtk.training.step_rules.sam",
     "vtk.training.streams": "vtk.training.engine.streams",
-    "vtk_export.config": "vtk_export.onnx.config",
+    "vtk_export.config": "vtk_export",
+    "vtk_export.tensorrt.lint": "vtk_export.lint",
     "vtk_export.tensorrt_config": "vtk_export.tensorrt.config",
 }
 """Modules that the documents and examples of version 0.1 import, and all of its two packages that have new names."""

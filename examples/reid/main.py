@@ -18,15 +18,15 @@ from metric import PkSampler, ReId, ReIdObjective, rank
 from shared import MODEL, check_shared, train_base, train_classifier
 
 from vtk.card import Card
-from vtk.data.audit.scan import Sample
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.audit.folder_scan import Sample
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.files import prepare_output
 from vtk.models import create_model
 from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream

@@ -24,7 +24,7 @@ from vtk.models.task_parameters import head_names
 from vtk.models.weights.files import read_safetensors
 from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy

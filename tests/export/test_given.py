@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vtk.__main__ import main
-from vtk.data.audit.scan import scan
+from vtk.data.audit.folder_scan import scan
 from vtk.data.record import record_of
 from vtk.errors import DataError, UsageError
 from vtk.packs.cards import read_card

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.data.loading.eval_transform import eval_transform, read_input
+from vtk.data.loading.eval_pipeline import eval_transform, read_input
 from vtk.packs.checkpoint_readme import page_beside
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.export import export_onnx

@@ -12,7 +12,7 @@ from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data.decoding import bands, images
 from vtk.data.decoding import decode as decoding
-from vtk.data.loading import eval_transform as transforms
+from vtk.data.loading import eval_pipeline as transforms
 from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.packs.cards import read_card

@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,42 @@ OTHERS = {
 """Modules whose import lines stand in documents and examples of version 0.1, and what these import."""
 
 
+LINES = (
+    "from vtk.analysis import attention_entropy, hessian_max",
+    "from vtk.card import Card",
+    "from vtk.card import Card, Transform",
+    "from vtk.data.audit import Sample",
+    "from vtk.data.loader import EpochSampler, mix",
+    "from vtk.data.loader import make_loader",
+    "from vtk.data.loader import mix",
+    "from vtk.data.transforms import eval_transform, train_transform",
+    "from vtk.files import prepare_output",
+    "from vtk.formats import save_tensors",
+    "from vtk.models import create_model",
+    "from vtk.models.files import read_safetensors",
+    "from vtk.models.parts import head_names",
+    "from vtk.serving import TaskBank",
+    "from vtk.tasks.load import load_task",
+    "from vtk.tasks.merge import merge_task",
+    "from vtk.tasks.pack import save_task",
+    "from vtk.training import FinetuneConfig",
+    "from vtk.training import TrainConfig, from_recipe",
+    "from vtk.training import apply_memory_mode, policy",
+    "from vtk.training import policy",
+    "from vtk.training.config import FinetuneConfig",
+    "from vtk.training.engine import fit",
+    "from vtk.training.finetune import finetune",
+    "from vtk.training.frozen_ffn import remove_memory_mode",
+    "from vtk.training.objective import Batch",
+    "from vtk.training.parallel import Ranks",
+    "from vtk.training.precision import make_precision",
+    "from vtk.training.streams import ImageStream",
+    "from vtk_export.tensorrt.lint import lint, load",
+    "from vtk_export.tensorrt_config import parse_version",
+)
+"""Import lines of the documents and examples of version 0.1."""
+
+
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Import old names anew in each test."""
@@ -50,6 +88,9 @@ def forget() -> Iterator[None]:
     def drop() -> None:
         for name in [name for name in sys.modules if _moved.new_name(name)]:
             del sys.modules[name]
+            package, _, attribute = name.rpartition(".")
+            if package in sys.modules:
+                vars(sys.modules[package]).pop(attribute, None)
 
     drop()
     yield
@@ -74,6 +115,15 @@ def test_every_module_of_the_two_packages_is_the_new_module_itself(package: str,
             module = importlib.import_module(f"{package}.{name}")
         assert module is sys.modules[module.__name__] and module.__name__ in str(caught[-1].message)
         assert module.__name__.startswith(("vtk.packs.", "vtk.bank."))
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_import_lines_of_version_0_1_give_functions_and_classes(line: str) -> None:
+    names: dict[str, Any] = {}
+    exec(line, names)
+    for name in map(str.strip, line.partition(" import ")[2].split(",")):
+        assert isinstance(names[name], ModuleType) is (name == "policy"), name  # which was a module then, too
 
 
 @pytest.mark.parametrize(("name", "attribute"), OTHERS.items())

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
-from vtk.data.audit.scan import DataAudit
+from vtk.data.audit.folder_scan import DataAudit
 from vtk.data.cpus import usable_cpus
 from vtk.data.decoding.decode import pixel_limit
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from vtk import console
 from vtk.card import Card
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.audit.scan import scan
 from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.rules import Decoding
 from vtk.data.probing.probe import content_digest

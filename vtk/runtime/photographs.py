@@ -34,7 +34,7 @@ class Photographs:
         Raises:
             DataError: no image can be read.
         """
-        from vtk.data.loading.eval_transform import eval_transform, read_input
+        from vtk.data.loading.eval_pipeline import eval_transform, read_input
 
         transform = eval_transform(spec)
         images: list[Tensor] = []

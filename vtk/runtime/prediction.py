@@ -17,7 +17,7 @@ from vtk.data.cpus import batches_ahead
 from vtk.data.decoding.decode import outside_of, pixel_limit, read_image
 from vtk.data.decoding.images import reason
 from vtk.data.decoding.rules import Decoding, show_range
-from vtk.data.loading.eval_transform import EvalTransform, eval_transform
+from vtk.data.loading.eval_pipeline import EvalTransform, eval_transform
 from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
 from vtk.evaluation.config import PredictConfig

@@ -94,7 +94,7 @@ def _smooth_images(spec: InputSpec, count: int, seed: int) -> Tensor:
 
 
 def _real_images(spec: InputSpec, count: int, chosen: ImageSelection, max_pixels: int) -> list[Tensor]:
-    from vtk.data.loading.eval_transform import eval_transform, read_input
+    from vtk.data.loading.eval_pipeline import eval_transform, read_input
 
     paths = chosen.paths
     # an even distance walks through all class folders

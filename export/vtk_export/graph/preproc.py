@@ -1,6 +1,6 @@
 """Builds the nodes of preprocessing: decoded images in, resized, cropped and normalised in the graph.
 
-The nodes repeat `vtk.data.loading.eval_transform.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
+The nodes repeat `vtk.data.loading.eval_pipeline.eval_transform` (timm's resize and crop, Pillow's filters): sizes are
 computed in integers as Pillow's callers do. Pillow filters one axis, rounds to uint8, and filters the other, so there
 are two Resize nodes in Pillow's order, with ``exclude_outside``; onnxruntime's fixed-point arithmetic on uint8 equals
 Pillow's, except that its weights are computed in single precision: a value between two levels may be rounded to the

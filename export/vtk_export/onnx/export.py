@@ -29,7 +29,7 @@ from vtk_export.gate.neighbours import Dependence
 from vtk_export.gate.verify import GateRow
 from vtk_export.gate.zero_head import FILLED
 from vtk_export.graph.preproc import check_preproc
-from vtk_export.lint.lint import check, load
+from vtk_export.lint.linter import check, load
 from vtk_export.onnx.build import File, build
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.gate import write_verified

@@ -70,7 +70,7 @@ def measure_drift(file: File, card: Card, given: DataImages | None, options: Gat
     from vtk.data.decoding.images import unreadable
     from vtk.data.decoding.memory_images import take_image
     from vtk.data.decoding.rules import Decoding
-    from vtk.data.loading.eval_transform import eval_transform
+    from vtk.data.loading.eval_pipeline import eval_transform
 
     transform, name = eval_transform(card.input), file.names[0]
     expected, got = [], []

@@ -19,7 +19,7 @@ from vtk_export.gate.neighbours import Dependence, rounding
 from vtk_export.graph.convert import choose_form, convert, explicit_attention
 from vtk_export.graph.nonfinite import mark_rows, may_hide
 from vtk_export.graph.opset17 import lower
-from vtk_export.lint.lint import check
+from vtk_export.lint.linter import check
 from vtk_export.output_folder import INLINE_LIMIT
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered

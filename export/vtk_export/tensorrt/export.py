@@ -30,7 +30,7 @@ from vtk_export.gate.images import GateInputs, gate_inputs
 from vtk_export.gate.verify import GateRow
 from vtk_export.gate.zero_head import FILLED
 from vtk_export.lint.finding import Finding
-from vtk_export.lint.lint import check, load
+from vtk_export.lint.linter import check, load
 from vtk_export.onnx.build import File, build
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.spec import GateSpec, GraphSpec

@@ -66,7 +66,7 @@ def measure_served(
 def _measure(spec: InputSpec, model: nn.Module, chosen: ImageSelection | None, seed: int, limit: int) -> Drift:
     from vtk.data.decoding.memory_images import take_image
     from vtk.data.decoding.rules import Decoding
-    from vtk.data.loading.eval_transform import eval_transform, read_input
+    from vtk.data.loading.eval_pipeline import eval_transform, read_input
 
     transform, plain, decoding = eval_transform(spec), json.loads(json.dumps(spec.to_dict())), Decoding.of(spec)
     mine, theirs = [], []

@@ -21,7 +21,7 @@ from vtk.__main__ import main
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.export_facts import read_facts
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
-from vtk_export.lint.lint import lint
+from vtk_export.lint.linter import lint
 from vtk_export.onnx import build, gate
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.targets import parse_target, takes_fp8

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export.tensorrt.conftest import Scripts
 from vtk.__main__ import main
 from vtk.errors import UsageError
-from vtk_export.lint.lint import lint
+from vtk_export.lint.linter import lint
 from vtk_export.tensorrt.config import TensorrtCommand, parse_version
 
 FILES = ["README.md", "build.sh", "build_engine.py", "compare.sh", "model.json", "model.onnx", "profile.json"]

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from tests.export.tensorrt._graphs import IMAGE, make_graph
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk_export.graph.opset17 import lower
-from vtk_export.lint.lint import check, lint, load
+from vtk_export.lint.linter import check, lint, load
 from vtk_export.lint.operators import operators
 from vtk_export.tensorrt.config import OLD, parse_version
 

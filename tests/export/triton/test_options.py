@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.errors import UsageError
 from vtk_export.triton.config import TritonCommand
 

@@ -20,7 +20,7 @@ from tests.export._fake_server import Response, Tensor
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 
 MADE = Path(__file__).resolve().parents[2] / "fixtures" / "v0_1"
 RECORDED = json.loads((MADE / "logits.json").read_text())

@@ -21,8 +21,8 @@ from tests._plots import not_drawn
 from vtk.__main__ import main
 from vtk.branches import tune
 from vtk.card import Card
-from vtk.data.audit.scan import scan
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.audit.folder_scan import scan
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.mirroring import Mirroring
 from vtk.models.create import build_model

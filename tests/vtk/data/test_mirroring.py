@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vtk.data.audit.scan import scan
+from vtk.data.audit.folder_scan import scan
 from vtk.data.mirroring import choose_mirroring
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vtk.analysis.sources import Images
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.audit.scan import scan
+from vtk.data.audit.folder_scan import scan
 from vtk.data.record import Record, read_record, record_of
 from vtk.errors import DataError
 from vtk.runtime.images import choose_images, find_images

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.card import InputSpec
 from vtk.data.digits import write_digits
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import Mirroring
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model

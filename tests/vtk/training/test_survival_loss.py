@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.vtk._faults import tree
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.loop import PATIENCE
 from vtk.training.engine.precision import Fp32
 from vtk.training.finetune import finetune

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.data.audit.page import check_page, write_page
 from vtk.data.audit.result import DataAudit
-from vtk.data.audit.scan import scan
 from vtk.data.config import AuditConfig
 from vtk.errors import DataError
 from vtk.options import expect

@@ -1,4 +1,4 @@
-"""The inside of a run: the steps of an epoch, and the state between them. `vtk.training.engine.fit.fit` drives it."""
+"""The loop of a run: the steps of an epoch, and the state between them; `fit` drives it."""
 
 import contextlib
 import dataclasses

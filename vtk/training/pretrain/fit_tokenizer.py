@@ -13,7 +13,7 @@ from vtk import console
 from vtk.data.loading.loader import Transform, make_loader
 from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.result import EpochEnd

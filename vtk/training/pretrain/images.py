@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.result import BadFile, DataAudit, Sample
-from vtk.data.audit.scan import scan
 from vtk.data.audit.split import divide
 from vtk.data.decoding.rules import Decoding
 from vtk.data.probing.probe_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of

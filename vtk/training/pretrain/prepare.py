@@ -10,11 +10,11 @@ from torch import nn
 
 from vtk import console
 from vtk.card import InputSpec, Transform
+from vtk.data import loader
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading import loader
-from vtk.data.loading.eval_transform import eval_transform
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.eval_pipeline import eval_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import Created, build_model, check_transforms

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from vtk import console
 from vtk.card import Card, Regime
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.record import record_of
 from vtk.files import write_text

@@ -8,7 +8,7 @@ from torch import nn
 
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.train_transform import TrainTransform
+from vtk.data.loading.train_pipeline import TrainTransform
 from vtk.data.mirroring import Mirroring
 from vtk.data.record import Record, record_of
 from vtk.errors import DataError

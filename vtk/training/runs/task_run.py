@@ -10,7 +10,7 @@ from vtk.evaluation import choice
 from vtk.files import write_text
 from vtk.formats import write_json
 from vtk.training.engine.callback_list import Callbacks
-from vtk.training.engine.fit import DivergedError
+from vtk.training.engine.fitting import DivergedError
 from vtk.training.engine.param_groups import describe_rates
 from vtk.training.engine.progress import EpochLines
 from vtk.training.engine.result import FinetuneResult

@@ -14,8 +14,8 @@ pytest.importorskip("peft")
 from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
-from vtk.data.audit.scan import scan
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.audit.folder_scan import scan
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
@@ -346,7 +346,7 @@ def test_dry_run_counts_factors_and_fp16(low, tiny):
 
 def test_sharpness_aware_steps_climb_along_the_factors(tiny):
     """One step of SGD against paper D's two equations in fp64; frozen weights stay where they are."""
-    from vtk.training.engine.fit import fit
+    from vtk.training.engine.fitting import fit
     from vtk.training.engine.precision import Fp32
     from vtk.training.objectives.base import Batch, Classification
     from vtk.training.step_rules.sam import Ascent

@@ -15,7 +15,7 @@ from torchvision.transforms import RandomCrop
 
 from vtk.card import InputSpec
 from vtk.data.decoding.bands import Bands
-from vtk.data.loading.eval_transform import Step, apply_steps, check_spec, geometry_steps, rgb_mean
+from vtk.data.loading.eval_pipeline import Step, apply_steps, check_spec, geometry_steps, rgb_mean
 from vtk.data.loading.normalization import Normalize
 from vtk.data.loading.timm_fixes import mend_crops, mend_posterize
 from vtk.errors import UsageError
