@@ -1,8 +1,8 @@
-"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` says whether it is up to date.
+"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` compares it.
 
 Usage: python docs/_generate/families.py [--check]
 
-What a family can do is asked of the code itself, on a model without values, so the page cannot promise what is refused.
+Support is determined by the code itself, on a model without values, so the page agrees with what is refused.
 """
 
 import sys
@@ -25,7 +25,7 @@ from vtk.training.policies import policy
 
 PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 
-HEAD = """# Families of timm
+HEAD = """# Model families of timm
 
 Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of
 each family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
@@ -51,7 +51,7 @@ TAIL = """
 `--train attn` and `--train ffn` refuse a model whose blocks have both in one matrix, and `--train attn` refuses a model
 without attention. `--train full` and `--train head` accept both.
 
-| model | why |
+| model | reason |
 | --- | --- |
 """
 
@@ -65,9 +65,7 @@ def rows() -> Iterator[str]:
         memory = apply_memory_mode(model, "minimal").effective
         position = "position" if any(family.group(n) == "position" for n in chosen) else ""
         trains = ", ".join(part for part in ("attention", "head", position) if part)
-        name = f"`{family.name}`" + (
-            " (made smaller)" if family.name.startswith("tiny_") and not _named(family) else ""
-        )
+        name = f"`{family.name}`" + (" (reduced)" if family.name.startswith("tiny_") and not _named(family) else "")
         sizes = "weights' own" if family.fixed else "resampled" if position else "any that fits"
         cells = [name, f"`{type(model).__name__}`", trains, _yes(family.batch_norm), sizes, _yes(memory),
                  _yes(_fuses(model)), _yes(unusual_part(model) is None)]  # fmt: skip
@@ -85,7 +83,7 @@ def _blank(family: Family) -> nn.Module:
     with shapes_only():
         try:
             return timm.create_model(family.name, num_classes=3, img_size=family.size, **family.kwargs)
-        except TypeError:  # families that take any size have no argument for it
+        except TypeError:  # families that support any size have no argument for it
             return timm.create_model(family.name, num_classes=3, **family.kwargs)
 
 
