@@ -84,7 +84,7 @@ def cpu_seconds() -> float:
 def measure(folder: Path, args: argparse.Namespace, side: int) -> dict[str, float]:
     """Return one row: seconds of the scans and of the epoch, everything of it in ``folder``."""
     os.environ["VTK_HOME"] = str(folder / "home")
-    from vtk.data.audit.scan import scan
+    from vtk.data.audit.folder_scan import scan
     from vtk.data.probing.cache import cache_path
     from vtk.training.finetune import finetune
     from vtk.training.finetune_config import FinetuneConfig

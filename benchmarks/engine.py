@@ -25,8 +25,8 @@ from PIL import Image
 from vtk import console
 from vtk.card import InputSpec
 from vtk.data.audit.result import Sample
-from vtk.data.loading.train_transform import train_transform
-from vtk.training.engine.fit import Loop
+from vtk.data.loading.train_pipeline import train_transform
+from vtk.training.engine.fitting import Loop
 from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.step_rule import PlainStep

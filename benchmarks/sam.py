@@ -17,7 +17,7 @@ import torch
 
 from vtk import console
 from vtk.card import InputSpec
-from vtk.training.engine.fit import Loop
+from vtk.training.engine.fitting import Loop
 from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.step_rule import PlainStep, StepRule

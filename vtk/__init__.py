@@ -68,7 +68,7 @@ _where = {
     "profile_server": "vtk.profiling.server.drive",
     "profile_sizes": "vtk.profiling.sizes",
     "save_task": "vtk.packs.pack",
-    "scan": "vtk.data.audit.scan",
+    "scan": "vtk.data.audit.folder_scan",
     "train": "vtk.training.train",
 }
 __getattr__, __dir__, __all__ = attach(__name__, _where)

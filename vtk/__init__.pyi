@@ -8,8 +8,8 @@ from vtk.bank.bank import TaskBank as TaskBank
 from vtk.branches.config import ParallelizeConfig as ParallelizeConfig
 from vtk.branches.join import parallelize as parallelize
 from vtk.card import Card as Card
+from vtk.data.audit.folder_scan import scan as scan
 from vtk.data.audit.report import audit as audit
-from vtk.data.audit.scan import scan as scan
 from vtk.data.config import AuditConfig as AuditConfig
 from vtk.evaluation.config import EvalConfig as EvalConfig
 from vtk.evaluation.config import PredictConfig as PredictConfig

@@ -119,7 +119,7 @@ class Job:
         if mark.is_file():
             kept = json.loads(mark.read_text(encoding="utf-8"))
             return Trained(kept["numbers"], Path(kept["weights"]) if kept["weights"] else None)
-        from vtk.training.engine.fit import DivergedError
+        from vtk.training.engine.fitting import DivergedError
 
         shutil.rmtree(out, ignore_errors=True)
         common = {

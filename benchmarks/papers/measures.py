@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vtk.data.audit.scan import scan
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.audit.folder_scan import scan
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.packs.load import Task, load_checkpoint
 

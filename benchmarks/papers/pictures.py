@@ -49,7 +49,7 @@ def prepare(folder: Path, source: Path | None, train: int = TRAIN, val: int = VA
 
 def copy_some(source: Path, folder: Path, train: int, val: int) -> None:
     """Copy the first images of every class, after a shuffle that is always the same."""
-    from vtk.data.audit.scan import scan
+    from vtk.data.audit.folder_scan import scan
 
     audit = scan(source)
     for split, samples, most in (("train", audit.train, train), ("val", audit.val, val)):

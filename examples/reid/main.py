@@ -18,12 +18,9 @@ from metric import PkSampler, ReId, ReIdObjective, rank
 from shared import MODEL, check_shared, train_base, train_classifier
 
 import vtk
-from vtk.data.audit.scan import Sample
-from vtk.data.loading.eval_transform import eval_transform
-from vtk.data.loading.loader import make_loader
-from vtk.data.loading.train_transform import train_transform
+from vtk.data import Sample, eval_transform, make_loader, train_transform
 from vtk.files import prepare_output
-from vtk.training.engine.fit import fit
+from vtk.training.engine import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream

@@ -22,7 +22,7 @@ from vtk.files import prepare_output
 from vtk.formats import save_tensors
 from vtk.models.task_parameters import head_names
 from vtk.models.weights.files import read_safetensors
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.policies import policy
 

@@ -182,7 +182,7 @@ def test_a_run_that_was_done_is_not_trained_again_and_a_torn_one_is(tmp_path, mo
 
 def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeypatch):
     import vtk.training.train as module
-    from vtk.training.engine.fit import DivergedError
+    from vtk.training.engine.fitting import DivergedError
 
     def diverge(config):
         raise DivergedError("loss is nan")

@@ -22,7 +22,7 @@ from vtk.__main__ import main
 from vtk.card import Card, InputSpec
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.models.create import build_model
 from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card

@@ -24,7 +24,7 @@ def _make_onnx(folder: Path) -> None:
 def _read_onnx(folder: Path, file: Path) -> None:
     from vtk.profiling.onnx_work import work_of_onnx
     from vtk.runtime.onnx_file import open_onnx
-    from vtk_export.lint.lint import lint, load
+    from vtk_export.lint.linter import lint, load
     from vtk_export.tensorrt.config import parse_version
 
     for read in (

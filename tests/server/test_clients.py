@@ -26,7 +26,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.utils import InferenceServerException
 
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.packs.load import read_card
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton

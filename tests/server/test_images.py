@@ -16,7 +16,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.formats import write_json
 from vtk.packs import load_task
 from vtk.packs.cards import read_card

@@ -17,7 +17,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.packs.cards import read_card
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton

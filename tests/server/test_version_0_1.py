@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.packs.cards import read_card
 
 pytestmark = pytest.mark.server

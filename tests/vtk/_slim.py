@@ -98,7 +98,7 @@ def pixels(card: Any) -> Any:
     import torch
 
     from vtk.data.decoding.images import load_image
-    from vtk.data.loading.eval_transform import eval_transform
+    from vtk.data.loading.eval_pipeline import eval_transform
 
     images = json.loads(Path("logits.json").read_text())["images"]
     return torch.stack([eval_transform(card.input)(load_image(path)) for path in images])

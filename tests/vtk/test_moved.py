@@ -7,6 +7,8 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,42 @@ OTHERS = {
 """Modules whose import lines stand in documents and examples of version 0.1, and what these import."""
 
 
+LINES = (
+    "from vtk.analysis import attention_entropy, hessian_max",
+    "from vtk.card import Card",
+    "from vtk.card import Card, Transform",
+    "from vtk.data.audit import Sample",
+    "from vtk.data.loader import EpochSampler, mix",
+    "from vtk.data.loader import make_loader",
+    "from vtk.data.loader import mix",
+    "from vtk.data.transforms import eval_transform, train_transform",
+    "from vtk.files import prepare_output",
+    "from vtk.formats import save_tensors",
+    "from vtk.models import create_model",
+    "from vtk.models.files import read_safetensors",
+    "from vtk.models.parts import head_names",
+    "from vtk.serving import TaskBank",
+    "from vtk.tasks.load import load_task",
+    "from vtk.tasks.merge import merge_task",
+    "from vtk.tasks.pack import save_task",
+    "from vtk.training import FinetuneConfig",
+    "from vtk.training import TrainConfig, from_recipe",
+    "from vtk.training import apply_memory_mode, policy",
+    "from vtk.training import policy",
+    "from vtk.training.config import FinetuneConfig",
+    "from vtk.training.engine import fit",
+    "from vtk.training.finetune import finetune",
+    "from vtk.training.frozen_ffn import remove_memory_mode",
+    "from vtk.training.objective import Batch",
+    "from vtk.training.parallel import Ranks",
+    "from vtk.training.precision import make_precision",
+    "from vtk.training.streams import ImageStream",
+    "from vtk_export.tensorrt.lint import lint, load",
+    "from vtk_export.tensorrt_config import parse_version",
+)
+"""Import lines of the documents and examples of version 0.1."""
+
+
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     """Import old names anew in each test."""
@@ -50,6 +88,9 @@ def forget() -> Iterator[None]:
     def drop() -> None:
         for name in [name for name in sys.modules if _moved.new_name(name)]:
             del sys.modules[name]
+            package, _, attribute = name.rpartition(".")
+            if package in sys.modules:
+                vars(sys.modules[package]).pop(attribute, None)
 
     drop()
     yield
@@ -76,6 +117,15 @@ def test_every_module_of_the_two_packages_is_the_new_module_itself(package: str,
         assert module.__name__.startswith(("vtk.packs.", "vtk.bank."))
 
 
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_import_lines_of_version_0_1_give_functions_and_classes(line: str) -> None:
+    names: dict[str, Any] = {}
+    exec(line, names)
+    for name in map(str.strip, line.partition(" import ")[2].split(",")):
+        assert isinstance(names[name], ModuleType) is (name == "policy"), name  # which was a module then, too
+
+
 @pytest.mark.parametrize(("name", "attribute"), OTHERS.items())
 def test_modules_that_documents_of_version_0_1_import_are_there(name: str, attribute: str) -> None:
     with pytest.warns(FutureWarning):
@@ -96,6 +146,11 @@ def test_no_module_stands_where_an_alias_would_hide_it(name: str) -> None:
         ("from vtk.serving import TaskBank, launches", "vtk.serving", "vtk.bank"),
         ("from vtk.tasks.load import Task, load_task", "vtk.tasks.load", "vtk.packs.load"),
         ("import vtk.tasks.base", "vtk.tasks.base", "vtk.packs.base_files"),
+        (
+            "from vtk.runtime.source import open_source",
+            "vtk.runtime.source.open_source",
+            "vtk.runtime.opening.open_source",
+        ),
         ("from vtk.training import policy", "vtk.training.policy", "vtk.training.policies.policy"),
         ("import importlib; importlib.import_module('vtk.tasks.load')", "vtk.tasks.load", "vtk.packs.load"),
     ],
@@ -134,3 +189,8 @@ def test_the_warning_is_visible_by_default_and_an_error_where_warnings_are(tmp_p
 def test_a_module_that_never_was_is_not_found_by_its_own_name() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"vtk\.tasks\.nonsense"):
         importlib.import_module("vtk.tasks.nonsense")
+
+
+def test_a_module_with_a_moved_name_has_no_others() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'open_nothing'"):
+        exec("from vtk.runtime.source import open_nothing")

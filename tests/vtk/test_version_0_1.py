@@ -15,7 +15,7 @@ from torch import Tensor
 import vtk
 from vtk.__main__ import main
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 
 MADE = Path(__file__).resolve().parents[1] / "fixtures" / "v0_1"
 RECORDED = json.loads((MADE / "logits.json").read_text())

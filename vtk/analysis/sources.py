@@ -18,10 +18,10 @@ from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.cpus import usable_cpus
 from vtk.data.decoding.decode import pixel_limit
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.loading.samplers import mix
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.record import read_record, sort_images
 from vtk.errors import UsageError
 from vtk.runtime.data_parts import recorded_division

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader
 from vtk import console
 from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.audit.scan import scan
 from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.record import read_record, sort_images
 from vtk.data.sources.table import is_table

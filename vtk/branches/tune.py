@@ -16,7 +16,7 @@ from vtk.branches.config import ParallelizeConfig
 from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.decoding.decode import pixel_limit
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import choose_mirroring
 from vtk.files import replace_file, write_text
 from vtk.filesets import replace_set
@@ -24,7 +24,7 @@ from vtk.marks import begins, json_with, safetensors_with
 from vtk.models.devices import DTYPES
 from vtk.packs.load import card_metadata, load_task
 from vtk.packs.plain import plain_call
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream

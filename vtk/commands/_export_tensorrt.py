@@ -74,7 +74,7 @@ def _lint(config: "TensorrtCommand") -> int:
 
     from vtk.errors import VerificationError
     from vtk_export.lint.finding import REFUSED
-    from vtk_export.lint.lint import lint, load
+    from vtk_export.lint.linter import lint, load
 
     path = Path(config.source)
     path = path / "model.onnx" if path.is_dir() else path

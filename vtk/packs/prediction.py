@@ -18,7 +18,7 @@ from vtk.data.cpus import batches_ahead
 from vtk.data.decoding.decode import pixel_limit
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.eval_transform import eval_transform, read_input
+from vtk.data.loading.eval_pipeline import eval_transform, read_input
 from vtk.data.sources.image_set import list_images
 from vtk.errors import UsageError
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions

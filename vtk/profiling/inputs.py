@@ -38,7 +38,7 @@ class Inputs:
             return self.images
         from vtk.data.decoding.memory_images import take_image
         from vtk.data.decoding.rules import Decoding
-        from vtk.data.loading.eval_transform import eval_transform
+        from vtk.data.loading.eval_pipeline import eval_transform
 
         transform, decoding = eval_transform(spec), Decoding.of(spec)
         return torch.stack([transform(take_image(image.numpy(), 3, decoding)) for image in self.images])

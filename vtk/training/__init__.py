@@ -14,7 +14,7 @@ __getattr__, __dir__, __all__ = attach(
         "apply_memory_mode": "vtk.training.frozen_ffn.blocks",
         "finetune_tasks": "vtk.training.finetune",
         "from_recipe": "vtk.training.train_config",
-        "fit": "vtk.training.engine.fit",
+        "fit": "vtk.training.engine.fitting",
         "dry_run": "vtk.training.preview",
         "memory_report": "vtk.training.finetune",
         "register_attention": "vtk.training.policies.module_kinds",

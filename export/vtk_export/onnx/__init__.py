@@ -1,1 +1,13 @@
 """ONNX export of one model."""
+
+from vtk._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "ExportResult": "vtk_export.onnx.export",
+        "OnnxConfig": "vtk_export.onnx.config",
+        "export_onnx": "vtk_export.onnx.export",
+        "temporary_onnx": "vtk_export.onnx.export",
+    },
+)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.errors import UsageError, VerificationError
 from vtk.runtime.onnx_file import open_onnx
 from vtk_export.gate.drift import Drift

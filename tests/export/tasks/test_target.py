@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from vtk.errors import UsageError
-from vtk_export.lint.lint import lint, load
+from vtk_export.lint.linter import lint, load
 from vtk_export.targets import parse_target
 from vtk_export.tasks.config import TasksConfig
 

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tests.export.tensorrt._graphs import make_attention
 from vtk_export.graph.precision import to_half
-from vtk_export.lint.lint import lint
+from vtk_export.lint.linter import lint
 from vtk_export.tensorrt.config import parse_version
 
 NEW = parse_version("10.x")

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from tests.export.tensorrt._graphs import make_graph
 from vtk_export.lint.finding import REFUSED, SLOW
-from vtk_export.lint.lint import lint
+from vtk_export.lint.linter import lint
 from vtk_export.tensorrt.config import parse_version
 
 NEW = parse_version("10.x")

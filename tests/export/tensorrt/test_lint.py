@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from tests.export.tensorrt._graphs import IMAGE, make_graph
 from vtk.errors import DataError, UsageError, VerificationError
 from vtk_export.graph.opset17 import lower
-from vtk_export.lint.lint import check, lint, load
+from vtk_export.lint.linter import check, lint, load
 from vtk_export.lint.operators import operators
 from vtk_export.tensorrt.config import OLD, parse_version
 
@@ -49,19 +49,19 @@ BAD: dict[str, tuple[onnx.ModelProto, str, str, str, str]] = {
              "Cast", "DOUBLE", "does not support DOUBLE", "cast"),
     "slice": (make_graph([helper.make_node("Shape", ["x"], ["n"], start=0, end=1), node("Slice", ["x", "n", "e"])],
                          inputs=X, weights={"e": np.array([9])}),
-              "Slice", "FLOAT", "`starts` that are computed", "constants"),
+              "Slice", "FLOAT", "`starts` computed", "constants"),
     "reshape": (make_graph([helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
                             helper.make_node("Concat", ["n", "e"], ["s"], axis=0), node("Reshape", ["x", "s"])],
                            inputs=X, weights={"e": np.array([64])}),
-                "Reshape", "FLOAT", "`shape` that are computed", "fixed batch size"),
+                "Reshape", "FLOAT", "`shape` computed", "fixed batch size"),
     "axes": (make_graph([node("ReduceMax", ["x", "a"])], inputs={**X, "a": (TensorProto.INT64, [1])}),
-             "ReduceMax", "FLOAT", "`axes` that are computed", "constants"),
+             "ReduceMax", "FLOAT", "`axes` computed", "constants"),
     "zero point": (make_graph([node("QuantizeLinear", ["x", "s", "z"])], inputs=X,
                               weights={"s": np.array(1, np.float32), "z": np.array(3, np.int8)}),
                    "QuantizeLinear", "FLOAT", "non-zero zero point", "symmetrically"),
     "unsigned": (make_graph([node("DequantizeLinear", ["x", "s"])], inputs=of(TensorProto.UINT8),
                             weights={"s": np.array(1, np.float32)}),
-                 "DequantizeLinear", "UINT8", "does not take UINT8", "cast"),
+                 "DequantizeLinear", "UINT8", "does not support UINT8", "cast"),
     "norm in parts": (make_graph([helper.make_node("ReduceMean", ["x", "a"], ["m"]), node("Sub", ["x", "m"])], inputs=X,
                                  weights={"a": np.array([-1])}),
                       "Sub", "FLOAT", "a norm written in single operators", "LayerNormalization as one node"),
@@ -75,7 +75,7 @@ BAD: dict[str, tuple[onnx.ModelProto, str, str, str, str]] = {
     "antialias": (make_graph([node("Resize", ["pixel_values", "", "s"], mode="linear", antialias=1)], inputs=IMAGE,
                              weights={"s": np.array([1, 1, 2, 2], np.float32)}),
                   "Resize", "FLOAT", "antialiasing", "before they are given"),
-    "in a branch": (_branches(), "Unique", "FLOAT", "is no operator", "replace it"),
+    "in a branch": (_branches(), "Unique", "FLOAT", "is not supported by its parser", "replace it"),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from tests.export._fake_server import Load, Response, Tensor, TritonError, request
 from vtk.__main__ import main
 from vtk.card import InputSpec, from_plain
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.packs.load import load_task
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton

@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from vtk.__main__ import main
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.errors import UsageError
 from vtk_export.triton.config import TritonCommand
 
@@ -111,7 +111,7 @@ ONE, TWO = ("p",), ("p", "q")
         ("vtk", ONE, {"profile": (1,)}, "vtk profile PACK --backends bank"),
         ("tensorrt", ONE, {"softmax": True}, "ends with the logits"),
         ("tensorrt", ONE, {"int8": "static", "data": Path("d")}, "fp32, fp16"),
-        ("tensorrt", TWO, {"engine": Path("e")}, "of one source"),
+        ("tensorrt", TWO, {"engine": Path("e")}, "belongs to one source"),
         ("onnxruntime", ONE, {"engine": Path("e")}, "--backend tensorrt"),
         ("onnxruntime", ONE, {"int8": "static"}, "--data"),
         ("onnxruntime", ONE, {"int8": "dynamic", "dtype": "fp16"}, "--int8"),

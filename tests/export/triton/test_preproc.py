@@ -18,7 +18,7 @@ from tritonclient.grpc import model_config_pb2
 from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data.decoding.images import load_image
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.errors import VerificationError
 from vtk_export.triton import preproc_drift as drift
 from vtk_export.triton.served import vtk_images

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.__main__ import main
 from vtk.card import Card, Regime
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.formats import write_json
 from vtk.models.create import Created, build_model
 from vtk.packs.cards import read_card
@@ -201,7 +201,7 @@ def test_eval_splits(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
 def test_eval_of_a_flat_folder_repeats_the_training_runs_split(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vtk.data.audit.scan import scan
+    from vtk.data.audit.folder_scan import scan
 
     data = {"layout": "flat", "val_split": 0.4, "seed": 7, "root": "val"}
     flat = shop.photos / "val"
@@ -368,7 +368,7 @@ def test_predict_replaces_only_its_own_tables(shop: Shop, tmp_path: Path, capsys
         assert main(["predict", str(shop.pack), str(image), "--out", str(out)]) == 0
     out.write_text("name,price\n")
     assert main(["predict", str(shop.pack), str(image), "--out", str(out)]) == 3
-    assert "no table of predictions" in capsys.readouterr().err
+    assert "not a table of predictions" in capsys.readouterr().err
     assert out.read_text() == "name,price\n"
     assert main(["predict", str(shop.pack), str(image), "--out", str(out), "--overwrite"]) == 0
     assert out.read_text().startswith("path,label1,score1")

@@ -63,7 +63,7 @@ def judged(pack: Path, paths: list[Path]) -> np.ndarray:
     """Logits of a model that timm built, of files that were decoded one by one."""
     from vtk.data.decoding.decode import read_image
     from vtk.data.decoding.rules import Decoding
-    from vtk.data.loading.eval_transform import eval_transform
+    from vtk.data.loading.eval_pipeline import eval_transform
 
     card, state = read_card(pack), load_task(pack).model.state_dict()
     chans, classes = card.input.in_chans, len(card.classes)

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from vtk.card import InputSpec
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.result import Sample
-from vtk.data.audit.scan import scan
 from vtk.data.decoding.thin_images import resized
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import ImageDataset, ImageReadError
 from vtk.errors import DataError
 

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from PIL import Image, ImageCms
 
 from vtk.card import Card, InputSpec, ModelSpec
-from vtk.data.loading.eval_transform import eval_transform, read_input
+from vtk.data.loading.eval_pipeline import eval_transform, read_input
 from vtk.packs.prepare_code import prepare_code
 from vtk.packs.readme import answer, card_sections, class_list, preprocessing
 

@@ -17,7 +17,7 @@ from vtk.errors import UnavailableError, UsageError
 from vtk.models import compiler as compiling
 from vtk.packs.load import load_task
 from vtk.training.engine import compile_passes as compiled
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import Bf16, Fp32
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig

@@ -17,13 +17,13 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from vtk.commands import finetune as command
-from vtk.data.audit.scan import scan
+from vtk.data.audit.folder_scan import scan
 from vtk.data.decoding.images import MAX_PIXELS
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.packs.load import load_task
-from vtk.training.engine.fit import DivergedError
+from vtk.training.engine.fitting import DivergedError
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.runs.outputs import FILES
@@ -233,7 +233,7 @@ def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path,
         return (loss * float("nan") if len(seen) > 7 else loss), logs  # 5 steps an epoch
 
     monkeypatch.setattr(objective.Classification, "loss", explode)
-    monkeypatch.setattr("vtk.training.engine.loop.PATIENCE", 3)
+    monkeypatch.setattr("vtk.training.engine.stepper.PATIENCE", 3)
     with pytest.raises(DivergedError, match=r"epoch 2 .*the best pack, of epoch 1, is kept in .*task") as info:
         finetune(config(epochs=3))
     assert "\n" not in str(info.value)

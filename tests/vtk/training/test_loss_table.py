@@ -14,7 +14,7 @@ from vtk.card import Card, InputSpec, ModelSpec
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.loading.samplers import EpochSampler
 from vtk.errors import UsageError
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune_config import FinetuneConfig

@@ -12,7 +12,7 @@ from tests.vtk._faults import tree
 from vtk.card import InputSpec
 from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.loading.loader import ImageDataset
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.errors import UsageError
 from vtk.training.engine.result import FitState
 from vtk.training.finetune import finetune, finetune_tasks

@@ -21,7 +21,7 @@ from tests.vtk.training._two_pass import Fixed, Net
 from vtk.card import InputSpec
 from vtk.training.step_rules.adversarial import Adversary
 from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.loss_scale import DynamicScaler
 from vtk.training.objectives.base import Batch, Classification
 from vtk.training.engine.processes import open_ranks

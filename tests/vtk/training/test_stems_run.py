@@ -12,8 +12,8 @@ from torch import nn
 
 from vtk.__main__ import main
 from vtk.card import Transform
-from vtk.data.audit.scan import scan
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.audit.folder_scan import scan
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.diff import diff_task

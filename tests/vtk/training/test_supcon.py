@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vtk.data.audit.scan import scan
+from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.loader import ImageDataset
-from vtk.data.loading.train_transform import train_transform
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.errors import UsageError
 from vtk.models.inputs import input_spec
 from vtk.training.engine.processes import Ranks

@@ -17,7 +17,7 @@ from tests.conftest import REPO
 from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.errors import DataError, UsageError
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task

@@ -1,4 +1,4 @@
-"""Where batches come from: a stream gives the same batches for the same epoch, cut among the processes."""
+"""Streams of training batches: the same batches for the same epoch, divided among the processes."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, Sampler
 
-from vtk.data.audit.scan import Sample
+from vtk.data.audit.folder_scan import Sample
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.loading.loader import Transform, make_loader, set_epoch
 from vtk.data.loading.samplers import EpochSampler

@@ -13,7 +13,7 @@ from vtk.errors import UsageError
 from vtk.options import expect
 from vtk.training.engine.callback_list import Callbacks, main_callbacks
 from vtk.training.engine.callbacks import Callback
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.processes import Ranks, open_ranks
 from vtk.training.engine.progress import EpochLines
 from vtk.training.engine.result import EpochEnd, FitState

@@ -11,7 +11,7 @@ from vtk import console
 from vtk.files import write_text
 from vtk.training.engine.callback_list import Callbacks, main_callbacks
 from vtk.training.engine.callbacks import Callback
-from vtk.training.engine.fit import DivergedError
+from vtk.training.engine.fitting import DivergedError
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.result import EpochEnd, FinetuneResult, FitResult, FitState
 from vtk.training.options.task_spec import parse_tasks

@@ -1,4 +1,4 @@
-"""What the kind of labels decides: how a set is read, what is minimised, and how the result is scored."""
+"""Reads, weighs and scores the images of a run by the kind of its labels."""
 
 from typing import Any, cast
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vtk.card import InputSpec
+from vtk.data.audit.folder_scan import scan
 from vtk.data.audit.multilabel_scan import scan_multi
 from vtk.data.audit.result import DataAudit
-from vtk.data.audit.scan import scan
 from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.samplers import BalancedSampler, EpochSampler, RepeatSampler, balanced_weights
 from vtk.evaluation.metrics import Metrics

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.card import InputSpec, Transform
-from vtk.data.loading.train_transform import TrainTransform, train_transform
+from vtk.data.loading.train_pipeline import TrainTransform, train_transform
 from vtk.data.mirroring import USUAL
 from vtk.data.sources.layout import refuse_inside
 from vtk.errors import UsageError

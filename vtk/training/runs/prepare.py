@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from vtk.data.loading.eval_transform import eval_transform
+from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.training.engine.precision import Precision

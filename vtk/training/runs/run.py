@@ -8,7 +8,7 @@ from pathlib import Path
 from vtk import console
 from vtk.training.engine.callback_list import Callbacks, main_callbacks
 from vtk.training.engine.callbacks import Callback
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.result import EpochEnd, FinetuneResult, FitResult, FitState
 from vtk.training.engine.save_schedule import Saves, StopSignals, refuse_stopped

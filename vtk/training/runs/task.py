@@ -8,7 +8,7 @@ from torch import nn
 
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.train_transform import TrainTransform
+from vtk.data.loading.train_pipeline import TrainTransform
 from vtk.data.mirroring import Mirroring
 from vtk.data.record import Record, record_of
 from vtk.errors import DataError
@@ -20,7 +20,8 @@ from vtk.models.weights.base import Base
 from vtk.models.weights.class_names import match_rows
 from vtk.packs.lora_adapter import Lora
 from vtk.training.objectives.distillation import open_teacher
-from vtk.training.objectives.teacher import Teacher, Trained
+from vtk.training.objectives.teacher import Teacher
+from vtk.training.objectives.trained import Trained
 from vtk.training.options.policy import PolicyOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.task_spec import parse_starts

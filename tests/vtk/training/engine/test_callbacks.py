@@ -16,7 +16,7 @@ from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, Control, StepInfo
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune_config import FinetuneConfig

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from vtk.errors import DataError, UsageError
 from vtk.packs.load import load_task
 from vtk.training.engine.ema import Ema, decay_at
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import Bf16, Fp32
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune, finetune_tasks
@@ -144,7 +144,7 @@ def test_the_pack_is_the_average_and_gives_the_runs_metric(config, photos, tmp_p
     assert packed.keys() == raw.keys() == other.keys()
     assert all(torch.equal(raw[n], other[n]) for n in raw)  # the same training
     assert not any(torch.equal(raw[n], packed[n]) for n in raw)
-    from vtk.data.loading.eval_transform import eval_transform
+    from vtk.data.loading.eval_pipeline import eval_transform
     from vtk.data.loading.loader import make_loader
     from vtk.evaluation import evaluate
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from vtk.errors import UsageError
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.precision import Bf16, Fp32
 from vtk.training.engine.step_plan import plan_steps
 from vtk.training.finetune_config import FinetuneConfig

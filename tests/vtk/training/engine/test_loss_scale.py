@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.loss_scale import DynamicScaler, NoScaler
 from vtk.training.engine.precision import Fp16, Fp32
 from vtk.training.finetune_config import FinetuneConfig
@@ -198,7 +198,7 @@ RANK = """
 import sys
 import torch
 from vtk.training.finetune_config import FinetuneConfig
-from vtk.training.engine.fit import fit
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.loss_scale import DynamicScaler
 from vtk.training.objectives.base import Batch, Classification
 from vtk.training.engine.processes import open_ranks

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.vtk.training.engine.test_fit import Fixed, Logged, attn_vit
 from tests.vtk.training.engine.test_save_schedule import Death, Dies, numbers, same
 from vtk.errors import UnavailableError, UsageError
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.gradients import Means
 from vtk.training.engine.learner import Learner
 from vtk.training.engine.precision import Bf16, Fp32

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from vtk.bank import TaskBank
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.packs.load import load_task
-from vtk.training.engine.fit import DivergedError
+from vtk.training.engine.fitting import DivergedError
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune, finetune_tasks, memory_report
 from vtk.training.runs.joint_tasks import build_tasks

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.vtk.training._two_pass import Fixed, Net, clip, two_pass
 from vtk.data.loading.samplers import mix
 from vtk.training.engine import compile_passes as compiled
-from vtk.training.engine.fit import DivergedError, fit
+from vtk.training.engine.fitting import DivergedError, fit
 from vtk.training.engine.loss_scale import DynamicScaler
 from vtk.training.engine.precision import Bf16, Fp32
 from vtk.training.engine.step_plan import Part, cut
