@@ -67,10 +67,10 @@ class MemoryChoice:
     @property
     def line(self) -> str:
         """One line for people."""
-        found = next((f for f in self.counted if f.mode == self.mode), None)
-        if found is None:
+        footprint = next((f for f in self.counted if f.mode == self.mode), None)
+        if footprint is None:
             return f"memory mode {self.mode}, batch {self.batch}"
-        needs, free = console.size(found.total(self.each)), console.size(self.free)
+        needs, free = console.size(footprint.total(self.each)), console.size(self.free)
         return f"memory mode {self.mode}, batch {self.batch}: a step takes about {needs} of {free} free"
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,11 +203,11 @@ def _count(
     wide = 4 if precision == "fp32" else 2
     first = {id(p) for p in subjects[0].model.parameters()}
     again = [wide * sum(p.numel() for p in s.model.parameters() if id(p) in first) for s in subjects]
-    return [join_footprints(found, again) for found in zip(*each, strict=True)], free
+    return [join_footprints(footprint, again) for footprint in zip(*each, strict=True)], free
 
 
-def _fits(found: Footprint, batch: int, free: int) -> bool:
-    return found.total(batch) <= (1 - HEAD_ROOM) * free
+def _fits(footprint: Footprint, batch: int, free: int) -> bool:
+    return footprint.total(batch) <= (1 - HEAD_ROOM) * free
 
 
 def _fastest(counted: Sequence[Footprint], batch: int, free: int) -> MemoryMode:
@@ -218,16 +218,16 @@ def _leanest(counted: Sequence[Footprint], wanted: str) -> Footprint:
     return next((f for f in counted if f.mode == wanted), counted[-1])
 
 
-def _largest_batch(found: Footprint, free: int, images: int, world: int) -> int:
+def _largest_batch(footprint: Footprint, free: int, images: int, world: int) -> int:
     """Return the largest batch of all processes that fits.
 
     Raises:
         UsageError: not even one image per process does.
     """
-    fitting = [n for n in batch_sizes(images // world) if _fits(found, n, free)]
+    fitting = [n for n in batch_sizes(images // world) if _fits(footprint, n, free)]
     if not fitting:
         raise UsageError(
-            f"`--batch-size auto`: one image takes about {console.size(found.total(1))} in mode {found.mode}, "
+            f"`--batch-size auto`: one image takes about {console.size(footprint.total(1))} in mode {footprint.mode}, "
             f"{console.size(free)} are free; use a smaller model or --img-size, or another --device"
         )
     return fitting[-1] * world

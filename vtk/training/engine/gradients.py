@@ -116,8 +116,8 @@ class Gradients:
     def sum_over_ranks(self) -> None:
         """Sum the gradients of several learners over all processes; DistributedDataParallel has done so for one."""
         if self.means.joint:
-            found = [p.grad for learner in self.learners for p in learner.parameters if p.grad is not None]
-            self.means.ranks.add(found)
+            gradients = [p.grad for learner in self.learners for p in learner.parameters if p.grad is not None]
+            self.means.ranks.add(gradients)
 
     def finish(self) -> None:
         """Make the gradients what the update takes: summed over processes, divided by the loss's factor."""

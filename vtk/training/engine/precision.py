@@ -186,9 +186,9 @@ class _Half:
         """
         result = {}
         for name, tensor in model.state_dict().items():
-            given, now = self._frozen.get(name), _to_cpu(tensor)
-            same = given is not None and torch.equal(now.view(torch.int16), given.to(self.dtype).view(torch.int16))
-            result[name] = given if given is not None and same else now
+            before, now = self._frozen.get(name), _to_cpu(tensor)
+            same = before is not None and torch.equal(now.view(torch.int16), before.to(self.dtype).view(torch.int16))
+            result[name] = before if before is not None and same else now
         return result
 
 

@@ -150,8 +150,8 @@ def clear_plots(out: Path) -> None:
 
 def _folders(out: Path) -> list[Path]:
     """Return the folders of a run, and where a writer that was killed may have left them."""
-    found = [out / name for name in _INSIDE]
-    return found + [old for path in found for old in old_places(path)]
+    folders = [out / name for name in _INSIDE]
+    return folders + [old for path in folders for old in old_places(path)]
 
 
 def _own_folders(out: Path) -> list[Path]:
