@@ -20,10 +20,10 @@ from vtk.training.run_config import RunConfig
 from vtk.training.step_rules.sharpness import copies
 
 HEAD_ROOM = 0.1
-"""Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""
+"""Fraction of the free memory that a choice leaves free, for fragmentation."""
 
 _FEW_STEPS = 10
-"""Steps an epoch below which a batch that was chosen for memory is pointed out."""
+"""Steps per epoch below which an automatic batch size gets a warning."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """What a run does about memory.
+    """Memory mode and batch size of a run.
 
     Attributes:
         mode: taken; ``plain`` where a mode changes nothing.
@@ -82,7 +82,7 @@ class MemoryChoice:
         return {**taken, "note": self.note, "modes": modes}
 
     def print(self) -> None:
-        """Print the table of what each mode takes."""
+        """Print the table of the memory of each mode."""
         rows = []
         for f in self.counted:
             taken = "→ " if f.mode == self.mode else ""
@@ -166,7 +166,7 @@ def choose_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that ``device`` has to give: free ones, and those torch holds without using them."""
+    """Return the available bytes of ``device``: free ones, and those that torch caches."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -176,7 +176,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return what ``--batch-size auto`` tries, smallest first: 1, 2, 4, then powers of two and their halves more."""
+    """Return the candidates of ``--batch-size auto``, ascending: 1, 2, 4, then powers of two and their 1.5-fold."""
     sizes = [n for power in range(3, 17) for n in (2**power, 3 * 2 ** (power - 1))]
     return [n for n in (1, 2, 4, *(n for n in sorted(sizes) if n % 8 == 0)) if n <= max(1, most)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 NumpyState = Any
-"""What ``numpy.random.RandomState.get_state`` returns."""
+"""Result of ``numpy.random.RandomState.get_state``."""
 
 
 def numpy_state(state: NumpyState) -> list[Any]:
@@ -17,7 +17,7 @@ def numpy_state(state: NumpyState) -> list[Any]:
 
 
 def to_numpy(state: list[Any]) -> NumpyState:
-    """Return the state that `numpy_state` was given."""
+    """Return the numpy state of what `numpy_state` returned."""
     name, keys, position, has_gauss, gauss = state
     return name, keys.numpy().astype(np.uint32), position, has_gauss, gauss
 

@@ -150,7 +150,7 @@ def register_attention(*types: type[nn.Module]) -> None:
 
 
 def refuse_mixed(model: nn.Module) -> None:
-    """Refuse a model in which attention and FFN cannot be told apart.
+    """Refuse a model in which attention and FFN share matrices.
 
     Raises:
         UsageError: names the block and its class.

@@ -32,7 +32,7 @@ from vtk.training.runs.writer import Writer
 
 @dataclass(frozen=True)
 class JointResult:
-    """What a run of several tasks left behind.
+    """Result of a run of several tasks.
 
     Attributes:
         out: folder of the run; each task has a folder in it.

@@ -1,6 +1,6 @@
 """The update of a learner on the device alone: learning rate and step count are tensors, and nothing is waited for.
 
-With gradients that are not finite an update leaves everything as it was: torch's fused optimisers read a flag on the
+With gradients that are not finite an update leaves everything as it was: torch's fused optimizers read a flag on the
 device for that (as they do for its GradScaler), and what is not theirs is chosen by the same flag.
 """
 
@@ -36,7 +36,7 @@ class DeviceUpdate:
     """Clips, steps, averages and counts; `settle` tells the learner what came of it.
 
     Args:
-        learner: its optimiser is one of `vtk.training.engine.static_step.rules.OPTIMIZERS`, and is changed: the
+        learner: its optimizer is one of `vtk.training.engine.static_step.rules.OPTIMIZERS`, and is changed: the
             learning rates of its groups become tensors.
         device: of the parameters.
 
@@ -61,7 +61,7 @@ class DeviceUpdate:
 
     @torch.no_grad()
     def attach(self) -> None:
-        """Take over the optimiser's state, as it is after its making or loading."""
+        """Take over the optimizer's state, as it is after its making or loading."""
         learner, optimizer = self.learner, self.learner.optimizer
         self._original = []
         for i, group in enumerate(optimizer.param_groups):
@@ -154,7 +154,7 @@ class DeviceUpdate:
         return Counts(now[_SKIPPED] - before[_SKIPPED], now[_IMAGES] - before[_IMAGES], worst)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimiser's state as a plain loop would have it; call `settle` before."""
+        """Return the optimizer's state as a plain loop would have it; call `settle` before."""
         state = self.learner.optimizer.state_dict()
         for group, original, rate in zip(
             state["param_groups"], self._original, self.learner.schedule.get_last_lr(), strict=True
