@@ -15,9 +15,10 @@ from vtk import console
 from vtk.data.audit.result import DataAudit
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, StepInfo
-from vtk.training.engine.fitting import DivergedError, Loop
+from vtk.training.engine.loop import Loop
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.step_rule import PlainStep
+from vtk.training.engine.stepper import DivergedError
 from vtk.training.memory import MemoryChoice
 from vtk.training.run_config import RunConfig
 from vtk.training.runs.joint_tasks import joint_folder, prepare_joint
