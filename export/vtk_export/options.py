@@ -1,5 +1,6 @@
 """Options that several exporters share, and the properties that follow from ``--target``; free of torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -12,8 +13,6 @@ from vtk.options.shared import (
     JudgeImages,
     KeepIoTypes,
     Opset,
-    Overwrite,
-    ProfileSizes,
     Seed,
     Split,
     StaticBatch,
@@ -39,7 +38,7 @@ IrVersion = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(Config):
-    """Options of every exporter that writes into a folder."""
+    """Options of every exporter of files."""
 
     GROUP: ClassVar[str] = "format"
 
@@ -47,27 +46,25 @@ class ExportConfig(Config):
     split: Split = None
     seed: Seed = 0
     threads: Threads = None
-    profile: ProfileSizes = ()
-    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig(ExportConfig):
-    """Options of exporters of ONNX files.
-
-    Raises:
-        UsageError: the batch sizes of ``profile`` are not the file's.
-    """
+    """Options of exporters of ONNX files."""
 
     opset: Opset = 18
     target: RunTime = None
     static_batch: StaticBatch = None
 
-    def check(self) -> None:
-        """Refuse batch sizes of ``--profile`` that a file of one batch size does not take."""
-        if self.profile and self.static_batch is not None and self.static_batch not in self.profile:
-            sizes = ",".join(map(str, self.profile))
-            raise UsageError(f"`--profile` {sizes}: the file takes batches of {self.static_batch} only; give --profile "
+    def check_profile(self, sizes: Sequence[int]) -> None:
+        """Refuse batch sizes of ``--profile`` that a file of one batch size does not take.
+
+        Raises:
+            UsageError: none of them is that batch size.
+        """
+        if sizes and self.static_batch is not None and self.static_batch not in sizes:
+            given = ",".join(map(str, sizes))
+            raise UsageError(f"`--profile` {given}: the file takes batches of {self.static_batch} only; give --profile "
                              f"{self.static_batch}")  # fmt: skip
 
     @property
@@ -87,7 +84,7 @@ class GraphConfig(ExportConfig):
 
     @property
     def file_opset(self) -> int:
-        """Opset to write, which is below those of torch's exporter for TensorRT 8.6."""
+        """Opset of the file; for TensorRT 8.6 it is lower than any of torch's exporter."""
         return self.graph_opset if self.runtime is None else min(self.graph_opset, self.runtime.opset)
 
     @property
@@ -98,14 +95,14 @@ class GraphConfig(ExportConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(GraphConfig):
-    """Options of exporters that round one model's graph, and judge it on images."""
+    """Options of exporters of one graph in any precision."""
 
     dtype: GraphDtype = "fp32"
     keep_io_types: KeepIoTypes = False
     calibration_images: CalibrationImages = 128
     data: VerifyData = None
-    images: JudgeImages = 256
     unverified: Unverified = False
+    images: JudgeImages = 256
 
     @property
     def graph_opset(self) -> int:

@@ -26,22 +26,22 @@ INLINE_LIMIT = 1_800_000_000
 """Bytes of weights above which they go to ``model.onnx.data``: protobuf cannot hold 2 GiB in one message."""
 
 CARD = json_with("model", "input", "classes", "schema")
-"""How ``model.json``, a card, is recognised."""
+"""Recogniser of ``model.json``, a card."""
 
 _MEASURED = json_with("source", "kind", "backends", "input_shape")
 LATENCY = {"latency.json": _MEASURED, "latency.png": png(("latency.json", _MEASURED))}
-"""What ``--profile`` leaves beside a model: of that file, so a new one takes them away."""
+"""Files of ``--profile``, which a new model removes, and their recognisers."""
 
 # the last fields of the graph's file: the entry of its metadata that has a card, or those of many tasks
 GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")))
-"""How an ONNX file is recognised."""
+"""Recogniser of an exported ONNX file."""
 
 DATA = "model.onnx.data"
 
 MARKS = {
     "model.onnx": GRAPH, DATA: beside("model.onnx", GRAPH), "model.json": CARD, README: IS_OURS, **LATENCY,
 }  # fmt: skip
-"""Everything an export can leave in its folder, and how it is recognised."""
+"""All files of an export and their recognisers."""
 
 FILES = tuple(MARKS)
 _TMP = ".export-tmp-"
@@ -52,14 +52,14 @@ _TMP = ".export-tmp-"
 def workspace(
     out: Path, *, overwrite: bool, command: str, marks: Marks = MARKS, left: Collection[str] = ()
 ) -> Iterator[Path]:
-    """Yield a temporary folder inside ``out``, so that its files reach their place by renaming; others are kept away.
+    """Yield a temporary folder inside ``out``, whose files are published by renaming; other exports are locked out.
 
     Args:
         out: the export's folder.
-        overwrite: let it hold other files too.
-        command: that writes there.
-        marks: names that an earlier export may have left there, and how its files are recognised.
-        left: further names that may be there.
+        overwrite: accept a folder with other files.
+        command: the one that writes there.
+        marks: names of files of an earlier export, and their recognisers.
+        left: further names that are accepted.
 
     Raises:
         DataError: ``out`` is a file or a device, holds other files, is being written, or cannot be written.
@@ -80,10 +80,10 @@ def workspace(
 
 
 def check_names(out: Path, marks: Marks, *, overwrite: bool, command: str, left: Collection[str] = ()) -> None:
-    """Refuse a folder with files that no export wrote.
+    """Refuse a folder with files that are not from an export.
 
     Raises:
-        DataError: says which; with ``overwrite`` only if it has the name of one that would be replaced.
+        DataError: names one; with ``overwrite`` only if it would be replaced.
     """
     more = [name for name in others(out, marks) if name not in left]
     if more and not overwrite:
@@ -94,7 +94,7 @@ def check_names(out: Path, marks: Marks, *, overwrite: bool, command: str, left:
 
 
 def move(folder: Path, out: Path, *, command: str, marks: Marks = MARKS, kept: Collection[str] = ()) -> None:
-    """Put the new files in place of those of an earlier export, all of them or none."""
+    """Publish the new files in place of those of an earlier export, all of them or none."""
     with as_data_error(out):
         publish(folder, out, marks, command, kept)
 
@@ -115,7 +115,7 @@ def write(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN
 
 
 def save(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN) -> Path:
-    """Write ``model.onnx``; large weights leave ``proto``, which is of no use afterwards."""
+    """Write ``model.onnx``; large weights are moved out of ``proto``, which must not be used afterwards."""
     path = folder / "model.onnx"
     proto.ClearField("metadata_props")
     onnx.helper.set_model_props(proto, {"vtk": card.to_json(), **facts.props()})
@@ -132,7 +132,7 @@ def save(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN)
 
 
 def restamp(path: Path, card: Card, facts: Facts) -> None:
-    """Write other facts into a file that is there already; weights beside it stay where they are."""
+    """Write new facts into an existing file; external weights are not touched."""
     proto = onnx.load(path, load_external_data=False)
     proto.ClearField("metadata_props")
     onnx.helper.set_model_props(proto, {"vtk": card.to_json(), **facts.props()})

@@ -69,12 +69,12 @@ class Release:
 
     @property
     def ort_caps(self) -> Caps:
-        """What its ONNX Runtime takes."""
+        """Caps of its ONNX Runtime."""
         return ORT[self.ort]
 
     @property
     def trt_caps(self) -> Caps | None:
-        """What its TensorRT takes, None where that is not known."""
+        """Caps of its TensorRT, None if not known."""
         return TRT.get(".".join(self.tensorrt.split(".")[:2]))
 
 

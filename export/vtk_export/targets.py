@@ -45,7 +45,7 @@ class Target:
 
     @property
     def text(self) -> str:
-        """What ``--target`` was."""
+        """The target in the form of ``--target``."""
         return f"{self.kind}:{self.version}"
 
     @property
@@ -59,9 +59,9 @@ OLD = Target("trt", "8.6", *TRT["8.6"])
 
 
 def parse_target(text: str, flag: str = "--target") -> Target:
-    """Read ``tritonserver:YY.MM``, ``trt:X.Y`` or ``ort:X.Y``; a patch version behind them is not looked at.
+    """Read ``tritonserver:YY.MM``, ``trt:X.Y`` or ``ort:X.Y``; a patch version is ignored.
 
-    ``trt:10.x`` and ``trt:10`` are what every 10 takes. ``triton``, ``tensorrt`` and ``onnxruntime`` are taken, too.
+    ``trt:10.x`` and ``trt:10`` stand for every 10. ``triton``, ``tensorrt`` and ``onnxruntime`` are aliases.
 
     Raises:
         UsageError: not of this form, or a version whose needs are not known; the known ones are listed.
@@ -82,10 +82,10 @@ def parse_target(text: str, flag: str = "--target") -> Target:
 
 
 def tensorrt_of(target: Target) -> Target:
-    """Return the TensorRT that gets the files of a target.
+    """Return the TensorRT of a target.
 
     Raises:
-        UsageError: it has none, or which it has is not known.
+        UsageError: it has none, or its version is not known.
     """
     if target.kind == "trt":
         return target
@@ -106,7 +106,7 @@ def _ranges(versions: list[str]) -> str:
 
 
 def check_caps(target: Target, opset: int, ir_version: int | None) -> None:
-    """Refuse an opset or IR version that was asked for and is too new; the least opset can be lowered.
+    """Refuse a requested opset or IR version that is too new; the lowest opset can be lowered.
 
     Raises:
         UsageError: names both numbers.
@@ -160,7 +160,7 @@ def describe_oldest(opset: int, ir_version: int, *, tensorrt: bool = True) -> st
 
 
 def same_version(one: str, other: str) -> bool:
-    """Return whether two versions agree as far as both say them; of TensorRT the first three numbers count."""
+    """Return whether two versions agree in their common leading numbers, three at most."""
     a, b = (re.findall(r"\d+", version)[:3] for version in (one, other))
     return bool(a and b) and a[: len(b)] == b[: len(a)]
 
@@ -169,7 +169,7 @@ def server_for(
     *, opset: int = 0, ir_version: int = 0, tensorrt: str | None = None, runs_tensorrt: bool = False,
     python: tuple[int, int] = (0, 0),
 ) -> Release | None:  # fmt: skip
-    """Return the server to serve something with: `TESTED` where it can, else the next that can, else an older one.
+    """Return the release to serve a model with: `TESTED` if it can, else the next that can, else an older one.
 
     Args:
         opset: of a file that its ONNX Runtime opens.
@@ -195,7 +195,7 @@ def takes(
     release: Release, *, opset: int = 0, ir_version: int = 0, tensorrt: str | None = None, runs_tensorrt: bool = False,
     python: tuple[int, int] = (0, 0),
 ) -> bool:  # fmt: skip
-    """Return whether a server is known to run what `server_for` is asked for."""
+    """Return whether a release is known to meet the needs of `server_for`."""
     caps = [release.ort_caps]
     if runs_tensorrt:
         caps.append(release.trt_caps or (0, 0))

@@ -119,7 +119,7 @@ def test_the_gate_prints_the_accuracy_that_eval_prints(
     )
     if flags[0] != "--with-preproc":
         assert f"on {count} held-out images of {data}: top-1 agreement with PyTorch" in said
-        assert f"torch fp32 {100 * evaluated['top1']:.2f} %" in said
+        assert f"PyTorch fp32 {100 * evaluated['top1']:.2f} %" in said
     else:
         assert f"on {count} held-out images of {data}" in said
     if flags[-1] == "static":

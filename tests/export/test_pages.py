@@ -140,7 +140,7 @@ def test_a_page_of_dynamic_int8_says_one_image_a_call(packed: Any) -> None:
         for kind in ("static", "dynamic")
     ]
     assert ["Run one image per call" in page for page in pages] == [False, True]
-    assert all('`classify("photo.jpg")` gives' in page for page in pages)
+    assert all('`classify("photo.jpg")` returns' in page for page in pages)
 
 
 def test_a_page_of_somebody_is_not_replaced(

@@ -10,8 +10,8 @@ from PIL import Image
 
 from vtk.__main__ import main
 from vtk.card import InputSpec
-from vtk.data.decoding import bands, images
 from vtk.data.decoding import decode as decoding
+from vtk.data.decoding import images
 from vtk.data.loading import eval_pipeline as transforms
 from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
@@ -67,7 +67,6 @@ def test_every_image_of_an_export_is_read_with_the_packs_limit(
 
         monkeypatch.setattr(module, name, read)
 
-    watch(bands, "read_image")
     watch(transforms, "read_image")
     watch(images, "load_image")
     watch(decoding, "read_image")  # of raw images

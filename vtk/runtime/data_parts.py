@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from vtk import console
 from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.record import Record, Sorted, read_record, same_images, sort_images
+from vtk.data.record import ImagesByUse, Record, read_record, same_images, sort_images
 from vtk.errors import DataError
 
 Split = Literal["val", "train", "all"]
@@ -131,7 +131,7 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
     return Part(taken, f"{kind} images of {data}", same, left)
 
 
-def _warn_of_changes(by_run: Sorted, record: Record, split: Split, data: Path) -> None:
+def _warn_of_changes(by_run: ImagesByUse, record: Record, split: Split, data: Path) -> None:
     if split != "val":
         return
     if by_run.missing:

@@ -136,7 +136,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         low_high = "; ".join(map(show_range, source.card.input.value_range[:1]))
         console.warn(
             f"{len(cut)} image{'s have' if len(cut) > 1 else ' has'} values outside of the model's value range "
-            f"({low_high}), which are cut off: {', '.join(map(one_line, sorted(cut)[:3]))}"
+            f"({low_high}), which are clipped: {', '.join(map(one_line, sorted(cut)[:3]))}"
             + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
         )
     return result

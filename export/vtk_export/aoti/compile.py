@@ -62,7 +62,7 @@ def compile_package(
 
 
 def _compile(model: nn.Module, example: Tensor, batch: Any, options: dict[str, Any]) -> list[Any]:
-    """Return the files of a library for images like ``example``, with any number of them in the range ``batch``."""
+    """Compile a library for images like ``example`` and batches in the range ``batch``; return its files."""
     import torch._inductor
 
     dynamic = None if batch is None else ({0: batch},)

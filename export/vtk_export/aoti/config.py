@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from vtk.options.shared import Device, Dtype, Out, SourceOptions, VerifyData
+from vtk.options.shared import Device, Dtype, Out, Overwrite, ProfileSizes, SourceOptions, VerifyData
 from vtk_export.options import ExportConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class AotiConfig(ExportConfig):
-    """What AOTInductor file is made of a model, where, and for which device: it runs on that kind only.
+    """Options of the AOTInductor export of one model, which runs on one kind of device only.
 
     Raises:
         UsageError: a value is out of range.
@@ -18,8 +18,10 @@ class AotiConfig(ExportConfig):
     dtype: Dtype = "fp32"
     device: Device = "auto"
     data: VerifyData = None
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class AotiCommand(AotiConfig, SourceOptions):
-    """``vtk export aoti``: what to open, and what to make of it."""
+    """``vtk export aoti``: the source and the options."""

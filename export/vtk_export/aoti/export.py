@@ -52,11 +52,11 @@ class AotiResult:
         path: ``DIR/model.pt2``.
         precision: of weights, input and output.
         device: that it runs on.
-        bytes: of the file.
-        rows: the gate, per batch size.
-        images: what it was verified with.
-        seconds: of export, compilation and verification.
-        fused: whether norms and scales are folded and parallel branches merged.
+        bytes: size of the file.
+        rows: results of the gate, per batch size.
+        images: description of the images that it was verified with.
+        seconds: time of export, compilation and verification.
+        fused: the model was fused before compilation.
     """
 
     path: Path
@@ -82,18 +82,18 @@ class AotiResult:
 
 
 def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **opening: Unpack[Opening]) -> AotiResult:
-    """Compile, use in a process of its own, verify, and put the files into ``config.out``; what fails is not kept.
+    """Compile, verify in a separate process, and put the files into ``config.out``; nothing is kept that fails.
 
     Args:
-        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
-        config: options.
+        source: the model, as for `vtk.export_onnx`.
+        config: options, among them the device to compile for.
         show: print the gate's table.
-        opening: how to open the source, see `vtk.open_source`.
+        opening: keyword arguments of `vtk.open_source`.
 
     Raises:
-        UsageError: the source is an exported file itself, or ``fuse`` was asked for and cannot be.
+        UsageError: the source is an exported file, or ``fuse`` is True and the model cannot be fused.
         DataError: the folder holds other files, or cannot be written.
-        UnavailableError: the device or a C++ compiler is not here.
+        UnavailableError: there is no such device, or no C++ compiler.
         VerificationError: torch cannot compile the model, or the file's values are not torch's.
     """
     expect(config, AotiConfig, "export_aoti")
@@ -150,7 +150,7 @@ def export_aoti(source: "Openable", config: AotiConfig, *, show: bool = True, **
 def temporary_aoti(
     source: Source, *, precision: str = "fp32", device: str | torch.device = "cpu", threads: int | None = None
 ) -> Iterator[Source]:
-    """Export and verify into a temporary folder, for the back-end ``aoti``; gone at the end of the block."""
+    """Export and verify into a temporary folder, for the back-end ``aoti``; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-aoti-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"dtype": precision, "device": str(device), "threads": threads}
         config = AotiConfig(out=Path(folder) / "export", **options)
@@ -161,7 +161,7 @@ def temporary_aoti(
 
 
 def _form(model: nn.Module, dtype: torch.dtype, wanted: bool | None) -> tuple[nn.Module, bool]:
-    """Return the fused model, or the model itself where it cannot be fused and nobody insists."""
+    """Return the fused model; the model itself if it cannot be fused and ``wanted`` is None."""
     if wanted is not False:
         try:
             return fuse(model, dtype, keep_source=False), True

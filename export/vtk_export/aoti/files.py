@@ -23,20 +23,20 @@ MARKS = {
     "__pycache__/load.*.pyc": lambda path: _LOADER(path.parent.parent / "load.py"),  # Python leaves it at an import
     **LATENCY,
 }  # fmt: skip
-"""Files of an export, and how they are recognised; version 0.1 wrote ``model.pt2`` and ``model.json`` only."""
+"""Files of an export and their recognisers; version 0.1 wrote ``model.pt2`` and ``model.json`` only."""
 FILES = ("model.pt2", "model.json", "load.py", "README.md", "example.cpp")
 """Everything an export leaves in its folder."""
 
 
 def write_beside(folder: Path, card: Card, precision: str, device: str) -> None:
-    """Write what belongs to a ``model.pt2``, but its card."""
+    """Write the files beside a ``model.pt2``, except its card."""
     write_text(folder / "load.py", inspect.getsource(aoti_load))
     write_text(folder / "example.cpp", EXAMPLE)
     write_text(folder / "README.md", readme(card, precision, device))
 
 
 def python_code(card: Card) -> str:
-    """Return the program of the page: it defines ``classify(path)``."""
+    """Return the code of the README, which defines ``classify(path)``."""
     head = (
         "import json\n\nimport torch\n\nfrom load import load\n\n"
         "model = load()  # model.pt2 beside load.py\n"
@@ -49,7 +49,7 @@ def python_code(card: Card) -> str:
 
 
 def readme(card: Card, precision: str, device: str) -> str:
-    """Return the page of an export."""
+    """Return the README.md of an export."""
     spec, gpu, most = card.input, device == "cuda", f"{aoti_file.MAX_BATCH:,}"
     machine = "a GPU of the kind" if gpu else f"a CPU with at least the instructions ({aoti_file.cpu_level()})"
     dtype = str(aoti_load.DTYPES[precision]).removeprefix("torch.")

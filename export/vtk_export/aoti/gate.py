@@ -28,16 +28,16 @@ _LONGEST = 3600
 def verify_aoti(
     folder: Path, model: nn.Module, images: Tensor, device: torch.device, precision: str, threads: int | None
 ) -> list[GateRow]:
-    """Compare what the files of ``folder`` answer with the model in fp32 on the CPU, at every size of `BATCHES`.
+    """Compare the logits of the export in ``folder`` with the model in fp32 on the CPU, at every size of `BATCHES`.
 
     Each batch is given in every layout to ``load.py``, and to the libraries themselves as C++ programs use them; both
     must refuse images of other types, sizes and numbers.
 
     Returns:
-        The worst answer of each batch size.
+        The worst result of each batch size.
 
     Raises:
-        VerificationError: the process ended early, or something wrong was answered.
+        VerificationError: the process ended early, or invalid input was accepted.
     """
     reference = EagerBackend(model, torch.device("cpu"), torch.float32)
     parts = _batches(images)
@@ -53,10 +53,10 @@ def verify_aoti(
 
 
 def check_zeros(folder: Path, images: Tensor, device: torch.device, precision: str, threads: int | None) -> None:
-    """Check that the files of a model whose classifier is all zero answer with zeros, as torch does.
+    """Check that the files of a model whose classifier is all zero return zeros, as in PyTorch.
 
     Raises:
-        VerificationError: they do not, or the process ended early, or something wrong was answered.
+        VerificationError: they do not, or the process ended early, or invalid input was accepted.
     """
     for name, logits in _answers_checked(folder, _batches(images), device, precision, threads).items():
         if bool(logits.any()):
@@ -83,7 +83,7 @@ def answers(
     """Run `vtk_export.aoti.trial_process` on the export in ``folder``; ``device_index`` is of a GPU, None on a CPU.
 
     Returns:
-        Logits by "way, layout, batch", and the wrong inputs that were answered.
+        Logits by "way, layout, batch", and the invalid inputs that were accepted.
 
     Raises:
         VerificationError: the process ended early.

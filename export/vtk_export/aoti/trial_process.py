@@ -32,13 +32,13 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "parameter": lambda x: torch.nn.Parameter(x),
     "odd stride": lambda x: x.as_strided(x.shape, (7 if len(x) == 1 else x.stride(0), *x.stride()[1:])),
 }
-"""Ways in which the same values may lie in memory."""
+"""Memory layouts of the same values."""
 SMALL = 2
 """Most images of the batches that are tried in every way: one library takes one, the other two and more."""
 
 
 def wrong(images: Tensor, max_batch: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield inputs that nobody may answer, by name; ``images`` are some that are right."""
+    """Yield names and invalid inputs; ``images`` are valid ones."""
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int64):
         if dtype != images.dtype:
             yield str(dtype).removeprefix("torch."), images.to(dtype)
@@ -56,7 +56,7 @@ def wrong(images: Tensor, max_batch: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def shapeless(images: Tensor) -> Iterator[tuple[str, Any]]:
-    """Yield further inputs that ``load.py`` refuses; a library does not look at these itself."""
+    """Yield further inputs that ``load.py`` refuses, and that a library does not check."""
     yield "one image without batch", images[0]
     yield "5 dimensions", images[..., None]
     yield "an array", images.float().cpu().numpy()
@@ -69,7 +69,7 @@ def shapeless(images: Tensor) -> Iterator[tuple[str, Any]]:
 def through_loader(
     folder: Path, batches: dict[str, Tensor], device_index: int | None = None
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the answers of ``load.py``, and which wrong inputs it answered."""
+    """Return the logits of ``load.py``, and the invalid inputs that it accepted."""
     spec = importlib.util.spec_from_file_location("load", folder / "load.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -87,7 +87,7 @@ def through_loader(
 
 
 def bare(path: Path, batches: dict[str, Tensor], device_index: int = -1) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the answers of the libraries themselves, loaded by torch, and which wrong inputs they answered."""
+    """Return the logits of the libraries loaded directly, and the invalid inputs that they accepted."""
     from torch._inductor.package import load_package  # type: ignore[attr-defined]
 
     os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
@@ -120,7 +120,7 @@ def _answered(name: str, model: Callable[[Any], Any], value: Any, refusal: tuple
 
 
 def main() -> None:
-    """Write what the arguments say."""
+    """Run the export that the arguments name, and write the answers."""
     folder, source, target = map(Path, sys.argv[1:4])
     index = int(sys.argv[4]) if sys.argv[4:] else None
     sys.dont_write_bytecode = True

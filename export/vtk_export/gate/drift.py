@@ -22,7 +22,7 @@ _SHAPES = ((0.7, 0.9), (1.5, 2.2), (1.0, 2.5), (2.1, 1.3), (1.0, 1.0))
 
 @dataclass(frozen=True)
 class Drift:
-    """Outputs with another preprocessing against torch with Pillow's.
+    """Outputs with another preprocessing, compared with PyTorch on Pillow's.
 
     Attributes:
         count: images, each of its own size where they have one.

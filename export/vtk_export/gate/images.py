@@ -23,7 +23,7 @@ from vtk_export.gate.verify import BATCHES
 
 @dataclass(frozen=True)
 class GateInputs:
-    """What the file of one model is verified with.
+    """Card and images that the file of one model is verified with.
 
     Attributes:
         card: of the model, as it goes into the file.
@@ -43,7 +43,7 @@ class GateInputs:
 def gate_inputs(
     source: Source, *, data: Path | None, split: Split | None, seed: int, static_batch: int | None = None
 ) -> GateInputs:  # fmt: skip
-    """Return what a source's file is verified with, at `BATCHES` or at its fixed batch size.
+    """Return the images for a source's file, enough for `BATCHES` or for its fixed batch size.
 
     Raises:
         DataError: no image of ``data`` can be read.
@@ -56,14 +56,14 @@ def gate_inputs(
 
 
 def card_images(card: Card, count: int, given: DataImages | None, *, seed: int) -> tuple[Tensor, str]:
-    """Return `gate_images` for a model, from the images of ``--data`` that judge it where there are any."""
+    """Return `gate_images` for a model, from the judging images of ``--data`` if there are any."""
     return gate_images(card.input, count, chosen=judging_images(given), seed=seed, max_pixels=pixel_limit(card))
 
 
 def gate_images(
     spec: InputSpec, count: int, *, chosen: ImageSelection | None, seed: int, max_pixels: int = MAX_PIXELS
 ) -> tuple[Tensor, str]:  # fmt: skip
-    """Return ``count`` different model inputs and one line that says what they are.
+    """Return ``count`` different model inputs and a description of them.
 
     Args:
         spec: size and normalisation.

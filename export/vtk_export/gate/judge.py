@@ -23,7 +23,7 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class Judgement:
-    """A file against torch in fp32 on the images of ``--data``.
+    """A file, compared with PyTorch in fp32 on the images of ``--data``.
 
     Attributes:
         count: images.
@@ -63,7 +63,7 @@ def judge(
     names: Sequence[str],
     threads: int | None,
 ) -> Judgement:
-    """Run the file, as a server would, and torch on all images.
+    """Run the file, as a server would, and PyTorch on all images.
 
     Args:
         path: the ONNX file; it gives logits or probabilities.
@@ -101,7 +101,7 @@ def judge(
 
 
 def check_judgement(result: Judgement, limits: Limits) -> None:
-    """Hold a judgement against the limits of the file's precision.
+    """Check a judgement against the limits of the file's precision.
 
     Raises:
         VerificationError: says which number is beyond its bound.

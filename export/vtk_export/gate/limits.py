@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the gate; None where one does not apply.
+    """Bounds of the gate; None if one does not apply.
 
     Attributes:
         error: largest error, as a fraction of the batch's largest absolute number.

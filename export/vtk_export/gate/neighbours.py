@@ -28,16 +28,16 @@ _LARGE = 1e4
 
 @dataclass(frozen=True)
 class Dependence:
-    """Outputs of images in shared calls against their outputs alone.
+    """Outputs of images in shared calls, compared with their outputs alone.
 
     Attributes:
-        images: that were compared.
-        batch: images of a shared call.
-        error: largest absolute difference; infinite where a neighbour made an output NaN.
-        relative: the same as a fraction of the largest absolute output.
-        changed: images whose most likely class was another one in some call; 0 of features.
-        worst: the neighbours with the largest difference.
-        unmarked: outputs that give numbers for an image with NaN or infinite pixels, where NaN is expected.
+        images: number of images compared.
+        batch: number of images in a shared call.
+        error: largest absolute difference; infinite if a neighbour turned an output into NaN.
+        relative: ``error`` as a fraction of the largest absolute output.
+        changed: number of images whose top-1 class changed in some call; 0 of features.
+        worst: neighbours with the largest difference.
+        unmarked: outputs that are numbers for an image with NaN or infinite pixels, where NaN is expected.
     """
 
     images: int
@@ -64,7 +64,7 @@ class Dependence:
 
 
 def measure(run: Run, images: Tensor, *, static_batch: int | None, black: Tensor, names: Sequence[str]) -> Dependence:
-    """Run images alone and among neighbours.
+    """Run images alone and with neighbours, and compare.
 
     Args:
         run: the file, graph optimisations on.
@@ -110,12 +110,12 @@ def black_image(spec: InputSpec) -> Tensor:
 
 
 def rounding(limits: Limits, *, dynamic: bool = False) -> float:
-    """Return up to which `Dependence.relative` is rounding; with ranges found at every call nothing else is small."""
+    """Return the largest `Dependence.relative` that counts as rounding; ranges computed at every call allow less."""
     return RELATIVE_BOUND if dynamic or limits.batch is None else limits.batch
 
 
 def check_dependence(found: Dependence, bound: float, *, dynamic: bool = False) -> None:
-    """Hold what was measured against the bound.
+    """Check the measured dependence against the bound.
 
     Args:
         found: what was measured.
@@ -154,7 +154,7 @@ def _neighbours(images: Tensor, black: Tensor) -> Iterator[tuple[str, Tensor, bo
 
 
 def _other_class(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return where the class is another one, and not for two classes that are equal but for rounding."""
+    """Return where the top-1 class differs, except for classes that are equal up to rounding."""
     other = found.argmax(1) != wanted.argmax(1)
     if wanted.shape[1] < 2:
         return torch.zeros_like(other)

@@ -74,7 +74,7 @@ def check_rows(rows: Sequence[GateRow]) -> None:
         if not worst <= row.bound:
             raise VerificationError(f"{place}: max error {worst:.1e} is above the bound {row.bound:.1e}")
         if not row.cosine >= row.least_cosine:
-            raise VerificationError(f"{place}: the cosine with torch is {row.cosine:.6f}, at least "
-                                    f"{row.least_cosine:g} is allowed")  # fmt: skip
+            raise VerificationError(f"{place}: the cosine with PyTorch is {row.cosine:.6f}, at least "
+                                    f"{row.least_cosine:g} is required")  # fmt: skip
         if not row.passed:
             raise VerificationError(f"{place}: top-1 agrees with PyTorch in {row.agreed} of {row.compared}")

@@ -23,7 +23,7 @@ FILLED = "filled"
 
 
 def say_zero_head() -> None:
-    """Say that a copy is compared."""
+    """Print that a copy is verified instead."""
     console.say("the classifier is all zero, and so are all logits: a copy with a random classifier is verified")
 
 
@@ -46,7 +46,7 @@ def fill_zero_head(model: nn.Module, seed: int = 0) -> nn.Module | None:
 
 
 def _same_node(node: onnx.NodeProto, other: onnx.NodeProto, weights: Collection[str]) -> bool:
-    """Return whether two nodes are equal, but for a bias of zeros that the exporter left out of the first."""
+    """Return whether two nodes are equal, except for a bias of zeros that the exporter left out of the first."""
     left_out = other.input[len(node.input) :]
     if left_out and not all(name in weights for name in left_out):
         return False

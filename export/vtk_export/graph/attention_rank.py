@@ -39,7 +39,7 @@ def _fold_mask(mask: Tensor | None) -> Tensor | None:
 
 @contextlib.contextmanager
 def four_axes() -> Iterator[None]:
-    """Give every attention inside four axes: those of Twins and NesT have one more, for windows, those of SAM one less.
+    """Run every attention in the block with four axes: Twins and NesT have five (windows), SAM has three.
 
     onnxscript's translation of `scaled_dot_product_attention` refuses all others ("Error when translating node").
     """

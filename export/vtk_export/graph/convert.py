@@ -31,7 +31,7 @@ def is_parallel(model: nn.Module) -> bool:
 
 
 def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True) -> nn.Module:
-    """Return what to export: `export_form`, or the model.
+    """Return the model to export: its `export_form`, or itself.
 
     Args:
         model: the model.
@@ -73,7 +73,7 @@ def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
 
 
 def explicit_attention(model: nn.Module) -> None:
-    """Let timm's attention be two products, in place: for TensorRT.
+    """Replace timm's fused attention by two products, in place, for TensorRT.
 
     torch's exporter writes scaled_dot_product_attention with shapes that it computes and a scale on both sides.
     """
@@ -141,7 +141,7 @@ def convert(
 
 
 def _name_sides(graph: onnx.GraphProto) -> None:
-    """Call the axes ``height`` and ``width``; torch numbers them, also in the shapes between, which go."""
+    """Name the axes ``height`` and ``width``; drop intermediate shapes, where torch numbers them."""
     dims = graph.input[0].type.tensor_type.shape.dim
     for dim, name in zip(dims[2:], ("height", "width"), strict=True):
         if dim.HasField("dim_value"):
@@ -153,7 +153,7 @@ def _name_sides(graph: onnx.GraphProto) -> None:
 
 
 def _forget_weights(graph: onnx.GraphProto) -> None:
-    """Drop the exporter's shapes of weights, which have their own.
+    """Drop the exporter's shapes of weights, which have their own shape.
 
     A tool that turns a weight round, as ONNX Runtime's quantiser does, would find the old shape wrong.
     """
@@ -164,7 +164,7 @@ def _forget_weights(graph: onnx.GraphProto) -> None:
 
 
 def _strip(graph: onnx.GraphProto) -> None:
-    """Drop the exporter's notes on every node: they hold stack traces with paths of this machine."""
+    """Drop the exporter's metadata of every node: stack traces with paths of this machine."""
     for entry in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         entry.ClearField("metadata_props")
         entry.ClearField("doc_string")
@@ -177,7 +177,7 @@ def _strip(graph: onnx.GraphProto) -> None:
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keep the exporter's prints, warnings and log lines away: stdout may be a JSON object."""
+    """Suppress the exporter's prints, warnings and log lines: stdout may be a JSON object."""
     level = logging.root.manager.disable
     noise = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):

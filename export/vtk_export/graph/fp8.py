@@ -51,14 +51,14 @@ def wide_products(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def _is_attention(name: str, makers: Mapping[str, onnx.NodeProto], weights: set[str]) -> bool:
-    """Return whether a value is that of a product of two activations, but for its shape."""
+    """Return whether a value is a product of two activations, up to its shape."""
     while (node := makers.get(name)) is not None and node.op_type in _PASSED:
         name = node.input[0]
     return node is not None and node.op_type == "MatMul" and not weights.intersection(node.input)
 
 
 def quantize_fp8(proto: onnx.ModelProto, largest: Mapping[str, float]) -> int:
-    """Put e4m3 before the wide products, in place.
+    """Quantise the inputs of the wide products to e4m3, in place.
 
     Args:
         proto: fp32, of opset 19 or later.
@@ -115,7 +115,7 @@ def _pair(tokens: str, largest: float, added: dict[str, TensorProto]) -> list[on
 
 
 def _weight(tensor: TensorProto, added: dict[str, TensorProto]) -> onnx.NodeProto:
-    """Store a weight (K, F) in e4m3, and return the node that makes numbers of it."""
+    """Store a weight (K, F) in e4m3, and return the node that dequantises it."""
     w, name = numpy_helper.to_array(tensor).astype(np.float32), tensor.name
     # rounded up to fp16, so that no code is beyond the largest number
     scale = np.maximum(np.abs(w).max(0) / LARGEST * (1 + 2.0**-10), _LEAST_SCALE).astype(np.float16).astype(np.float32)

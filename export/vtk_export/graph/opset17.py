@@ -33,7 +33,7 @@ def lower(proto: onnx.ModelProto, *, ir_version: int) -> None:
 
 
 def _since(node: onnx.NodeProto, opset: int) -> int:
-    """Return the opset that gave an operator the meaning it has in ``opset``; 0 where that does not have it."""
+    """Return the opset that last changed an operator up to ``opset``; 0 if ``opset`` lacks it."""
     try:
         return int(onnx.defs.get_schema(node.op_type, opset, node.domain).since_version)
     except onnx.defs.SchemaError:
@@ -41,7 +41,7 @@ def _since(node: onnx.NodeProto, opset: int) -> int:
 
 
 def _rewrite(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
-    """Say a node in opset 17, in place; False where that is not known."""
+    """Rewrite a node in opset 17, in place; return False if that is not possible."""
     if node.op_type.startswith("Reduce"):
         # axes became an input in 18 (ReduceSum had that before, so its versions do not differ)
         if len(node.input) < 2 or node.input[1] not in constants:

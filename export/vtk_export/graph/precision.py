@@ -119,7 +119,7 @@ class _Converter:
         )
 
     def _name(self, name: str, half: bool) -> str:
-        """Return what the value is called in one type; a graph's output keeps its name in the type it has outside."""
+        """Return the name of a value in one type; an output of the graph keeps its name in its own type."""
         own_type = half if name not in self.outputs else half != self.keep_io
         return name if own_type else f"{name}_{self.dtype if half else 'fp32'}"
 
@@ -152,7 +152,7 @@ class _Converter:
 
 
 def remedy(dtype: str) -> str:
-    """Return what to do where numbers are too large for ``dtype``."""
+    """Return the remedy for numbers that are too large for ``dtype``."""
     return "use --dtype bf16 or fp32" if dtype == "fp16" else "use --dtype fp32"
 
 

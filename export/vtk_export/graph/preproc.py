@@ -31,7 +31,7 @@ CHOOSES_ORDER = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 def check_preproc(spec: InputSpec) -> None:
-    """Refuse what the nodes cannot do.
+    """Refuse models whose preprocessing the nodes cannot do.
 
     Raises:
         UsageError: says what, and that a server's ensemble or the client can do it.
@@ -173,7 +173,7 @@ class _Nodes:
         return self.add("Slice", values, start, end, self.ints(2, 3))
 
     def pad(self, values: str, spec: InputSpec, rows: str, columns: str) -> str:
-        """Fill up with the mean colour, the odd pixel to the right and below."""
+        """Pad with the mean colour, the odd pixel to the right and below."""
         fill = self.floats(np.round(255 * np.array(spec.mean, np.float64)))
         before, after = [], []
         for side, wanted in ((rows, spec.height), (columns, spec.width)):

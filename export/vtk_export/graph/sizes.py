@@ -22,7 +22,7 @@ _REFUSALS = (AssertionError, RuntimeError, ValueError, IndexError, ZeroDivisionE
 
 
 class Sizes(NamedTuple):
-    """Sizes that a model takes, each for height and width.
+    """Sizes that a model accepts, for height and width.
 
     Attributes:
         step: whole multiples of it.
@@ -39,7 +39,7 @@ class Sizes(NamedTuple):
 
 
 def probe_sizes(model: nn.Module, spec: InputSpec) -> Sizes:
-    """Return which sizes a model takes, found by trying one side at a time: refusals are quick, answers are few."""
+    """Find the sizes that a model accepts, one side at a time: refusals are quick, and few sizes are tried."""
     step: list[int] = []
     least: list[int] = []
     for axis in (0, 1):
@@ -79,7 +79,7 @@ def other_sizes(model: nn.Module, spec: InputSpec) -> tuple[tuple[int, int], ...
 
 
 def odd_sizes(spec: InputSpec, sizes: Sizes) -> tuple[tuple[int, int], ...]:
-    """Return sizes that a model may refuse: a pixel more, half a step less, and smaller than all that it takes."""
+    """Return sizes that a model may refuse: a pixel more, half a step less, and below the smallest."""
     (down, across), least = sizes.step, sizes.least
     found = (spec.height + 1, spec.width), (spec.height, spec.width + across // 2 + 1), (least[0] - 1, spec.width), (
         spec.height, max(least[1] - down, 1))  # fmt: skip
@@ -87,7 +87,7 @@ def odd_sizes(spec: InputSpec, sizes: Sizes) -> tuple[tuple[int, int], ...]:
 
 
 def guard_sizes(proto: onnx.ModelProto, sizes: Sizes) -> None:
-    """Let a graph fail at sizes that the model does not take, in place.
+    """Make a graph fail at sizes that the model does not accept, in place.
 
     Two numbers, the sides, are reshaped to (2 + r,), where r counts the pixels that are too many or too few; the images
     then take the shape that they have, from what came of it.

@@ -30,7 +30,7 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv"})
 
 
 def attention(view: View, target: Target) -> Iterator[Finding]:
-    """Yield what keeps each attention from a fused kernel; a Softmax that is not of attention is passed over."""
+    """Yield the reasons why an attention misses a fused kernel; other uses of Softmax are skipped."""
     for node in view.graph.node:
         if node.op_type == "Softmax":
             yield from _softmax(view, node)
@@ -98,7 +98,7 @@ def _down(view: View, node: onnx.NodeProto) -> onnx.NodeProto | None:
 
 
 def _up_to_scores(view: View, name: str) -> tuple[onnx.NodeProto | None, onnx.NodeProto | None, onnx.NodeProto | None]:
-    """Return the product of q and k above a Softmax, and on the way a scale and a maximum that is taken off."""
+    """Return the product of q and k before a Softmax, and a scale and a subtracted maximum in between."""
     scaled = shifted = None
     while (node := view.makers.get(name)) is not None and node.op_type != "MatMul":
         if node.op_type in _BETWEEN:
@@ -119,7 +119,7 @@ def _up_to_scores(view: View, name: str) -> tuple[onnx.NodeProto | None, onnx.No
 
 
 class _Origin:
-    """Where a factor of attention comes from: the product that made it, and the scales on its way."""
+    """Origin of a factor of attention: the product that computes it, and the scales in between."""
 
     def __init__(self, product: onnx.NodeProto | None, scale: list[onnx.NodeProto]) -> None:
         self.product, self.scale = product, scale

@@ -7,7 +7,7 @@ REFUSED, SLOW = "refused", "slow"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about one node.
+    """A problem of one node.
 
     Attributes:
         node: its name, or that of its first output where it has none.

@@ -22,7 +22,7 @@ _MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", 
 
 
 def fp8(view: View) -> Iterator[Finding]:
-    """Yield what keeps e4m3 in a graph from a product in e4m3; a graph without e4m3 is passed over."""
+    """Yield the reasons why values in e4m3 are not multiplied in e4m3; graphs without e4m3 have none."""
     for node in view.graph.node:
         if node.op_type == "QuantizeLinear" and view.type(node.output[0]) == _KIND:
             yield from _quantized(view, node)

@@ -36,7 +36,7 @@ _REMEDIES = {
 
 
 def load(path: Path) -> onnx.ModelProto:
-    """Read a file without its weights beside it.
+    """Read a file without its external weights.
 
     Raises:
         DataError: it is not there, or no ONNX file.
@@ -64,7 +64,7 @@ def lint(proto: onnx.ModelProto, target: Target) -> list[Finding]:
 
 
 def check(proto: onnx.ModelProto, target: Target) -> list[Finding]:
-    """Return the findings that do not stop the parser.
+    """Return the slow findings; raise for a refused one.
 
     Raises:
         VerificationError: names the first node that does, and how many others.

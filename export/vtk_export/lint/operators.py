@@ -140,7 +140,7 @@ _86: Table = _table(
 
 
 def operators(version: tuple[int, int]) -> Table:
-    """Return what a version of TensorRT takes.
+    """Return the operators and types of a version of TensorRT.
 
     Args:
         version: major and minor number; 8.6, 10 or later.

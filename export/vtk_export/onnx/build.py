@@ -31,9 +31,9 @@ _RANGE_IMAGES = 8
 
 @dataclass(frozen=True)
 class File:
-    """A written file and what the gate needs of it.
+    """A written file, with what the gate needs and what it found.
 
-    ``model`` is in torch what the file should give, ``sizes`` what it takes where height and width are open.
+    ``model`` is the reference in PyTorch, ``sizes`` are the accepted sizes where height and width are open.
     """
 
     path: Path
@@ -138,7 +138,7 @@ def build(
 
 
 def _check_resize(proto: onnx.ModelProto, spec: GraphSpec) -> None:
-    """Refuse a position table that is resampled at every call where the runtime cannot do that as torch does."""
+    """Refuse a position embedding that is resampled at every call if the runtime cannot resample as torch does."""
     if spec.for_tensorrt and any(node.op_type == "Resize" for node in proto.graph.node):
         raise UsageError(
             f"{spec.target} cannot resample this model's position table, which --dynamic-size needs; leave it out"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Option
-from vtk.options.shared import Int8, Out, Softmax, SourceOptions
+from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
@@ -13,7 +13,7 @@ from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxConfig(PrecisionConfig):
-    """What ONNX file is made of a model, where, and how it is judged.
+    """Options of the ONNX export of one model.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
@@ -21,19 +21,21 @@ class OnnxConfig(PrecisionConfig):
 
     out: Out
     int8: Int8 = None
-    dynamic_size: Annotated[bool, Option("height and width stay open, for models that take several sizes")] = False
+    dynamic_size: Annotated[bool, Option("dynamic height and width, for models that accept several sizes")] = False
     with_preproc: Annotated[
-        bool, Option("resize, crop and normalise in the graph; the input is uint8 RGB of any size", often=True)
+        bool, Option("preprocessing in the graph; the input is uint8 RGB of any size", often=True)
     ] = False
     ir_version: IrVersion = None
     softmax: Softmax = False
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        super().check()
+        self.check_profile(self.profile)
         if self.profile and self.output == "features":
             raise UsageError("`--profile` compares logits, and this file gives no logits; leave it out, or give "
                              "--output both")  # fmt: skip
@@ -98,7 +100,7 @@ class OnnxConfig(PrecisionConfig):
 
     @property
     def graph(self) -> GraphSpec:
-        """What the file is to be, for the builder and the gate."""
+        """The file to be written, for the builder and the gate."""
         return GraphSpec(
             opset=self.graph_opset, file_opset=self.file_opset, ir_version=self.ir, dtype=self.dtype,
             static_batch=self.static_batch, keep_io_types=self.keep_io_types, int8=self.int8,
@@ -117,4 +119,4 @@ class OnnxConfig(PrecisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxCommand(OnnxConfig, SourceOptions):
-    """``vtk export onnx``: what to open, and what to make of it."""
+    """``vtk export onnx``: the source and the options."""

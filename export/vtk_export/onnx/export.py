@@ -49,20 +49,20 @@ class ExportResult:
 
     Attributes:
         path: ``DIR/model.onnx``.
-        opset: of the standard domain, read from the file.
+        opset: of the standard domain.
         batch: fixed batch size, None for any.
-        bytes: of the file, with weights that lie beside it.
-        rows: the gate, per batch size; none where ``--unverified`` kept a file that nothing here runs.
-        images: what it was verified with.
-        seconds: of export and verification.
-        fused: whether norms and scales are folded and parallel branches merged.
-        nodes: of the graph.
-        facts: precision and what else was done to the graph.
-        outputs: names of the file's outputs.
-        judgement: on the images of ``--data``, of a file that is not fp32.
+        bytes: size of the file and of its external weights.
+        rows: results of the gate, per batch size; empty if ``unverified`` kept a file that cannot run here.
+        images: description of the images that it was verified with.
+        seconds: time of export and verification.
+        fused: norms and scales are folded, parallel branches merged.
+        nodes: number of nodes in the graph.
+        facts: precision and other changes of the graph.
+        outputs: names of the outputs.
+        judgement: top-1 agreement on the images of ``--data``, of a file that is not fp32.
         ir_version: of the file.
-        drift: what preprocessing in the graph changes.
-        dependence: what the other images of a call do to an image's outputs.
+        drift: effect of preprocessing in the graph on the outputs.
+        dependence: effect of the other images of a call on an image's outputs.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether some TensorRT has the file's operators: it lacks ranges that are found at every run, and resizing."""
+        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
         return self.facts.int8 != "dynamic" and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
@@ -108,19 +108,19 @@ class ExportResult:
 def export_onnx(
     source: "Openable", config: OnnxConfig, *, show: bool = True, **opening: Unpack[Opening]
 ) -> ExportResult:
-    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+    """Export, verify, and put the files into ``config.out``; a failure leaves that folder as it was.
 
     Args:
         source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
         config: options.
         show: print the gate's table; a failure's table is always printed.
-        opening: how to open the source, see `vtk.open_source`.
+        opening: keyword arguments of `vtk.open_source`.
 
     Raises:
-        UsageError: the source is itself an ONNX file, or the model cannot give what was asked for.
+        UsageError: the source is itself an ONNX file, or the options do not fit the model.
         DataError: the folder holds other files, or cannot be written.
-        VerificationError: torch's exporter cannot convert the model, or the file is not what was asked for.
-        UnavailableError: nothing here can run the file's precision, and ``unverified`` is False.
+        VerificationError: torch's exporter cannot convert the model, or the file fails the gate.
+        UnavailableError: the file's precision cannot run here, and ``unverified`` is False.
     """
     expect(config, OnnxConfig, "export_onnx")
     require("onnxscript", "onnxruntime")
@@ -166,22 +166,10 @@ def export_onnx(
         size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
         move(folder, config.out, command=_COMMAND)
     return ExportResult(
-        path=config.out / "model.onnx",
-        opset=config.file_opset,
-        batch=config.static_batch,
-        bytes=size,
-        rows=file.rows,
-        images=inputs.what,
-        seconds=time.perf_counter() - start,
-        fused=file.fused,
-        nodes=file.nodes,
-        facts=file.facts,
-        outputs=file.names,
-        judgement=file.judgement,
-        ir_version=config.ir,
-        drift=drift,
-        dependence=file.dependence,
-    )
+        config.out / "model.onnx", config.file_opset, config.static_batch, size, file.rows, inputs.what,
+        time.perf_counter() - start, file.fused, file.nodes, facts=file.facts, outputs=file.names,
+        judgement=file.judgement, ir_version=config.ir, drift=drift, dependence=file.dependence,
+    )  # fmt: skip
 
 
 def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> None:
@@ -199,7 +187,7 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
 def temporary_onnx(
     source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
 ) -> Iterator[Source]:
-    """Export and verify into a temporary folder, for a back-end that runs ONNX files; gone at the end of the block."""
+    """Export and verify into a temporary folder, for a back-end that runs ONNX files; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
         config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)

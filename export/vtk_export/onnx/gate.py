@@ -53,7 +53,7 @@ def write_verified(
         options: how it is verified.
         folder: of the file.
         show: print the gate's table.
-        compare: False where logits say nothing of a classifier of zeros: those of int8, or none.
+        compare: False if logits cannot verify a classifier of zeros: those of int8, or none.
 
     Returns:
         The file, and that of the copy, in the folder `FILLED`, None without one.
@@ -78,7 +78,7 @@ def write_verified(
 
 
 def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, show: bool) -> File:
-    """Return ``file`` with what the gate found, or raise."""
+    """Run the gate on ``file``, and return it with the results, or raise."""
     card, size = inputs.card, inputs.card.input
     number = ONNX_NAMES["fp32" if spec.keep_io_types else file.facts.precision]
     sides = ("height", "width") if spec.dynamic_size else size.size
@@ -129,7 +129,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
 def _with_neighbours(
     file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, limits: Limits, *, show: bool
 ) -> File:  # fmt: skip
-    """Return ``file`` with what the other images of a call do to an image's outputs; a NaN image gets a row of NaN."""
+    """Return ``file`` with its batch dependence; nodes are added where a NaN image would not get a row of NaN."""
     card, dynamic = inputs.card, file.facts.int8 == "dynamic"
     found = _measure(file, inputs, spec, options)
     if found.unmarked:
@@ -177,10 +177,10 @@ def _other_rows(
 
 
 def _check_odd_sizes(file: File, size: InputSpec, spec: GraphSpec, options: GateSpec) -> None:
-    """Make sure that the file answers where torch does, and nowhere else.
+    """Check that the file accepts the sizes that the model accepts, and no others.
 
     Raises:
-        VerificationError: it answers images of a size that torch refuses, or refuses some that torch answers.
+        VerificationError: it accepts a size that the model refuses, or refuses one that the model accepts.
     """
     assert file.sizes is not None
     with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):

@@ -40,12 +40,12 @@ def add_preproc(file: File, card: Card, folder: Path) -> File:
 
 
 def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec) -> Drift | None:
-    """Check a file whose preprocessing was put into its graph, and return what that changes in its outputs.
+    """Verify a file with preprocessing in its graph, and return the effect on its outputs.
 
-    A file that nothing here runs, kept by ``--unverified``, gives None.
+    Returns None for a file that cannot run here and was kept by ``--unverified``.
 
     Raises:
-        VerificationError: the file is not what was asked for, or its outputs are others than with Pillow.
+        VerificationError: the file is not as requested, or its outputs differ from those with Pillow.
     """
     card, number = inputs.card, ONNX_NAMES["fp32" if spec.keep_io_types else file.facts.precision]
     verify_structure(
@@ -61,7 +61,7 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
 
 
 def measure_drift(file: File, card: Card, given: DataImages | None, options: GateSpec) -> Drift:
-    """Run the file on decoded images and torch on what the evaluation makes of them.
+    """Run the file on decoded images, and PyTorch on the same images preprocessed as in evaluation.
 
     Raises:
         VerificationError: the file does not run.
@@ -90,10 +90,10 @@ def measure_drift(file: File, card: Card, given: DataImages | None, options: Gat
 
 
 def check_drift(drift: Drift, limits: Limits) -> None:
-    """Say what the preprocessing changes, and hold it against the bound.
+    """Print the effect of the preprocessing, and check it against the bound.
 
     Raises:
-        VerificationError: the outputs are others than with Pillow.
+        VerificationError: the outputs differ from those with Pillow.
     """
     agreed = "" if math.isnan(drift.agreement) else f", the same class in {console.percent(drift.agreement, 1)}"
     console.say(
@@ -105,7 +105,7 @@ def check_drift(drift: Drift, limits: Limits) -> None:
     if not drift.cosine_min >= least:
         raise VerificationError(
             f"with the preprocessing in the graph the outputs have a cosine of {drift.cosine_min:.5f} with Pillow's, "
-            f"at least {least:g} is allowed; leave out --with-preproc"
+            f"at least {least:g} is required; leave out --with-preproc"
         )
 
 

@@ -23,7 +23,7 @@ from vtk_export.output_folder import save
 def to_int8(
     proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
 ) -> onnx.ModelProto:
-    """Return the int8 graph; the files that onnxruntime's quantiser reads and writes do not stay."""
+    """Return the int8 graph; the files of onnxruntime's quantiser are deleted."""
     place = folder / "plain"
     place.mkdir()
     plain, target = save(proto, card, place), place / "int8.onnx"
@@ -46,7 +46,7 @@ def to_int8(
 def to_fp8(
     proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
 ) -> None:
-    """Put e4m3 before the wide products of an fp32 graph, with scales from the images of the calibration. In place."""
+    """Quantise the wide products of an fp32 graph to e4m3, in place, with calibrated scales."""
     names = dict.fromkeys(node.input[0] for node in wide_products(proto))
     calibration = _Calibration(card, spec, options, given)
     batches = calibration.batches(4)
@@ -56,7 +56,7 @@ def to_fp8(
 
 
 class _Calibration:
-    """The images that calibrate a file, and how many of them were read."""
+    """The calibration images of a file, and how many of them were read."""
 
     def __init__(self, card: Card, spec: GraphSpec, options: GateSpec, given: DataImages | None) -> None:
         assert given is not None
@@ -64,14 +64,14 @@ class _Calibration:
         self.images = Photographs(given.calibration[0], options.calibration_images, max_pixels=pixel_limit(card))
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """Yield them in batches of the file's size, or of ``size`` where it takes any."""
+        """Yield batches of the file's size, or of ``size`` if it takes any."""
         for images, _ in self.images.batches(self.spec, self.batch or size):
             if self.batch in (None, len(images)):
                 self.used += len(images)
                 yield images
 
     def report(self) -> None:
-        """Say how many there were.
+        """Print how many were used.
 
         Raises:
             DataError: too few for one batch of the file.

@@ -20,7 +20,7 @@ def check_range(
     plain: onnx.ModelProto, makers: Mapping[str, str], card: Card, images: Tensor, *,
     dtype: str, folder: Path, threads: int | None, static_batch: int | None,
 ) -> None:  # fmt: skip
-    """Run the fp32 graph with the largest absolute number of every value that will be fp16 as an output.
+    """Check that no value of the fp32 graph overflows the lower precision, on images.
 
     Args:
         plain: the fp32 graph.

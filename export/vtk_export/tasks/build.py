@@ -29,14 +29,14 @@ from vtk_export.tasks.members import Loader, Member, twin
 from vtk_export.tasks.weight_pool import LEAST, Pool, digest
 
 GATHERED = "gathered"
-"""Stem of the file of all tasks, and the ``--form`` that makes it alone."""
+"""Stem of the file of all tasks, and the ``--form`` that writes it alone."""
 
 LEAST_SHARE = 0.99
 """Least part of the bytes of equal matrices that the shared file must hold: the rest is rounding of what is counted."""
 
 
 class Build:
-    """One export on its way: graphs in a pool, then files in a folder.
+    """The state of one export: graphs in a pool, then files in a folder.
 
     Attributes:
         sizes: by the stem of each .onnx file: bytes of its own, and of its weights in the shared file.
@@ -88,7 +88,7 @@ class Build:
         self.pool.add(name, proto)
 
     def _count(self, name: str, model: Any) -> None:
-        """Note the matrices of a model, to know later what the files ought to share."""
+        """Record the matrices of a model, to check later what the files share."""
         for key, value in model.state_dict().items():
             data = value.detach().contiguous().numpy()
             if key.endswith("weight") and value.ndim > 1 and data.nbytes >= LEAST:
@@ -164,7 +164,7 @@ class Build:
         return rows
 
     def measure(self, folder: Path) -> str:
-        """Run every file with images of several clients in one call, and return the worst as a line.
+        """Measure the batch dependence of every file, and return the worst as text.
 
         Raises:
             VerificationError: an image's logits depend on the others of its call.

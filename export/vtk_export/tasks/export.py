@@ -58,8 +58,8 @@ class TasksExportResult:
         gathered: the file of all tasks, None without one.
         bytes: of the folder's files that this export wrote.
         separate_bytes: of the same files if each held all its weights itself.
-        rows: the gate.
-        dependence: by file, what the other images of a call do to an image's logits.
+        rows: results of the gate.
+        dependence: by file, the effect of the other images of a call on an image's logits.
         images: what it was verified with.
         seconds: of export and verification.
         opset: of the files.
@@ -107,7 +107,7 @@ def export_tasks(
     base: str | Path | None = None,
     show: bool = True,
 ) -> TasksExportResult:
-    """Export, verify, and put the files into ``config.out``; on a failure that folder is as it was before.
+    """Export, verify, and put the files into ``config.out``; a failure leaves that folder as it was.
 
     Args:
         packs: name to pack or run folder; or a sequence of ``PACK`` and ``NAME=PACK``.
@@ -116,10 +116,10 @@ def export_tasks(
         show: print the gate's table; a failure's table is always printed.
 
     Raises:
-        UsageError: fewer than two packs, names that are no good, other architectures, or what one file cannot hold.
+        UsageError: fewer than two packs, invalid names, different architectures, or models that one file cannot hold.
         BaseError: packs of different bases.
         DataError: a damaged pack, or a folder that holds other files or cannot be written.
-        VerificationError: a file is not what was asked for, or the files share less than the packs do.
+        VerificationError: a file fails the gate, or the files share less than the packs do.
     """
     expect(config, TasksConfig, "export_tasks")
     require("onnxscript", "onnxruntime")

@@ -25,7 +25,7 @@ _TABLES = ("pos_embed", "cls_token", "reg_token", "attn_pool.latent")
 
 @dataclass
 class _Current:
-    """The tasks of the batch in work: (B,) int32, set for one forward pass."""
+    """The task numbers of the current batch: (B,) int32, set for one forward pass."""
 
     task: Tensor | None = None
 
@@ -36,7 +36,7 @@ class _Current:
 
 
 class GatheredLinear(nn.Module):
-    """A linear layer whose weight and bias are the image's task's.
+    """A linear layer with the weight and bias of each image's task.
 
     Args:
         layers: of the tasks, all of one input width; the narrower ones' outputs are filled up.
@@ -106,7 +106,7 @@ class GatheredViT(nn.Module):
     counts: Tensor
 
     def __init__(self, models: Sequence[Any]) -> None:
-        """Stack what differs between ``models``; the first one is changed and used up.
+        """Stack the weights in which ``models`` differ; the first one is changed and must not be used afterwards.
 
         Raises:
             UsageError: something differs that cannot be stacked, by name.
@@ -151,7 +151,7 @@ class GatheredViT(nn.Module):
             self._current.task = None
 
     def _replace(self, where: str, modules: Sequence[nn.Module]) -> None:
-        """Put a gathered layer in the place of those that differ."""
+        """Replace the layers that differ by a gathered one."""
         new: nn.Module
         if all(isinstance(m, nn.Linear) for m in modules):
             new = GatheredLinear(modules, self._current)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ _KNOWN = (".onnx", ".json", ".data", ".png", README)
 
 
 def _is_data(path: Path) -> bool:
-    """Whether a file of weights is the one that its name tells of."""
+    """Return whether a file of weights matches the digest in its name."""
     named = _DATA.fullmatch(path.name)
     if named is None:
         return False
@@ -54,7 +54,7 @@ def known_files(out: Path) -> frozenset[str]:
 
 
 def marks(names: Collection[str]) -> dict[str, Recognise]:
-    """Return how files of such an export are recognised."""
+    """Return the recognisers of the files of such an export."""
     found: dict[str, Recognise] = {}
     for name in names:
         found[name] = _BY_SUFFIX.get(Path(name).suffix, CARD)
@@ -64,7 +64,7 @@ def marks(names: Collection[str]) -> dict[str, Recognise]:
 
 
 def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
-    """Put the files of ``folder`` and an index in place of those of an earlier export, all of them or none.
+    """Publish the files of ``folder`` and an index in place of those of an earlier export, all of them or none.
 
     Raises:
         DataError: something else stands in a file's place, found before anything is moved; or ``out`` cannot be
@@ -76,7 +76,7 @@ def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
 
 
 def remember(out: Path, names: Collection[str]) -> None:
-    """Add files to the index that were made of an export's, so that the next one takes them away.
+    """Add derived files to the index, so that the next export removes them.
 
     Raises:
         DataError: the index is damaged, or cannot be written.

@@ -50,7 +50,7 @@ class Member:
 
 
 def open_members(packs: Mapping[str, Path], *, one_size: bool) -> list[Member]:
-    """Read the cards of packs and refuse what cannot be one export, before any weights are read.
+    """Read the cards of packs, and refuse packs that cannot be exported together, before any weights are read.
 
     Args:
         packs: name to pack or run folder.
@@ -90,7 +90,7 @@ def _check_pair(first: Member, other: Member, one_size: bool) -> None:
         )
     free = frozenset() if one_size else frozenset({_FREE})
     if _ops(a, free) != _ops(b, free):
-        hint = "take --form files, or " if _ops(a, frozenset({_FREE})) == _ops(b, frozenset({_FREE})) else ""
+        hint = "use --form files, or " if _ops(a, frozenset({_FREE})) == _ops(b, frozenset({_FREE})) else ""
         raise UsageError(f"{both} have different transforms ({_ops(a)} and {_ops(b)}); {hint}{alone}")
     sizes = [(c.input.in_chans, *c.input.size) for c in (a, b)]
     if one_size and sizes[0] != sizes[1]:
@@ -113,7 +113,7 @@ class Loader:
 
     @property
     def what(self) -> str:
-        """What the images of the tasks are, in words."""
+        """Description of the images of the tasks."""
         kinds = list(dict.fromkeys(self._whats))
         return f"{kinds[0]}, for each task" if len(kinds) == 1 else "; ".join(kinds)
 
@@ -147,7 +147,7 @@ class Loader:
         return model
 
     def run_banks(self, members: Sequence[Member]) -> None:
-        """Fill in the banks' logits: all images of all tasks of a bank in one call, and let go of the banks."""
+        """Fill in the banks' logits, all images of all tasks of a bank in one call, and release the banks."""
         for transforms, bank in self._banks.items():
             mine = {member.name: member for member in members if member.transforms == transforms}
             for name, logits in bank({name: member.images for name, member in mine.items()}).items():
@@ -157,7 +157,7 @@ class Loader:
 
 
 def twin(model: Any) -> Any:
-    """Return another module of the same tensors: a bank takes its task's modules apart, not the tensors."""
+    """Return a copy of a module that shares its tensors: a bank modifies modules, not tensors."""
     held = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, {id(tensor): tensor for tensor in held})
 

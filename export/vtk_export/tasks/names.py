@@ -17,7 +17,7 @@ _RULE = "use up to 64 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
 
 
 def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[str, Path]:
-    """Return packs by name; without a name a pack is called as its run's folder.
+    """Return packs by name, by default that of the run's folder.
 
     Args:
         packs: name to path; or ``PACK`` and ``NAME=PACK``, of which what is there as a path is a path, even with ``=``
@@ -43,7 +43,7 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
         key = name.casefold()
         if key in seen:
             raise UsageError(
-                f"{seen[key]!r} and {text!r} are both the task `{name}`; name them, such as {name}-1={path} "
+                f"{seen[key]!r} and {text!r} are both the task `{name}`; name them, such as {name}-1={path}"
             )
         seen[key] = text
         found[name] = path

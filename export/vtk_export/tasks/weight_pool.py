@@ -16,7 +16,7 @@ LEAST = 256
 
 
 class Pool:
-    """Takes the weights out of graphs, and gives each back as a reference into a file or as it was.
+    """Moves the weights out of graphs, and returns each graph with references into files or its own weights.
 
     Attributes:
         users: for each distinct tensor, by the sha256 of its bytes, the graphs that have it.
@@ -29,7 +29,7 @@ class Pool:
         self._graphs: dict[str, tuple[onnx.ModelProto, dict[str, str]]] = {}
 
     def add(self, name: str, proto: onnx.ModelProto) -> None:
-        """Take over a graph under a name; its weights are moved out of it."""
+        """Add a graph under a name, and move its weights into the pool."""
         keys: dict[str, str] = {}
         for tensor in proto.graph.initializer:
             # constants of shapes stay where the runtime's shape inference looks for them
@@ -55,7 +55,7 @@ class Pool:
         return sorted(found, key=lambda key: (-len(self._bytes[key]), key))
 
     def matrix_bytes(self, keys: Sequence[str]) -> int:
-        """Return the bytes of those of two or more axes."""
+        """Return the bytes of the tensors with two or more axes."""
         return sum(len(self._bytes[key]) for key in keys if self._ranks[key] > 1)
 
     def bytes_of(self, name: str) -> int:
@@ -94,7 +94,7 @@ class Pool:
         return path, {key: (path.name, offset) for key, (_, offset) in at.items()}
 
     def release(self, name: str, places: Mapping[str, tuple[str, int]]) -> onnx.ModelProto:
-        """Give a graph back: its tensors refer to ``places`` where they are there, else are inside it."""
+        """Return a graph and remove it: tensors in ``places`` become references, the others are inside it."""
         proto, keys = self._graphs.pop(name)
         for tensor in proto.graph.initializer:
             key = keys.get(tensor.name)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from vtk.errors import UsageError
 from vtk.options import Option
-from vtk.options.shared import MaybeOut, SourceOptions
+from vtk.options.shared import MaybeOut, Overwrite, ProfileSizes, SourceOptions
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.options import PrecisionConfig
 from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
@@ -19,7 +19,7 @@ _ANY = "10.x"
 
 
 def parse_version(text: str) -> Target:
-    """Read ``10.3``, ``10.x`` or ``10`` (whatever every 10 takes), the same with 11, and ``8.6``.
+    """Parse ``10.3``, ``10.x`` or ``10`` (for every 10), the same with 11, and ``8.6``.
 
     Raises:
         UsageError: another version, or one whose needs are not known.
@@ -38,7 +38,7 @@ def parse_version(text: str) -> Target:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorrtConfig(PrecisionConfig):
-    """What is made of a model for TensorRT, where, and for which version and batch sizes.
+    """Options of the TensorRT export of one model.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
@@ -48,14 +48,16 @@ class TensorrtConfig(PrecisionConfig):
     trt: Annotated[
         str, Option("TensorRT version the engine is built with: 10.x, 11.x, such as 10.3, or 8.6 (fp32)", often=True)
     ] = _ANY
-    min: Annotated[int, Option("fewest images of one call", often=True)] = 1
-    opt: Annotated[int, Option("images of one call that the engine is tuned for", often=True)] = 8
-    max: Annotated[int, Option("most images of one call", often=True)] = 32
+    min: Annotated[int, Option("smallest batch size", often=True)] = 1
+    opt: Annotated[int, Option("batch size that the engine is tuned for", often=True)] = 8
+    max: Annotated[int, Option("largest batch size", often=True)] = 32
     tf32: Annotated[
-        bool, Option("round fp32 products to TF32", off="keep fp32 products, which TensorRT rounds to TF32")
+        bool, Option("round fp32 products to TF32", off="full fp32 products; TensorRT would round them to TF32")
     ] = True
     workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
+    profile: ProfileSizes = ()
+    overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
@@ -77,7 +79,7 @@ class TensorrtConfig(PrecisionConfig):
 
     @property
     def runtime(self) -> Target:
-        """The version of TensorRT and what it takes."""
+        """The version of TensorRT, with its caps."""
         if self.target is None:
             return parse_version(self.trt)
         if self.trt != _ANY:
@@ -86,18 +88,18 @@ class TensorrtConfig(PrecisionConfig):
 
     @property
     def shapes(self) -> tuple[int, int, int]:
-        """Fewest, usual and most images of one call."""
+        """Smallest, optimum and largest batch size."""
         return (self.min, self.opt, self.max) if self.static_batch is None else (self.static_batch,) * 3
 
     def onnx_config(self, out: Path) -> OnnxConfig:
-        """Return the options of the ONNX file."""
+        """Return the options of the ONNX export."""
         options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(PrecisionConfig)}
-        return OnnxConfig(**{**options, "target": self.runtime.text, "out": out})
+        return OnnxConfig(**{**options, "profile": self.profile, "target": self.runtime.text, "out": out})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorrtCommand(TensorrtConfig, SourceOptions):
-    """``vtk export tensorrt``: what to open, and what to make of it; or a look at a file of any program."""
+    """``vtk export tensorrt``: the source and the options, or an .onnx file to lint."""
 
     lint: Annotated[bool, Option("only report what TensorRT refuses or runs slowly in an .onnx", often=True)] = False
 

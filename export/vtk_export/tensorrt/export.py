@@ -61,15 +61,15 @@ class TensorrtResult:
         tensorrt: oldest version that takes it.
         opset: of the standard domain.
         precision: of weights and arithmetic.
-        fused: whether q, k and v have products of their own and norms and scales are folded.
-        nodes: of the graph.
-        bytes: of the file, with weights that lie beside it.
-        rows: the gate; none where ``--unverified`` kept a file that nothing here runs.
-        images: what it was verified with.
-        findings: of the linter: what keeps a fused kernel away.
-        profile: what ``profile.json`` holds.
-        seconds: of export, verification and, where asked for, building.
-        engine: what the engine was stamped with, None where none was built.
+        fused: q, k and v are separate products, norms and scales are folded.
+        nodes: number of nodes in the graph.
+        bytes: size of the file and of its external weights.
+        rows: results of the gate; empty if ``unverified`` kept a file that cannot run here.
+        images: description of the images that it was verified with.
+        findings: of the linter: nodes that miss a fused kernel.
+        profile: content of ``profile.json``.
+        seconds: time of export, verification and, with ``build``, building.
+        engine: stamp of the engine, None if none was built.
     """
 
     path: Path
@@ -100,19 +100,19 @@ class TensorrtResult:
 def export_tensorrt(
     source: "Openable", config: TensorrtConfig, *, show: bool = True, **opening: Unpack[Opening]
 ) -> TensorrtResult:
-    """Export, verify, lint, and put the files into ``config.out``; on a failure that folder is as it was before.
+    """Export, verify, lint, and put the files into ``config.out``; a failure leaves that folder as it was.
 
     Args:
-        source: a pack, a merged checkpoint, a timm model name, a `Task` or a module in memory, or an open source.
-        config: options.
-        show: print the gate's table.
-        opening: how to open the source, see `vtk.open_source`.
+        source: the model, as for `vtk.export_onnx`.
+        config: options; with ``build`` the engine is built too.
+        show: print the gate's table; a failure's table is always printed.
+        opening: keyword arguments of `vtk.open_source`.
 
     Raises:
-        UsageError: the source is an exported file itself, or the model cannot give what was asked for.
+        UsageError: the source is an exported file, or the options do not fit the model.
         DataError: the folder holds other files, or cannot be written.
-        UnavailableError: ``build`` without TensorRT, or nothing here can run the file and ``unverified`` is False.
-        VerificationError: the file's values are not torch's, or TensorRT would refuse it; after that no engine.
+        UnavailableError: ``build`` without TensorRT, or the file cannot run here and ``unverified`` is False.
+        VerificationError: the outputs differ from PyTorch's, or TensorRT would refuse the file or cannot build it.
     """
     expect(config, TensorrtConfig, "export_tensorrt")
     source = open_with_notes(source, **opening)
@@ -158,10 +158,10 @@ def export_tensorrt(
 
 
 def build_engine(folder: Path) -> dict[str, Any]:
-    """Run ``build_engine.py`` of an export in a process of its own, and return the engine's stamp.
+    """Run ``build_engine.py`` of an export in a separate process, and return the engine's stamp.
 
     Raises:
-        UnavailableError, DataError, VerificationError: what the script ended with.
+        UnavailableError, DataError, VerificationError: by the exit code of the script.
     """
     console.say("building the engine; kernel selection takes minutes")
     command = child(str(folder / scripts.PYTHON))

@@ -22,13 +22,13 @@ CARD = "model.json"
 _INPUTS, _OUTPUTS = "compare-inputs.json", "compare-onnxruntime.json"
 
 SIDE_FILES = (PROFILE, BUILD, COMPARE, PYTHON)
-"""What an export writes beside the model."""
+"""Files that an export writes beside the model."""
 
 BUILT = (ENGINE, STAMP)
-"""Of one model.onnx: a new one takes them away."""
+"""Built of one model.onnx: a new one removes them."""
 
 LEFT = (*BUILT, CACHE, _INPUTS, _OUTPUTS, "__pycache__")
-"""What the scripts leave."""
+"""Files that the scripts write."""
 
 _PROFILE = json_with("tensorrt", "precision", "inputs", "outputs")
 _BUILDER = begins('"""Builds model.engine from model.onnx')
@@ -58,7 +58,7 @@ def profile(
     workspace: int,
     fp8: bool = False,
 ) -> dict[str, Any]:
-    """Return what ``profile.json`` holds and the scripts read.
+    """Return the content of ``profile.json``, which the scripts read.
 
     Args:
         proto: the file's graph.
@@ -78,7 +78,7 @@ def profile(
 
 
 def trtexec(found: Mapping[str, Any]) -> list[str]:
-    """Return the words of the ``trtexec`` line for a profile."""
+    """Return the arguments of ``trtexec`` for a profile."""
     words = ["trtexec", f"--onnx={MODEL}", f"--saveEngine={ENGINE}"]
     for which in ("min", "opt", "max"):
         ranges = [
@@ -97,7 +97,7 @@ def trtexec(found: Mapping[str, Any]) -> list[str]:
 
 
 def polygraphy(found: Mapping[str, Any]) -> list[list[str]]:
-    """Return two lines: ONNX Runtime on random images, and the engine on the same ones, compared."""
+    """Return the arguments of two runs: ONNX Runtime on random images, and the engine on the same ones, compared."""
     shapes = [f"{_name(name)}:[{','.join(map(str, entry['opt']))}]" for name, entry in found["inputs"].items()]
     kind = "tf32" if found["precision"] == "fp32" and found["tf32"] else found["precision"]
     kind = "fp8" if found.get("fp8") else kind
@@ -127,7 +127,7 @@ def compare_script(found: Mapping[str, Any]) -> str:
 
 
 def _shell(words: Sequence[str]) -> str:
-    """Return words quoted, a line for each flag and its values."""
+    """Return quoted arguments, one line per flag with its values."""
     lines: list[list[str]] = [[]]
     for word in words:
         if word.startswith("--"):

@@ -57,7 +57,7 @@ class BankRow:
 
 @dataclass(frozen=True)
 class BankFolder:
-    """A written folder.
+    """A version folder with the packs of a bank.
 
     Attributes:
         cards: of the tasks.
@@ -138,7 +138,7 @@ def write_packs(
 
 
 def has_base(earlier: Path, base: str) -> bool:
-    """Return whether the packs of an earlier export have the base of this id.
+    """Return whether the packs of an earlier export have this base id.
 
     A damaged index says nothing; then a pack's card does, and the export repairs the model that serves.
     """
@@ -178,7 +178,7 @@ def _digest(pack: Path) -> str:
 
 
 def _verify(version: Path, expected: Mapping[str, tuple[Tensor, Tensor]]) -> list[BankRow]:
-    """Load what was written, in fp32, and run all tasks in one call."""
+    """Load the written bank in fp32, and run all tasks in one call."""
     console.stage("comparing the bank with each pack's own model")
     bank = TaskBank(version / BASE, dtype=torch.float32)
     for name in expected:

@@ -11,7 +11,7 @@ from vtk_export.triton.served_by import Server
 def command_lines(
     repo: Path, config: Any, served: Server, tasks: Sequence[str], dims: Sequence[int], *, ensemble: str = ""
 ) -> list[str]:
-    """Return lines for a shell.
+    """Return the command lines of the server, a load test and the client.
 
     Args:
         repo: the repository.

@@ -38,7 +38,7 @@ ONE, MANY = "onnxruntime", "python"
 
 @dataclass(frozen=True, kw_only=True)
 class TritonConfig(Config):
-    """What a Triton Inference Server is to serve, and how.
+    """Options of the export to a model repository of Triton Inference Server.
 
     Raises:
         UsageError: a value is out of range.
@@ -46,10 +46,10 @@ class TritonConfig(Config):
 
     GROUP: ClassVar[str] = "server"
 
-    out: Annotated[Path, Option("model repository: the folder that a server is given", "output", often=True)]
+    out: Annotated[Path, Option("model repository of the server", "output", often=True)]
     backend: Annotated[
         Server | None,
-        Option("what runs in the server (default: onnxruntime for one source, python for several)", often=True),
+        Option("back-end in the server (default: onnxruntime for one source, python for several)", often=True),
     ] = None
     name: Annotated[
         str | None,
@@ -60,32 +60,30 @@ class TritonConfig(Config):
     ] = False
     ensemble: Annotated[
         bool | None,
-        Option("--with-preproc by a step of its own, or in the graph (default: where possible)", "format"),
+        Option("--with-preproc in a separate step, not in the graph (default: where needed)", "format"),
     ] = None
     softmax: Softmax = False
     engine: Annotated[
         Path | None, Option("tensorrt: folder of `vtk export tensorrt` with an engine for the server's GPU")
     ] = None
-    max_batch_size: Annotated[int, Option("most images that the server puts into one call", often=True, least=1)] = 32
+    max_batch_size: Annotated[int, Option("largest batch of the server", often=True, least=1)] = 32
     static_batch: StaticBatch = None
     max_queue_delay_us: Annotated[
-        int, Option("microseconds that a request may wait for others to share a call", least=0)
+        int, Option("longest wait of a request for others to share its batch, in microseconds", least=0)
     ] = 500
-    instances: Annotated[
-        int, Option("copies that run side by side, on each GPU if there are any", often=True, least=1)
-    ] = 1
+    instances: Annotated[int, Option("model instances, per GPU if there are any", often=True, least=1)] = 1
     server_device: Annotated[
         Literal["auto", "cpu", "gpu"], Option("auto: the server's GPUs if it has any; python runs on the CPU")
     ] = "auto"
     server_threads: Annotated[
-        int | None, Option("CPU threads of each instance (default: the runtime's, mostly all cores)", least=1)
+        int | None, Option("CPU threads per instance (default: the runtime's, mostly all cores)", least=1)
     ] = None
     engine_cache: Annotated[
         str | None,
-        Option("tensorrt: a folder that the server has, for one of each model's engines (default: in its /tmp)",
+        Option("tensorrt: folder in the server for built engines (default: in its /tmp)",
                nonempty=True),
     ] = None  # fmt: skip
-    warmup: Annotated[bool, Option("run the smallest and the largest batch before the server says ready")] = False
+    warmup: Annotated[bool, Option("run the smallest and the largest batch before the server reports ready")] = False
     dtype: Annotated[
         Literal["auto", "fp32", "fp16", "bf16"],
         Option("number format; auto: fp32, and bf16 of --backend vtk on CUDA", "format", often=True),
@@ -107,7 +105,7 @@ class TritonConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TritonCommand(TritonConfig):
-    """``vtk export triton``: what to open, and what to make of it.
+    """``vtk export triton``: the sources and the options.
 
     Raises:
         UsageError: a value is out of range, contradicts another, or is not for the back-end.

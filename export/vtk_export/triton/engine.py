@@ -28,7 +28,7 @@ from vtk_export.triton.pbtxt import PLAN, TYPES, Slot
 
 @dataclass(frozen=True)
 class Engine:
-    """A stamped engine.
+    """A built engine with its stamp.
 
     Attributes:
         path: of the engine.
@@ -52,7 +52,7 @@ class Engine:
 
     @property
     def built(self) -> str:
-        """What it was built with, for people."""
+        """TensorRT version and GPU that it was built with, as text."""
         stamp = {key: str(self.stamp.get(key, "?")) for key in ("tensorrt", "gpu", "compute_capability")}
         return f"TensorRT {stamp['tensorrt']} on {stamp['gpu']} ({stamp['compute_capability']})"
 
@@ -93,7 +93,7 @@ def read_engine(path: Path) -> Engine:
 def check_engine(
     engine: Engine, source: Source, config: TritonCommand, data: Path | None = None, *, show: bool
 ) -> None:
-    """Hold an engine against the source and the options.
+    """Check an engine against the source and the options.
 
     Raises:
         UsageError: the server may make batches that the engine does not take.

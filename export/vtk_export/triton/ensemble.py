@@ -26,7 +26,7 @@ INDEX, STEPS = "tasks.json", "steps.json"
 
 
 def wants_ensemble(order: Order) -> bool:
-    """Return whether images are prepared by a step of its own; says why where the graph was wanted and cannot.
+    """Return whether preprocessing is a separate step; print why if it could not be in the graph.
 
     Raises:
         UsageError: the ensemble cannot be either.
@@ -49,7 +49,7 @@ def wants_ensemble(order: Order) -> bool:
 
 
 def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft]]:
-    """Make the three models, and publish them when all are right.
+    """Make the three models, and publish them when all are verified.
 
     Args:
         order: of the ensemble, by its name.
@@ -89,7 +89,7 @@ def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft
 
 
 def _earlier(step: Draft, order: Order) -> dict[str, Any]:
-    """Return how the step that is there prepares the images of its tasks; the same tasks must stay as they are.
+    """Return the preprocessing of the existing step by task; that of the same tasks must not change.
 
     Raises:
         UsageError: names a task that would be prepared in another way.
@@ -111,7 +111,7 @@ def _earlier(step: Draft, order: Order) -> dict[str, Any]:
 
 
 def _write_preprocess(step: Draft, order: Order, content: ModelContent, name: str, earlier: dict[str, Any]) -> Any:
-    """Write the step that prepares images; where an earlier one does the same, that stays."""
+    """Write the preprocessing step; keep an earlier one that does the same."""
     specs = {task: _plain(card.input) for task, card in content.cards.items()}
     image = next(slot for slot in content.inputs if slot.name == "pixel_values")
     tasks = any(slot.name == "task" for slot in content.inputs)
@@ -133,6 +133,6 @@ def _write_preprocess(step: Draft, order: Order, content: ModelContent, name: st
 
 
 def _plain(spec: InputSpec) -> dict[str, Any]:
-    """Return a spec as it is read back: JSON has lists where it has tuples."""
+    """Return a spec as JSON gives it back, with lists for tuples."""
     found: dict[str, Any] = json.loads(json.dumps(spec.to_dict()))
     return found

@@ -18,7 +18,7 @@ _KINDS = ("TYPE_FP32", "TYPE_FP16")
 
 
 def step_names(name: str) -> tuple[str, str]:
-    """Return the names of the step that prepares images and of the model.
+    """Return the names of the preprocessing step and of the classifier.
 
     Raises:
         UsageError: the ensemble's name is no good, or leaves no room for theirs.
@@ -27,7 +27,7 @@ def step_names(name: str) -> tuple[str, str]:
 
 
 def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, raw: Slot, *, tasks: bool) -> Any:
-    """Build the ``ModelConfig`` of the step that prepares images.
+    """Build the ``ModelConfig`` of the preprocessing step.
 
     Args:
         name: of the step.
@@ -66,7 +66,7 @@ def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, 
 
 
 def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slot]) -> Any:
-    """Build the ``ModelConfig`` of the model that clients ask.
+    """Build the ``ModelConfig`` of the ensemble, which clients query.
 
     Args:
         name: of it.

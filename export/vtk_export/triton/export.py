@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """A model that is in the repository.
+    """A published model.
 
     Attributes:
         name: of the model.
@@ -143,7 +143,7 @@ def export_triton(
 def _texts(
     sources: "Openable | Sequence[Openable] | Mapping[str, Openable]", opening: Opening
 ) -> tuple[list[str], dict[str, Source]]:
-    """Return every source as text, and those that are in memory, open, by that text."""
+    """Return every source as text, and sources in memory, opened, by their text."""
     texts: list[str] = []
     held: dict[str, Source] = {}
     if isinstance(sources, Mapping):

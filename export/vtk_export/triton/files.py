@@ -51,7 +51,7 @@ def _code(server: str) -> dict[str, bytes]:
 
 
 def decoding_code() -> dict[str, bytes]:
-    """Return the modules that decode as training did, by the names that they have where vtk is not installed."""
+    """Return the decoding modules of vtk as served copies, by file name."""
     served = {module: name.removesuffix(".py") for name, module in DECODING.items()}
     found = {}
     for name, module in DECODING.items():

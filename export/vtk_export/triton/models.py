@@ -8,7 +8,7 @@ from vtk_export.triton.task_models import fill_bank, fill_tasks
 
 
 def fill(draft: Draft, order: Order) -> ModelContent:
-    """Put the model into the draft.
+    """Write the content of a model's version into its draft.
 
     Raises:
         UsageError: a source or combination that the back-end does not take.

@@ -21,7 +21,7 @@ result."""
 
 @dataclass
 class Order:
-    """A model that is asked for.
+    """A requested model.
 
     Attributes:
         name: of the model.
@@ -54,7 +54,7 @@ class Order:
 
 @dataclass
 class ModelContent:
-    """A version's folder with a verified model.
+    """The verified content of a model's version.
 
     Attributes:
         message: its config.
@@ -82,7 +82,7 @@ def image_dims(cards: Mapping[str, Card]) -> tuple[int, int, int]:
 
 
 def say_notes(source: Source) -> Source:
-    """Print what opening a source had to say, and return the source."""
+    """Print the notes of an opened source, and return it."""
     for note in source.notes:
         console.say(note)
     return source
@@ -95,7 +95,7 @@ def gate_results(result: ExportResult) -> dict[str, object]:
 
 
 def take_latency(order: Order, graph: Path, source: Source, found: dict[str, object]) -> int:
-    """Take the graph's latency while nobody reads its folder: a polling server takes a new file for a change."""
+    """Measure the graph's latency before it is published: a polling server would take a new file for a change."""
     if order.measure is None or not order.config.profile:
         return 0
     shown = order.config.out / order.name / graph.parent.name / graph.name

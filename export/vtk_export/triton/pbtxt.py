@@ -107,7 +107,7 @@ def graph_slots(path: Path, *, labels: str | None, free: Sequence[str] = ()) -> 
 def task_slots(
     sizes: Sequence[tuple[int, int, int]], width: int | None, *, softmax: bool = False
 ) -> tuple[list[Slot], list[Slot]]:
-    """Return inputs and outputs of a model of many tasks, batched.
+    """Return inputs and outputs of a model of several tasks, batched.
 
     Args:
         sizes: (channels, height, width) of each task's images; axes in which tasks differ are free.
@@ -182,7 +182,7 @@ def build(
 
 
 def _accelerate(message: Any, config: TritonCommand, inputs: Sequence[Slot], *, batched: bool, digest: str) -> None:
-    """Let ONNX Runtime hand the graph to TensorRT, for the batches that the server may make.
+    """Configure ONNX Runtime's TensorRT accelerator for the batches of the server.
 
     Its name for a built engine has the graph's file name and structure in it, not the weights: each content has a
     folder and a prefix of its own, or a model that was trained again would get the engine of the old one.

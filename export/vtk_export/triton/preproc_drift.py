@@ -30,7 +30,7 @@ def measure_served(
     cards: Mapping[str, Card], model: Callable[[str], nn.Module], *, folders: Mapping[str, Path | None],
     split: Split | None, seed: int,
 ) -> Drift:  # fmt: skip
-    """Compare both preprocessings, and torch's logits of both, for every way in which tasks take images.
+    """Compare the logits of both kinds of preprocessing, for every distinct input of the tasks.
 
     Args:
         cards: of the tasks.
@@ -58,7 +58,7 @@ def measure_served(
     if not worst.cosine_min >= LEAST_COSINE:
         raise VerificationError(
             f"with the server's preprocessing the logits have a cosine of {worst.cosine_min:.5f} with this toolkit's, "
-            f"at least {LEAST_COSINE:g} is allowed; nothing was kept, please report this"
+            f"at least {LEAST_COSINE:g} is required; nothing was kept, please report this"
         )
     return worst
 

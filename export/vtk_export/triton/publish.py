@@ -40,7 +40,7 @@ OWN = frozenset({"warmup", README, "client.py", "client.json", "vtk_images.py", 
 
 @dataclass(frozen=True)
 class EarlierModel:
-    """A model that an earlier export left.
+    """A model of an earlier export.
 
     Attributes:
         path: its folder.
@@ -55,7 +55,7 @@ class EarlierModel:
 
 @dataclass
 class Draft:
-    """A model's folder on its way.
+    """A model's folder that is not published yet.
 
     Attributes:
         folder: to be filled; takes the model's place.
@@ -77,7 +77,7 @@ class Draft:
         return self.folder / str(self.version)
 
     def reuse(self) -> None:
-        """Take the place of the last version: the model that runs follows its files by itself.
+        """Replace the last version in place: the running model follows its files by itself.
 
         A polling server does not know that, and loads it once more beside the one that serves.
         """
@@ -87,13 +87,13 @@ class Draft:
         at.rename(self.at)
 
     def keep(self) -> None:
-        """Leave the model as it was: what was made is the same, and a polling server would load it once more."""
+        """Keep the model as it was: nothing changed, and a polling server would load it once more."""
         assert self.old is not None
         self.version, self.kept = self.old.versions[-1], True
 
 
 class _Kept(Exception):
-    """Ends a draft that is thrown away."""
+    """Ends a draft that is discarded."""
 
 
 def find_existing(repo: Path, name: str, part_of: str = "") -> EarlierModel | None:
@@ -199,7 +199,7 @@ def _staging(repo: Path, name: str) -> Path:
 
 
 def _link_versions(old: EarlierModel, new: Draft) -> None:
-    """Take the earlier versions along, without copying their weights."""
+    """Link the earlier versions into the new folder, without copying their weights."""
     for version in old.versions:
         if version != new.version:
             shutil.copytree(old.path / str(version), new.folder / str(version), copy_function=_link)
@@ -213,5 +213,5 @@ def _link(source: str, target: str) -> None:
 
 
 def forbid_bytecode(version: Path) -> None:
-    """Put a file where Python would make a folder: compiled files would look like a change to a polling server."""
+    """Block Python's bytecode folder with a file: compiled files would look like a change to a polling server."""
     (version / NO_BYTECODE).write_bytes(b"")

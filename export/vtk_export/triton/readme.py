@@ -21,7 +21,7 @@ def prepare_file(path):  # (1, 1): the bytes of the file; the server decodes it
 
 
 def check_page(folder: Path) -> None:
-    """Refuse a model's folder whose README.md no export wrote: the whole folder is replaced.
+    """Refuse a folder whose README.md is not from an export, because the whole folder is replaced.
 
     Raises:
         DataError: says so.
@@ -33,7 +33,7 @@ def check_page(folder: Path) -> None:
 
 
 def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any, kinds: Mapping[str, str]) -> str:
-    """Return the page.
+    """Return the README.md of a model.
 
     Args:
         about: what ``client.json`` holds.
@@ -80,7 +80,7 @@ def _use(about: Mapping[str, Any], outputs: Sequence[str]) -> str:
 
 
 def _client(about: Mapping[str, Any], cards: Mapping[str, Card]) -> str:
-    """Return the line for a shell."""
+    """Return the command line of the client."""
     return "python client.py photo.jpg" + " --task TASK" * (about["has_task"] and len(cards) > 1)
 
 

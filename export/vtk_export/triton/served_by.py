@@ -14,12 +14,12 @@ from vtk_export.targets import Target, oldest, same_version, server_for, takes, 
 from vtk_export.triton.config_checks import BANK_PYTHON
 
 UNKNOWN = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
-"""The image where none that is known here can run a model: what to put in is said beside it."""
+"""Placeholder where no known image can run a model."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server.
+    """A server release, and packages for its Python.
 
     Attributes:
         release: None where no known one can run the model.
@@ -36,7 +36,7 @@ class Server:
 
 
 def serve_graph(path: Path, target: Target | None, *, tensorrt: bool = False) -> Server:
-    """Return the server of an ONNX file.
+    """Return the server for an ONNX file.
 
     Args:
         path: the file.
@@ -59,7 +59,7 @@ def serve_graph(path: Path, target: Target | None, *, tensorrt: bool = False) ->
 
 
 def serve_engine(built: str, target: Target | None) -> Server:
-    """Return the server of an engine that a version of TensorRT has built.
+    """Return the server for an engine of a TensorRT version.
 
     Raises:
         UsageError: what was asked for has another TensorRT.
@@ -76,19 +76,19 @@ def serve_engine(built: str, target: Target | None) -> Server:
 
 
 def serve_python(files: Iterable[Path], target: Target | None) -> Server:
-    """Return the server of ONNX files that its Python back-end opens with an onnxruntime from pip."""
+    """Return the server for ONNX files that its Python back-end opens with an onnxruntime from pip."""
     opset, ir_version = read_versions(files)
     least = oldest(opset, ir_version)["ort"]
     return Server((target and target.release) or server_for(), (f"onnxruntime>={least}",))
 
 
 def serve_bank(target: Target | None) -> Server:
-    """Return the server of a bank, which runs this toolkit."""
+    """Return the server for a bank, which runs this toolkit."""
     return Server((target and target.release) or server_for(python=BANK_PYTHON), ("vit-toolkit",))
 
 
 def read_versions(files: Iterable[Path]) -> tuple[int, int]:
-    """Return the highest opset and IR version of ONNX files, read from them."""
+    """Return the highest opset and IR version of ONNX files."""
     protos = [onnx.load(path, load_external_data=False) for path in files]
     opsets = [entry.version for proto in protos for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
     return max(opsets), max(proto.ir_version for proto in protos)

@@ -72,7 +72,7 @@ def fill_bank(draft: Draft, order: Order) -> ModelContent:
 
 
 def _note_digests(version: Path) -> None:
-    """Let the index say what its files are: the server's model holds them against it when it is loaded."""
+    """Add the digests of the files to the index: the server's model checks them when it is loaded."""
     index = read_json(version / "tasks.json")
     files = sorted(path for path in version.iterdir() if path.suffix in (".onnx", ".data"))
     write_json(version / "tasks.json", {**index, "sha256": {path.name: file_digest(path) for path in files}})

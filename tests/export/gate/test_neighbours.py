@@ -102,7 +102,7 @@ def test_the_measured_dependence_of_a_dynamic_file_is_that_of_plain_onnxruntime(
     far = max(np.abs(run(np.concatenate([images, x]))[0][:3] - alone).max() for x in (np.zeros_like(images[:1]),
                                                                                       1e4 * pixels(1)))  # fmt: skip
     assert told["batch_dependence"]["error"] == pytest.approx(far, rel=2)
-    assert "--int8 static" in said and "one image a call" in said
+    assert "--int8 static" in said and "one image per call" in said
     assert "run one image a call" in open_onnx(path).facts.notes()[0]
     # so eval and predict, whatever their batch size, give what the file gives for each image alone
     predict = predictor(load_backend("ort-cpu", open_onnx(path), threads=1))

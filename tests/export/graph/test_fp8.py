@@ -157,7 +157,7 @@ def test_fewer_images_than_a_batch_calibrate_nothing(
     monkeypatch.setattr(build, "convert", lambda *args, **kwargs: copy.deepcopy(CONVERTED[0]))
     argv = ("export", "onnx", calm.path, "--out", tmp_path / "out", "--dtype", "fp8", "--data", calm.photos)
     code, _, said = _run(*argv, "--static-batch", 4)
-    assert code == 3 and "needs a batch of 4 images, which --static-batch says, and there are only 3" in said
+    assert code == 3 and "needs a batch of 4 images (--static-batch), and there are only 3" in said
 
 
 def graph() -> onnx.ModelProto:
@@ -208,13 +208,13 @@ def test_calibration_on_what_is_no_number_is_refused(bad: float) -> None:
     ("options", "told"),
     [
         ({"data": None}, "give --data FOLDER"),
-        ({"int8": "static"}, "`--int8` leaves the rest in fp32, so --dtype fp8 contradicts"),
+        ({"int8": "static"}, "`--int8` leaves the rest in fp32, which --dtype fp8 contradicts"),
         ({"dynamic_size": True}, "--dynamic-size leaves open"),
         ({"output": "features"}, "give --output both"),
         ({"target": "trt:8.6"}, "trt:8.6"),
         ({"target": "ort:1.15"}, "IR version 9"),
         ({"target": "ort:1.14"}, "IR version 9"),
-        ({"ir_version": 8}, "--ir-version 8 means 8"),
+        ({"ir_version": 8}, "--ir-version 8 gives 8"),
     ],
 )
 def test_what_does_not_go_with_fp8_is_refused_in_one_line(options: dict[str, Any], told: str) -> None:

@@ -68,9 +68,12 @@ def test_oldest_run_times_of_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tritonserver:23.12", r"what tritonserver 23.12 takes is not known; known: 24.04 to 24.12, 25.01 to 25.12"),
-        ("trt:9.3", r"what TensorRT 9.3 takes is not known; known: 10.0 to 10.16, 11.0 to 11.2"),
-        ("ort:1.13", r"known: 1.14 to 1.31"),
+        (
+            "tritonserver:23.12",
+            r"what tritonserver 23.12 takes is not known; known are: 24.04 to 24.12, 25.01 to 25.12",
+        ),
+        ("trt:9.3", r"what TensorRT 9.3 takes is not known; known are: 10.0 to 10.16, 11.0 to 11.2"),
+        ("ort:1.13", r"known are: 1.14 to 1.31"),
         ("ort", "is not a runtime; give tritonserver:YY.MM, trt:X.Y or ort:X.Y"),
         ("openvino:2024.1", "is not a runtime"),
         ("ort:new", "is not a runtime"),

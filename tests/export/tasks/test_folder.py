@@ -135,7 +135,7 @@ Make = Callable[[Any, dict[str, Path], Path], list[object]]
 REFUSED: dict[str, tuple[int, str, Make]] = {
     "one": (2, "1 pack was given", lambda lab, packs, tmp: [packs["pets"]]),
     "none": (2, "0 packs were given", lambda lab, packs, tmp: []),
-    "clash": (2, "would both be the task `pets`", lambda lab, packs, tmp: [packs["pets"], packs["pets"] / "task"]),
+    "clash": (2, "are both the task `pets`", lambda lab, packs, tmp: [packs["pets"], packs["pets"] / "task"]),
     "absent": (3, "does not exist", lambda lab, packs, tmp: [packs["pets"], tmp / "absent"]),
     "no-pack": (2, "is not a task pack but a onnx", lambda lab, packs, tmp: [packs["pets"], f"x={_onnx(tmp)}"]),
     "damaged": (3, "safetensors", lambda lab, packs, tmp: [packs["pets"], _cut(packs["cars"], tmp / "cut")]),

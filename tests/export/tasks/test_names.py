@@ -40,5 +40,5 @@ def test_names_that_are_no_good_as_file_names_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("second", ["a", "A"])
 def test_names_that_clash_are_refused(second: str) -> None:
-    with pytest.raises(UsageError, match="would both be the task"):
+    with pytest.raises(UsageError, match="are both the task"):
         named_packs(["a=runs/x", f"{second}=runs/y"])

@@ -111,7 +111,7 @@ ONE, TWO = ("p",), ("p", "q")
         ("vtk", ONE, {"profile": (1,)}, "vtk profile PACK --backends bank"),
         ("tensorrt", ONE, {"softmax": True}, "ends with the logits"),
         ("tensorrt", ONE, {"int8": "static", "data": Path("d")}, "fp32, fp16"),
-        ("tensorrt", TWO, {"engine": Path("e")}, "of one source"),
+        ("tensorrt", TWO, {"engine": Path("e")}, "belongs to one source"),
         ("onnxruntime", ONE, {"engine": Path("e")}, "--backend tensorrt"),
         ("onnxruntime", ONE, {"int8": "static"}, "--data"),
         ("onnxruntime", ONE, {"int8": "dynamic", "dtype": "fp16"}, "--int8"),

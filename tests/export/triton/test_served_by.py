@@ -130,7 +130,7 @@ def test_tensorrt_inside_onnxruntime_gets_a_server_whose_tensorrt_takes_the_file
         ({"target": "triton:25.12", "backend": "tensorrt"}, "its TensorRT version is not known here"),
         ({"target": "triton:24.10", "backend": "vtk"}, "has Python 3.10, and --backend vtk needs 3.11"),
         ({"target": "ort:1.20", "backend": "vtk"}, "does not run --backend vtk"),
-        ({"target": "triton:23.01"}, "known: 24.04 to 24.12"),
+        ({"target": "triton:23.01"}, "known are: 24.04 to 24.12"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_served_is_refused_before_any_work(options: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -89,6 +90,55 @@ def test_a_model_of_two_tasks_gives_the_logits_it_gave(repositories: Path, start
         assert found.error is None
         np.testing.assert_allclose(found.found["logits"][:, : wanted.shape[1]], wanted, atol=TOLERANCE, rtol=0)
         assert found.found["label"][:, 0].tolist() == [LABELS[name][i] for i in wanted.argmax(1)]
+
+
+def test_a_bank_of_then_is_told_the_new_name(repositories: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "vtk.serving" or name.startswith("vtk.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.warns(FutureWarning, match="vtk.serving is now vtk.bank") as caught:
+        start(repositories / "vtk" / "bank")
+    assert Path(caught[0].filename) == repositories / "vtk" / "bank" / "1" / "model.py"
+
+
+SERVER = """
+import json, sys, types
+import numpy as np
+class Tensor:
+    def __init__(self, name, value): self.name, self.value = name, value
+    def as_numpy(self): return self.value
+class Response:
+    def __init__(self, output_tensors, error=None): self.found, self.error = output_tensors, error
+utils = types.ModuleType("triton_python_backend_utils")
+utils.Tensor, utils.InferenceResponse = Tensor, Response
+utils.TritonError = utils.TritonModelException = OSError
+utils.get_input_tensor_by_name = lambda request, name: request.get(name)
+sys.modules["triton_python_backend_utils"] = utils
+folder, images, task = sys.argv[1:]
+sys.path.insert(0, folder + "/1")
+from model import TritonPythonModel
+model = TritonPythonModel()
+model.initialize({"model_repository": folder, "model_version": "1", "model_name": "bank", "model_config": "{}",
+                  "model_instance_kind": "CPU"})
+pixels = np.load(images)
+names = np.array([[task.encode()]] * len(pixels), np.object_)
+answer = model.execute([{"pixel_values": Tensor("", pixels), "task": Tensor("", names)}])[0]
+assert answer.error is None
+print(json.dumps(next(tensor for tensor in answer.found if tensor.name == "logits").value.tolist()))
+model.finalize()
+"""
+
+
+@pytest.mark.slow
+def test_a_bank_of_then_serves_in_a_process_of_its_own(repositories: Path, tmp_path: Path) -> None:
+    folder = repositories / "vtk" / "bank"
+    np.save(tmp_path / "images.npy", pixels(folder / "1" / "packs" / "digits" / "task.json"))
+    (tmp_path / "server.py").write_text(SERVER)
+    words = [sys.executable, str(tmp_path / "server.py"), str(folder), str(tmp_path / "images.npy"), "digits"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    wanted = LOGITS["digits"]
+    np.testing.assert_allclose(np.array(json.loads(run.stdout))[:, : wanted.shape[1]], wanted, atol=TOLERANCE, rtol=0)
+    assert run.stderr.count("FutureWarning") == 1
+    assert f"{folder / '1' / 'model.py'}:20: FutureWarning: vtk.serving is now vtk.bank" in run.stderr
 
 
 def test_a_model_on_onnxruntime_has_a_config_that_fits_its_file(repositories: Path) -> None:

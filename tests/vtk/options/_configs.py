@@ -11,6 +11,7 @@ MODULES = (
     "vtk.evaluation.config",
     "vtk.analysis.config", "vtk.branches.config", "vtk.packs.config", "vtk.data.config", "vtk.bank.config",
     "vtk.profiling.config", "vtk.profiling.server.config", "vtk_export.onnx.config", "vtk_export.aoti.config",
+    "vtk_export.tasks.config",
     "vtk_export.tensorrt.config", "vtk_export.triton.config", "vtk.commands.demo", "vtk.commands.doctor",
 )  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {

@@ -149,10 +149,6 @@ def _open(data: bytes) -> Any:
         return None
 
 
-_NAMES = {"depth": "bit_depth", "profiles": "icc_profiles", "raw": "raw_images"}
-"""Names in vtk of the modules that are copied under another one."""
-
-
 def _module(name: str) -> Any:
     """Return a module that decodes: the copy beside this file, or where vtk itself runs this file its own."""
     try:
