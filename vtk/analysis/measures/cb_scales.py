@@ -23,7 +23,7 @@ class LayerScales:
         mean: over channels.
         deviation: standard deviation over channels, of the population.
         negative: share of channels with λ < 0, which subtract the mean.
-        ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 where all are alike; None where
+        ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 if all are equal; None if
             the latter is 0.
         channels: length of Λ.
     """

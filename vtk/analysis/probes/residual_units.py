@@ -182,7 +182,7 @@ def without_unit(unit: Unit) -> Iterator[None]:
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
     and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
-    where it halves the map or changes the channels; so every kind of unit is removed alike here.
+    where it halves the map or changes the channels; so here every kind of unit is removed in the same way.
 
     Raises:
         UsageError: the unit has no branch of its own; or it did not run within the context, so nothing was removed.
