@@ -54,7 +54,7 @@ class ContextScales(MeasureResult):
 def context_scales(model: nn.Module) -> ContextScales:
     """Return statistics of Λ by layer; needs no images.
 
-    The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it tells how similar high and low values of the scaling
+    The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it shows how similar high and low values of the scaling
     weights are; quantiles are taken of their magnitudes here, since those of the values may have any sign.
 
     Raises:

@@ -45,7 +45,7 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` supports. Other than the paper's notebook,
+        model: of any kind that `vtk.analysis.probes.residual_units` supports. Unlike in the paper's notebook,
             BatchNorm uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
