@@ -85,7 +85,7 @@ def _embedded(
     added = F.linear(rows, folded.matrix).index_select(0, at["patch_row"])
     table = ends.table.index_select(0, at["table_row"])
     if stem.pre is None:
-        return _closed(table, added, norm, plan)
+        return _add_and_norm(table, added, norm, plan)
     x, eps = table.add_(added), stem.pre.eps
     if stem.pre.kind == "rms":
         x = F.rms_norm(x, x.shape[-1:], folded.pre_weight, eps)
@@ -94,7 +94,7 @@ def _embedded(
     return x, normalize(x, norm, plan.kernels)
 
 
-def _closed(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
+def _add_and_norm(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
     """Return x + m and its normalised form."""
     if norm is not None and norm.kind == "layer" and plan.kernels:
         return add_norm(x, m, norm.eps)[:2]
@@ -148,7 +148,7 @@ class _Work:
     def end(self, stage: Any, x: Tensor, m: Tensor, norm: NormSpec | None) -> tuple[Tensor, Tensor]:
         """Return x + m, with Context Broadcasting where the stage ends with it, and its normalised form."""
         if not stage.end:
-            return _closed(x, m, norm, self.plan)
+            return _add_and_norm(x, m, norm, self.plan)
         y = context_broadcast(x, m, stage.end_scale, self.bounds)
         return y, (y if norm is None else normalize(y, norm, self.plan.kernels))
 

@@ -155,7 +155,7 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         places = [(parts[i].head or (0, 0))[1] for i in mine]
         runs[f"head{which}"] = _runs(places, first[mine], first[mine] + images[mine])
         arrays[f"head{which}"] = tile_map(runs[f"head{which}"], POOLED_TILE, s // POOLED_TILE + s)
-    return _joined(bucket, arrays, runs, tuple(map(int, first)), pin)
+    return _concatenate(bucket, arrays, runs, tuple(map(int, first)), pin)
 
 
 def tile_map(runs: Sequence[Run], block: int, tiles: int) -> Any:
@@ -171,7 +171,7 @@ def tile_map(runs: Sequence[Run], block: int, tiles: int) -> Any:
     return found
 
 
-def _joined(
+def _concatenate(
     bucket: Bucket, arrays: Mapping[str, Any], runs: Mapping[str, tuple[Run, ...]], first: tuple[int, ...], pin: bool
 ) -> Layout:
     places, start = {}, 0

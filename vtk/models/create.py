@@ -72,33 +72,23 @@ def build_model(
     name: str,
     *,
     num_classes: int,
-    img_size: Size = None,
-    in_chans: int = 3,
+    classes: Sequence[str] = (),
+    base: Base | None = None,
     weights: Path | None = None,
     pretrained: bool = True,
-    seed: int = 0,
     transforms: Sequence[Transform] = (),
-    drop_path_rate: float = 0.0,
     kwargs: Mapping[str, Any] | None = None,
-    base: Base | None = None,
     input: InputSpec | None = None,
-    classes: Sequence[str] = (),
+    img_size: Size = None,
+    in_chans: int = 3,
+    drop_path_rate: float = 0.0,
+    seed: int = 0,
 ) -> Created:
-    """Build a timm model for a task, with base weights.
+    """Build a timm model for a task, with base weights; other arguments as for `vtk.create_model`.
 
     Args:
         name: timm model name, or a parallel model's: ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``.
         num_classes: classes of the task; a classifier of another size is replaced.
-        img_size: pixels, height first; by default the size of the weights.
-        in_chans: input channels; other than 3 adapts the stem (transform ``adapt_input``).
-        weights: file of base weights; by default from the hub.
-        pretrained: False: random weights drawn from ``seed``.
-        seed: random seed.
-        transforms: transforms to apply, in order, after those in the file of the base.
-        drop_path_rate: stochastic depth, in training.
-        kwargs: further arguments of timm.
-        base: loaded weights, in place of ``weights`` and ``pretrained``.
-        input: preprocessing; by default that of the weights, at ``img_size``.
         classes: names of the task's classes. If those of the weights are known, classifier rows are matched by name,
             and a classifier that lacks a name is replaced.
 

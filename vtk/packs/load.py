@@ -211,18 +211,23 @@ def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
         )
 
 
+def build_from_card(card: Card, **source: Any) -> Created:
+    """Build the model of a card; ``source`` is ``base`` or ``pretrained`` of `build_model`."""
+    return build_model(
+        card.model.name,
+        num_classes=len(card.classes),
+        img_size=card.input.size,
+        in_chans=card.input.in_chans,
+        transforms=card.transforms,
+        kwargs=card.model.kwargs,
+        input=card.input,
+        **source,
+    )
+
+
 def _create(card: Card, where: Path, **source: Any) -> Created:
     try:
-        return build_model(
-            card.model.name,
-            num_classes=len(card.classes),
-            img_size=card.input.size,
-            in_chans=card.input.in_chans,
-            transforms=card.transforms,
-            kwargs=card.model.kwargs,
-            input=card.input,
-            **source,
-        )
+        return build_from_card(card, **source)
     except UsageError as error:  # nobody gave a flag: the card is what is wrong
         raise DataError(f"the card of {where} fits no model: {error}") from error
 

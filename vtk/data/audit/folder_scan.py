@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
@@ -19,7 +20,7 @@ from vtk.data.sources.layout import EXPECTED, Files, ImageSet, Layout
 from vtk.data.sources.listing import ImageFile, natural
 from vtk.data.sources.table import separator_of
 from vtk.data.sources.timm_datasets import fetch, is_named
-from vtk.data.value_range.choice import choose_scan_range
+from vtk.data.value_range.choice import RangeChoice, choose_scan_range
 from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError, UsageError
 from vtk.text import one_line
@@ -127,7 +128,6 @@ def scan(
     copies = find_copies(base, classed, probes)
     if on_leak == "fail":
         copies.refuse_leaks(root)
-    good = [probe for probe in probes.values() if not probe.bad]
     found = choose_scan_range(probes, decoding, value_range, in_chans)
     return DataAudit(
         root=root,
@@ -135,10 +135,6 @@ def scan(
         classes=names,
         train=tuple(train_samples),
         val=tuple(val_samples),
-        bad=tuple(BadFile(base / name, probe.bad) for name, probe in probes.items() if probe.bad),
-        sizes=sizes_of(good),
-        modes=modes_of(good),
-        exif_rotated=sum(probe.orientation != 1 for probe in good),
         notes=(*notes, *found.notes, *copies.notes()),
         warnings=(*warnings, *found.warnings, *copies.warnings()),
         odd=find_unusual(
@@ -149,13 +145,25 @@ def scan(
         max_pixels=max_pixels,
         seconds=time.perf_counter() - start,
         cached=cached,
-        digests=Digests(base, probes),
         copies=copies,
         left=gathered.left,
-        decoding=found.decoding,
-        values=found.facts,
-        colors=found.colors,
+        **probe_facts(base, probes, found),
     )
+
+
+def probe_facts(root: Path, probes: Mapping[str, Probe], chosen: RangeChoice) -> dict[str, Any]:
+    """Return the arguments of `DataAudit` that follow from the probes and the value range."""
+    good = [probe for probe in probes.values() if not probe.bad]
+    return {
+        "bad": tuple(BadFile(root / name, probe.bad) for name, probe in probes.items() if probe.bad),
+        "sizes": sizes_of(good),
+        "modes": modes_of(good),
+        "exif_rotated": sum(probe.orientation != 1 for probe in good),
+        "digests": Digests(root, probes),
+        "decoding": chosen.decoding,
+        "values": chosen.facts,
+        "colors": chosen.colors,
+    }
 
 
 def _class_names(gathered: ImageSet, classes: Sequence[str] | None) -> tuple[str, ...]:

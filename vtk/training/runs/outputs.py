@@ -188,8 +188,7 @@ def write_plots(
         metrics: of the best epoch; several labels an image have no ``confusion.png``.
     """
     from vtk.evaluation.metrics import Metrics
-    from vtk.evaluation.plots import confusion_png
-    from vtk.evaluation.rows import per_class_csv
+    from vtk.evaluation.result_files import confusion_png, per_class_csv
 
     with replace_plots(out) as staged:
         if metrics is not None:
@@ -201,6 +200,6 @@ def write_plots(
 
 def draw_curves(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw ``curves.png``."""
-    from vtk.evaluation.plots import curves_png
+    from vtk.evaluation.result_files import curves_png
 
     curves_png(rows, folder / "curves.png")
