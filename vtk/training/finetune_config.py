@@ -3,45 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
-from vtk.training.options.architecture import ArchitectureOptions
-from vtk.training.options.distill import DistillOptions
-from vtk.training.options.labels import LabelOptions
-from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.policy import MODES, MemoryMode, PackOptions, PolicyName, PolicyOptions
-from vtk.training.options.recipe import LayerRateOptions, RecipeOptions
-from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions, TrialOptions
-from vtk.training.options.sharpness import SharpnessOptions
-from vtk.training.options.source import SourceOptions
 from vtk.training.options.tasks import TaskOptions
-from vtk.training.options.views import AugmentOptions
-from vtk.training.run_config import RunConfig
+from vtk.training.run_config import ExecutionOptions, ModelOptions, RunConfig, TrainingOptions
 
 __all__ = ["MODES", "FinetuneConfig", "MemoryMode", "PolicyName"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneConfig(
-    RunConfig,
-    # fields come in the order of the last parent first
-    DryRunOptions,
-    GraphOptions,
-    RunningOptions,
-    TrialOptions,
-    PackOptions,
-    OutcomeOptions,
-    LabelOptions,
-    AugmentOptions,
-    DistillOptions,
-    SharpnessOptions,
-    LayerRateOptions,
-    RecipeOptions,
-    PolicyOptions,
-    ArchitectureOptions,
-    ImageOptions,
-    SourceOptions,
-    TaskOptions,
+    RunConfig, ExecutionOptions, PackOptions, TrainingOptions, PolicyOptions, ModelOptions, TaskOptions
 ):
     """Options of `vtk finetune`: images, model, and training.
 
@@ -62,7 +34,9 @@ class FinetuneConfig(
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
         if self.init_from and self.train == "lora":
-            raise UsageError("`--init-from` trains a pack's weights on; adapters start from the base: leave one out")
+            raise UsageError(
+                "`--init-from` continues from the weights of a pack, adapters start from the base; leave one out"
+            )
         if self.train == "lora" and (self.cb or self.cb_scale):
             raise UsageError(
                 f"`--{'cb' if self.cb else 'cb-scale'}`: timm has no Context Broadcasting, so stock PEFT could not "

@@ -156,7 +156,7 @@ def choose_memory(
         if wanted not in ("auto", "plain"):
             console.warn(plan.note)
         elif wanted == "auto" and config.train == "attn":
-            console.warn(f"memory modes: {'; '.join(plan.reasons)}; there torch's autograd keeps what it always does")
+            console.warn(f"memory modes: {'; '.join(plan.reasons)}; these blocks train by torch's autograd")
     own = _apply(subjects, mode)
     if wanted == "auto" and config.train == "lora" and own.note is not None and ranks.main:
         console.warn(own.note)  # of the mode taken: minimal never does all it says for layers with factors

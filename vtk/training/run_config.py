@@ -23,25 +23,28 @@ if TYPE_CHECKING:
     from vtk.training.options.policy import MemoryMode, PolicyName
 
 
+# fields come in the order of the last parent first
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(
-    # fields come in the order of the last parent first
-    DryRunOptions,
-    GraphOptions,
-    RunningOptions,
-    TrialOptions,
-    OutcomeOptions,
-    LabelOptions,
-    AugmentOptions,
-    DistillOptions,
-    SharpnessOptions,
-    LayerRateOptions,
-    RecipeOptions,
-    ArchitectureOptions,
-    ImageOptions,
-    SourceOptions,
-    DataOptions,
+class ExecutionOptions(DryRunOptions, GraphOptions, RunningOptions, TrialOptions):
+    """Preview, trial, number formats, device, saving and resuming."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(
+    OutcomeOptions, LabelOptions, AugmentOptions, DistillOptions, SharpnessOptions, LayerRateOptions, RecipeOptions
 ):
+    """Length, optimizer, objective, augmentation, and the metric of the best epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(ArchitectureOptions, ImageOptions, SourceOptions):
+    """The model and its images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(ExecutionOptions, TrainingOptions, ModelOptions, DataOptions):
     """Options of a run of either kind; the configs of `vtk finetune` and `vtk train` add their own."""
 
     command: ClassVar[str]

@@ -21,9 +21,7 @@ def train(config: TrainConfig, *, callbacks: Sequence[Callback] = ()) -> TrainRe
         callbacks: called after every step, epoch and file (`vtk.Callback`).
 
     Raises:
-        UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
-        DataError: the folder, the weights or the output folder cannot be used.
-        UnavailableError: the device is not here.
+        UsageError, DataError, UnavailableError: as of `vtk.finetune`.
         DivergedError: the loss became infinite or not a number; the best checkpoint so far is kept.
     """
     expect(config, TrainConfig, "train")

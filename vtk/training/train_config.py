@@ -5,45 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from vtk.data.config import ImageOptions
 from vtk.errors import UsageError
 from vtk.packs.config import PackDtype
-from vtk.training.options.architecture import ArchitectureOptions
-from vtk.training.options.distill import DistillOptions
-from vtk.training.options.labels import LabelOptions
-from vtk.training.options.outcome import OutcomeOptions
 from vtk.training.options.policy import MemoryMode, PolicyName
-from vtk.training.options.recipe import Epochs, HeadMultiplier, LayerRateOptions, LearningRate, RecipeOptions
-from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOptions, TrialOptions
+from vtk.training.options.recipe import Epochs, HeadMultiplier, LearningRate
 from vtk.training.options.scratch import ScratchOptions
-from vtk.training.options.sharpness import SharpnessOptions
-from vtk.training.options.source import DataOptions, Pretrained, SourceOptions
-from vtk.training.options.views import AugmentOptions
+from vtk.training.options.source import DataOptions, Pretrained
 from vtk.training.recipes import is_file, names, read_recipe
-from vtk.training.run_config import RunConfig
+from vtk.training.run_config import ExecutionOptions, ModelOptions, RunConfig, TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(
-    RunConfig,
-    # fields come in the order of the last parent first
-    DryRunOptions,
-    GraphOptions,
-    RunningOptions,
-    TrialOptions,
-    OutcomeOptions,
-    LabelOptions,
-    AugmentOptions,
-    DistillOptions,
-    SharpnessOptions,
-    LayerRateOptions,
-    RecipeOptions,
-    ScratchOptions,
-    ArchitectureOptions,
-    ImageOptions,
-    SourceOptions,
-    DataOptions,
-):
+class TrainConfig(RunConfig, ExecutionOptions, TrainingOptions, ScratchOptions, ModelOptions, DataOptions):
     """Options of `vtk train`: images, model, and training.
 
     All weights are trained, by default from random ones. The defaults are for small models on a few thousand to a few

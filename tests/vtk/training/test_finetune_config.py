@@ -1,3 +1,5 @@
+"""Values that a fine-tuning config refuses."""
+
 import dataclasses
 import subprocess
 import sys

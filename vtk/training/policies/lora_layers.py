@@ -73,7 +73,7 @@ def target_modules(model: nn.Module, targets: Collection[str], called: Collectio
     if silent := next((name for name in chosen if name not in called), None):
         raise UsageError(
             f"`--lora-targets`: {type(model).__name__} reads the weight of {silent} without calling it, so factors "
-            "would be passed over; use --train attn, or other targets"
+            "would have no effect; use --train attn, or other targets"
         )
     return chosen
 

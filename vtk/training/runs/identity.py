@@ -53,20 +53,22 @@ def check_identity(
     """Refuse to continue a run with other flags, another base or other images.
 
     Args:
-        saved: of the run so far.
-        now: of what is to go on with it.
-        kind: of config that it has.
-        change: says which images are others.
+        saved: identity of the run so far.
+        now: identity of the run that is to continue it.
+        kind: class of its config.
+        change: describes which images differ.
 
     Raises:
         UsageError: names each flag with both values.
-        DataError: the base or the images are others.
+        DataError: the base or the images differ.
     """
-    # a run of an older version does not have the newer flags; it did what their defaults do
+    # a run of an older version lacks the newer flags, and ran with their defaults
     # (None: of a run of several tasks, where each task may have its own)
     was, command = (found["flags"].get("command", "finetune") for found in (saved, now))
     if was != command:
-        raise UsageError(f"`--resume`: this is a run of `vtk {was}`, not of `vtk {command}`; continue it with that")
+        raise UsageError(
+            f"`--resume`: this is a run of `vtk {was}`, not of `vtk {command}`; resume it with `vtk {was}`"
+        )
     fields = {f.name: _plain(f.default) for f in dataclasses.fields(kind)}
     defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
     before, after = {**defaults, "memory": "plain", "metric": "top1", **kind.upgrade(saved["flags"])}, now["flags"]
@@ -85,12 +87,13 @@ def check_identity(
         )
     if saved["base"] != now["base"]:
         raise DataError(
-            f"`--resume`: the run started from base {saved['base'][:12]}, these weights are {now['base'][:12]}"
+            f"`--resume`: the run started from base {saved['base'][:12]}, these weights are {now['base'][:12]}; "
+            "give those of the run"
         )
-    # a run of version 0.1 did not note contents: of it only names and labels are compared
+    # version 0.1 kept no digests of contents: only names and labels are compared
     if saved["data"] != now["data"] or (saved.get("images") and saved["images"] != now["images"]):
         reason = (change() if change else "") or "the images or their labels are not those the run started with"
-        raise DataError(f"`--resume`: {reason}; take the change back, or {RESTART}")
+        raise DataError(f"`--resume`: {reason}; undo the change, or {RESTART}")
     if not saved.get("images"):
         console.say(
             "the state was saved by version 0.1, which kept no digests of images: changed contents are not detected"

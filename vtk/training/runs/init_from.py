@@ -32,7 +32,7 @@ def describe_overlap(card: Card, audit: DataAudit, what: str) -> list[str]:
     if not seen:
         return []
     return [
-        f"{what} was trained on {seen} of the {len(audit.val)} held-out images, so accuracy on them says too much: "
+        f"{what} was trained on {seen} of the {len(audit.val)} held-out images, so accuracy on them is too high: "
         "give its --val-split and --seed, or a val/ folder of images that it has not seen"
     ]
 

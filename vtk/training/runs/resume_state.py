@@ -122,7 +122,7 @@ def load_state(path: Path) -> Saved:
         how = "give --overwrite in place of --resume" if begun else "leave out --resume"
         raise DataError(f"`--resume`: {path} holds no state of a run, so no epoch was finished; {how} to start one")
     try:
-        with reading(folder, "is damaged", "nothing can go on from it"):
+        with reading(folder, "is damaged", "it cannot be resumed"):
             return _read_state(folder)
     except DataError as error:
         raise DataError(f"{error}; {RESTART}") from error
@@ -133,9 +133,7 @@ def _read_state(folder: Path) -> Saved:
     if not isinstance(info, dict) or not isinstance(info.get("schema"), int):
         raise DataError(f"{folder / INFO} is not the state of a run")
     if info["schema"] > SCHEMA:
-        raise DataError(
-            f"{folder / INFO} was written by a newer vtk (schema {info['schema']}), which can go on with it"
-        )
+        raise DataError(f"{folder / INFO} was written by a newer vtk (schema {info['schema']}), which can resume it")
     known = from_plain(_Info, info, str(folder / INFO))
     tensors = {} if known.complete else read_safetensors(folder / MODEL)[0]
     if not (folder / STATE).is_file():
