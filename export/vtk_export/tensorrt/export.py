@@ -124,8 +124,7 @@ def export_tensorrt(
     require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
-    onnx_config = config.onnx_config(config.out)
-    spec, options = onnx_config.graph, onnx_config.gate
+    spec, options = config.graph, config.gate
     with (
         console.stages(show),
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
