@@ -7,10 +7,11 @@ The aliases go with version 1.
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import FrameType, ModuleType
+from typing import Any
 
 PACKAGES = {"vtk.serving": "vtk.bank", "vtk.tasks": "vtk.packs"}
 """Packages of version 0.1; their modules are under the new package by the same name, or by one of `MODULES`."""
@@ -66,6 +67,24 @@ def alias(name: str) -> None:
         warnings.warn(
             f"{name} is now {new}; import that: version 1 will not have the old name", FutureWarning, stacklevel=level
         )
+
+
+def moved_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module some of whose names of version 0.1 are in another module now.
+
+    Args:
+        module: ``__name__`` of it.
+        names: name to the module that defines it.
+    """
+
+    def getattr_(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        text = f"{module}.{name} is now {names[name]}.{name}; import that: version 1 will not have the old name"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        return getattr(importlib.import_module(names[name]), name)
+
+    return getattr_
 
 
 def install() -> None:

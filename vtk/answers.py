@@ -16,7 +16,7 @@ from vtk.runtime.opening import open_source, open_with_notes
 from vtk.runtime.prediction import PredictResult, predict_images
 from vtk.runtime.source import Opening, Source
 
-if TYPE_CHECKING:  # scikit-learn, which measures, is not needed to predict
+if TYPE_CHECKING:  # predicting does not need scikit-learn
     from vtk.evaluation.metrics import Metrics
     from vtk.runtime.evaluation import EvalResult
     from vtk.runtime.source import Openable
@@ -45,13 +45,13 @@ def evaluate(*given: Any, **options: Any) -> Any:
     to logits (B, classes) and batches of images and labels, and returns `Metrics`.
 
     Args:
-        given: source and config; or function, loader and names of the classes. All may be given by name, too.
+        given: source and config; or function, loader and class names. All may also be keywords.
         options: how to open the source, see `vtk.open_source`; or ``device`` and ``show_progress`` of the second form.
 
     Raises:
-        UsageError: the source carries no class names, or options contradict each other.
+        UsageError: the source has no class names, or options contradict each other.
         DataError: the folder's classes are not the model's, or it has no images.
-        UnavailableError: a back-end or device asked for is not here.
+        UnavailableError: the requested back-end or device is not available.
     """
     if isinstance(options.get("config"), EvalConfig) or (len(given) == 2 and isinstance(given[1], EvalConfig)):
         return _evaluate(*given, **options)
@@ -63,7 +63,7 @@ def evaluate(*given: Any, **options: Any) -> Any:
         return metrics.evaluate(*given, **options)
     what = "a module" if isinstance(first, nn.Module) else repr(first)[:60]
     raise UsageError(
-        f"`evaluate` does not take {what} like this: give evaluate(source, EvalConfig(data=FOLDER)), or "
+        f"`evaluate` does not take {what} in this form: call evaluate(source, EvalConfig(data=FOLDER)), or "
         "evaluate(predict, loader, classes)"
     )
 
@@ -83,19 +83,19 @@ def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]
 
 
 def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening]) -> PredictResult:
-    """Label the images of ``config.images``, print a short table and write ``config.out``, if that is given.
+    """Label the images of ``config.images``, print a short table, and write ``config.out`` if given.
 
-    For images in memory there is `Task.predict`.
+    For images in memory see `Task.predict`.
 
     Args:
         source: a path, a `Task`, a module with ``classes=``, or an open source.
-        config: which images, and how the model runs; what is None comes from the card.
+        config: the images, and how the model runs; options that are None come from the card.
         opening: how to open the source, see `vtk.open_source`.
 
     Raises:
-        UsageError: the source carries no class names.
+        UsageError: the source has no class names.
         DataError: no image could be read, or ``out`` is a file of another kind.
-        UnavailableError: a back-end or device asked for is not here.
+        UnavailableError: the requested back-end or device is not available.
     """
     expect(config, PredictConfig, "predict")
     if config.backend is not None:
@@ -108,17 +108,17 @@ def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening
 
 @contextlib.contextmanager
 def runnable(source: Source, backend: str | None) -> Iterator[Source]:
-    """Give what ``backend`` runs: the source, or a verified ONNX file of it that is gone at the end of the block.
+    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file of it.
 
     Raises:
-        UsageError: no such back-end.
-        UnavailableError: it is not here.
+        UsageError: the back-end does not exist.
+        UnavailableError: it is not available.
     """
     if backend is None or not backend.startswith("ort-") or source.kind == "onnx":
         yield source
         return
     check_backend(backend)
-    from vtk_export.onnx.export import temporary_onnx  # takes packages that a machine which only evaluates may lack
+    from vtk_export.onnx.export import temporary_onnx  # needs packages that a machine for evaluation may lack
 
     with temporary_onnx(source) as onnx:
         yield onnx

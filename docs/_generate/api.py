@@ -32,7 +32,7 @@ def fields(cls: griffe.Class) -> Iterator[griffe.Attribute]:
     """Yield the options of a config: base classes first, each name once, where its last definition stands."""
     found: dict[str, griffe.Attribute] = {}
     for part in (*reversed(cls.mro()), cls):
-        for name, member in part.members.items():
+        for name, member in part.extra["api"].get("members", part.members).items():
             if not member.is_alias and member.is_attribute and "instance-attribute" in member.labels:
                 found[name] = member  # without the label: a ClassVar
     yield from found.values()
@@ -95,8 +95,8 @@ class Api(griffe.Extension):
         for cls, table in tables.items():
             if cls.docstring is not None:
                 cls.docstring.parsed = [*cls.docstring.parse("google"), table]
-                for part in cls.members.values():
-                    part.public = False  # kept for subclasses of other packages
+                cls.extra["api"]["members"] = cls.members  # for subclasses of other packages
+                cls.members = {}
 
 
 def _modules(module: griffe.Module) -> Iterator[griffe.Module]:

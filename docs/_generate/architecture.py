@@ -16,6 +16,8 @@ from _svg import LINE, MARGIN, WIDTH, arrow, note, picture, row
 REPO = Path(__file__).resolve().parents[2]
 IMAGES = REPO / "docs" / "images"
 ROOMS = {
+    "vtk.serving": ("vtk.bank in version 0.1", 0),
+    "vtk.tasks": ("vtk.packs in version 0.1", 0),
     "vtk.__main__": ("the vtk command: subcommands, exit codes", 0),
     "vtk.commands": ("a module for each subcommand: flags → config → function", 0),
     "vtk.profiling": ("latency and memory", 1),

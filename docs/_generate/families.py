@@ -1,8 +1,8 @@
-"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` says whether it is up to date.
+"""Writes docs/reference/families.md from the table of tests/vtk/families; ``--check`` compares it.
 
 Usage: python docs/_generate/families.py [--check]
 
-What a family can do is asked of the code itself, on a model without values, so the page cannot promise what is refused.
+Support is determined by the code itself, on a model without values, so the page agrees with what is refused.
 """
 
 import sys
@@ -25,33 +25,33 @@ from vtk.training.policies import policy
 
 PAGE = Path(__file__).parents[1] / "reference" / "families.md"
 
-HEAD = """# Families of timm
+HEAD = """# Model families of timm
 
-Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Each family is tested at its
-smallest: every parameter is sorted by hand into attention, head, position table, stem, FFN, norm or other, and the
-sorting of `--train attn` must be the same; one epoch is trained; the pack is loaded in a fresh process and compared
-byte by byte; and the ONNX file is compared with torch at batches of 1, 2, 3, 7 and 16.
+Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of
+each family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
+`--train attn` must agree. One epoch is trained; the pack is loaded in a new process and compared byte by byte; the ONNX
+file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
 
-- **BatchNorm**: the family has some. Those that `--train attn` leaves frozen stay in eval mode while the rest trains,
+- **BatchNorm**: the family has BatchNorm layers. Those that `--train attn` freezes stay in eval mode during training,
   so that their running statistics stay those of the base.
-- **Other sizes**: *resampled*: the position tables follow `--img-size`, bicubic with antialias, also from and to grids
-  that are not square. *Any that fits*: nothing of it depends on the size, or tables of relative positions, which are
-  resampled too. *Weights' own*: biases belong to one size of images; `--img-size` with weights of another is refused.
-  Where windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data
-  are read, with the nearest sizes that do.
-- **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks keep; elsewhere training is plain
-  PyTorch, and a line says so.
-- **Fused**, **bank**: `vtk.fuse` and `TaskBank` take it; others are refused in one line, and export, `eval` and
-  `predict` use the model as it is.
+- **Other sizes**: *resampled*: position embeddings follow `--img-size` (bicubic with antialiasing), also to and from
+  grids that are not square. *Any that fits*: nothing depends on the size, or only tables of relative positions, which
+  are resampled too. *Weights' own*: biases belong to one image size; `--img-size` with weights of another is refused.
+  If windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data is
+  read, with the nearest sizes that fit.
+- **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks store. For other families training is
+  plain PyTorch, and a line says so.
+- **Fused**, **bank**: `vtk.fuse` and `TaskBank` accept it. They refuse others in one line; export, `eval` and `predict`
+  use the model unchanged.
 """
 
 TAIL = """
 ## Refused
 
-`--train attn` and `--train ffn` refuse a model whose blocks hold both in one matrix, and `--train attn` one without
-attention, rather than train nothing or too much; `--train full` and `--train head` take both.
+`--train attn` and `--train ffn` refuse a model whose blocks have both in one matrix, and `--train attn` refuses a model
+without attention. `--train full` and `--train head` accept both.
 
-| model | why |
+| model | reason |
 | --- | --- |
 """
 
@@ -65,9 +65,7 @@ def rows() -> Iterator[str]:
         memory = apply_memory_mode(model, "minimal").effective
         position = "position" if any(family.group(n) == "position" for n in chosen) else ""
         trains = ", ".join(part for part in ("attention", "head", position) if part)
-        name = f"`{family.name}`" + (
-            " (made smaller)" if family.name.startswith("tiny_") and not _named(family) else ""
-        )
+        name = f"`{family.name}`" + (" (reduced)" if family.name.startswith("tiny_") and not _named(family) else "")
         sizes = "weights' own" if family.fixed else "resampled" if position else "any that fits"
         cells = [name, f"`{type(model).__name__}`", trains, _yes(family.batch_norm), sizes, _yes(memory),
                  _yes(_fuses(model)), _yes(unusual_part(model) is None)]  # fmt: skip
@@ -85,7 +83,7 @@ def _blank(family: Family) -> nn.Module:
     with shapes_only():
         try:
             return timm.create_model(family.name, num_classes=3, img_size=family.size, **family.kwargs)
-        except TypeError:  # families that take any size have no argument for it
+        except TypeError:  # families that support any size have no argument for it
             return timm.create_model(family.name, num_classes=3, **family.kwargs)
 
 

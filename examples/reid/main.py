@@ -17,20 +17,13 @@ from data import HEIGHT, WIDTH, write
 from metric import PkSampler, ReId, ReIdObjective, rank
 from shared import MODEL, check_shared, train_base, train_classifier
 
-from vtk.card import Card
-from vtk.data.audit.folder_scan import Sample
-from vtk.data.loading.eval_pipeline import eval_transform
-from vtk.data.loading.loader import make_loader
-from vtk.data.loading.train_pipeline import train_transform
+import vtk
+from vtk.data import Sample, eval_transform, make_loader, train_transform
 from vtk.files import prepare_output
-from vtk.models import create_model
-from vtk.packs.load import load_task
-from vtk.packs.pack import save_task
-from vtk.training.engine.fitting import fit
+from vtk.training.engine import fit
 from vtk.training.engine.precision import make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.streams import ImageStream
-from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy
 
 KWARGS = ("patch_size=8", "embed_dim=96", "depth=4", "num_heads=3")
@@ -58,7 +51,7 @@ def judge(model: nn.Module, spec: object, root: Path) -> tuple[float, float]:
 def train(data: Path, weights: Path, out: Path, epochs: int, seed: int) -> dict[str, float]:
     """Train the metric head and the attention, write the pack, and return the numbers before and after."""
     kwargs = dict(part.split("=") for part in KWARGS)
-    created = create_model(
+    created = vtk.create_model(
         MODEL, num_classes=EMBEDDING, img_size=(HEIGHT, WIDTH), weights=weights, seed=seed,
         kwargs={key: int(value) for key, value in kwargs.items()},
     ).created  # fmt: skip
@@ -73,15 +66,15 @@ def train(data: Path, weights: Path, out: Path, epochs: int, seed: int) -> dict[
         found, train_transform(created.input, crop_scale=(0.8, 1.0), reprob=0.3), batch_size=PEOPLE * EACH, seed=seed,
         workers=0, ranks=Ranks(CPU), sampler=sampler,
     )  # fmt: skip
-    config = FinetuneConfig(data=data / "train", epochs=epochs, lr=1e-3, head_lr_mult=1.0, seed=seed, device="cpu")
+    config = vtk.FinetuneConfig(data=data / "train", epochs=epochs, lr=1e-3, head_lr_mult=1.0, seed=seed, device="cpu")
     precision = make_precision("fp32", CPU)
     result = fit(model, ReIdObjective(), [stream], config, precision)
     after = judge(created.model, created.input, data / "test")
     numbers = {"mAP": after[0], "rank1": after[1]}
     # the outputs are an embedding: what `vtk export onnx` makes of this pack gives it, too
-    card = Card(created.spec, created.input, tuple(f"e{i}" for i in range(EMBEDDING)), metrics=numbers)
-    save_task(out, state=precision.master_state_dict(created.model), created=created, card=card, trained=trained)
-    again = judge(load_task(out, base=weights).model, created.input, data / "test")
+    card = vtk.Card(created.spec, created.input, tuple(f"e{i}" for i in range(EMBEDDING)), metrics=numbers)
+    vtk.save_task(out, state=precision.master_state_dict(created.model), created=created, card=card, trained=trained)
+    again = judge(vtk.load_task(out, base=weights).model, created.input, data / "test")
     assert again == after, "the pack computes something else than the model"
     return {"mAP_before": before[0], "rank1_before": before[1], **numbers, "loss": result.rows[-1]["loss"]}
 

@@ -16,17 +16,14 @@ from data import CLASSES, SIZE, pairs, write_classes
 from heads import Linear, PairStream, PixelObjective, Segmenter, Uper, mean_iou
 from shared import MODEL, check_shared, train_base, train_classifier
 
-from vtk.card import Card, Transform
+import vtk
+from vtk.card import Transform
 from vtk.files import prepare_output
 from vtk.formats import save_tensors
-from vtk.models import create_model
 from vtk.models.task_parameters import head_names
 from vtk.models.weights.files import read_safetensors
-from vtk.packs.load import load_task
-from vtk.packs.pack import save_task
 from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import make_precision
-from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy
 
 KWARGS = ("patch_size=4", "embed_dim=64", "depth=4", "num_heads=2")
@@ -38,7 +35,7 @@ CB = Transform("add_context_broadcast", {"scale": False, "placement": "end", "on
 def train(weights: Path, head: str, cb: bool, out: Path, epochs: int, seed: int) -> float:
     """Train attention and head, write the pack with the head beside it, and return mIoU on other pictures."""
     kwargs = {key: int(value) for key, value in (part.split("=") for part in KWARGS)}
-    created = create_model(
+    created = vtk.create_model(
         MODEL, num_classes=len(CLASSES), img_size=SIZE, weights=weights, seed=seed, kwargs=kwargs,
         transforms=(CB,) if cb else (),
     ).created  # fmt: skip
@@ -50,16 +47,16 @@ def train(weights: Path, head: str, cb: bool, out: Path, epochs: int, seed: int)
     policy.apply(created.model, trained)
     mean, std = created.input.mean, created.input.std
     images, masks = pairs(360, seed, mean, std)
-    config = FinetuneConfig(data=out, epochs=epochs, lr=2.5e-3, head_lr_mult=1.0, seed=seed, device="cpu")
+    config = vtk.FinetuneConfig(data=out, epochs=epochs, lr=2.5e-3, head_lr_mult=1.0, seed=seed, device="cpu")
     precision = make_precision("fp32", torch.device("cpu"))
     fit(model, PixelObjective(), [PairStream(images, masks, 10, seed)], config, precision)
     held = pairs(100, seed + 1, mean, std)
     score = mean_iou(model, *held, len(CLASSES))
-    card = Card(created.spec, created.input, CLASSES, transforms=created.transforms, metrics={"mIoU": score})
+    card = vtk.Card(created.spec, created.input, CLASSES, transforms=created.transforms, metrics={"mIoU": score})
     state = precision.master_state_dict(created.model)
-    save_task(out / "task", state=state, created=created, card=card, trained=trained)
+    vtk.save_task(out / "task", state=state, created=created, card=card, trained=trained)
     save_tensors(out / "head.safetensors", model.head.state_dict())
-    again = Segmenter(load_task(out / "task", base=weights).model, HEADS[head](*shape), BLOCKS)
+    again = Segmenter(vtk.load_task(out / "task", base=weights).model, HEADS[head](*shape), BLOCKS)
     again.head.load_state_dict(read_safetensors(out / "head.safetensors")[0])
     assert mean_iou(again, *held, len(CLASSES)) == score, "pack and head compute something else than the model"
     return score

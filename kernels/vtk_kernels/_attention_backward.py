@@ -6,6 +6,8 @@
 Logits exist for a few images at a time, in fp32. For long sequences or whole runs of training SDPA itself is faster.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,16 +65,8 @@ def packed_attention_backward(
 
 
 @packed_attention_backward.register_fake
-def _(
-    g: Tensor,
-    qkv: Tensor,
-    num_heads: int,
-    cu_seqlens: Tensor | None,
-    num_queries: int | None,
-    scale: float,
-    row_scale: Tensor | None,
-    bias: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(g: Tensor, qkv: Tensor, num_heads: int, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, row_scale, bias = options
     gqkv, gs, gb = (qkv.new_empty(0) if t is None else t.new_empty(t.shape) for t in (qkv, row_scale, bias))
     return gqkv, gs, gb
 

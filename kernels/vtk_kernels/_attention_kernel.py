@@ -9,7 +9,7 @@ from torch import Tensor
 from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._matmul import aligned
-from vtk_kernels._rows import as_rows
+from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 
 
@@ -108,20 +108,30 @@ def _packed_attention_kernel(
     tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < asked)[:, None] & inside[None, :])
 
 
-def _config(queries: int, head_dim: int, folded: bool, packed: Tensor) -> tuple[int, int, int, int, int]:
-    """Return (BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages).
+def _config(queries: int, head_dim: int, folded: bool, packed: Tensor) -> tuple[int, int, int, int]:
+    """Return (BLOCK_M, BLOCK_N, num_warps, num_stages).
 
     Three stages of 64 keys were the quickest form on an H200 from 1 to 64 images of 197 tokens. A row scale, wide
     heads, rows that are not `aligned` and fp32 leave too few registers for that.
     """
-    block_d = max(triton.next_power_of_2(head_dim), 16)
     half = packed.element_size() == 2
     block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
     if not aligned(packed) or head_dim % 8:
-        return block_m, 32, block_d, 8, 2
-    if half and block_d <= 64:
-        return block_m, 64, block_d, 4, 2 if folded else 3
-    return block_m, 32, block_d, 4, 2
+        return block_m, 32, 8, 2
+    if half and head_block(head_dim) <= 64:
+        return block_m, 64, 4, 2 if folded else 3
+    return block_m, 32, 4, 2
+
+
+def head_options(head_dim: int, block_m: int, block_n: int, warps: int, stages: int) -> dict[str, int]:
+    """Return the options of an attention's launch that follow from its blocks."""
+    blocks = {"D": head_dim, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": head_block(head_dim)}
+    return {**blocks, "num_warps": warps, "num_stages": stages}
+
+
+def head_block(head_dim: int) -> int:
+    """Return BLOCK_D: the channels of a head, rounded up to what matrix units multiply."""
+    return max(triton.next_power_of_2(head_dim), 16)
 
 
 def output_shape(qkv: Tensor, cu_seqlens: Tensor | None, num_queries: int | None) -> tuple[int, ...]:
@@ -157,7 +167,7 @@ def launch(
     else:
         segments, longest = cu_seqlens.numel() - 1, rows if max_seqlen is None else max_seqlen
     queries = longest if num_queries is None else num_queries
-    block_m, block_n, block_d, warps, stages = _config(queries, head_dim, row_scale is not None, packed)
+    block_m, block_n, warps, stages = _config(queries, head_dim, row_scale is not None, packed)
     tiles = max(triton.cdiv(queries, block_m), 1)
     outside = cu_seqlens is not None and num_queries is None  # rows after the last segment become zero
     programs = tiles * num_heads * (segments + outside)
@@ -166,9 +176,9 @@ def launch(
             _packed_attention_kernel[(programs,)](
                 o,
                 packed,
-                None if row_scale is None else row_scale.contiguous(),
-                None if bias is None else bias.contiguous(),
-                None if cu_seqlens is None else cu_seqlens.contiguous(),
+                contiguous(row_scale),
+                contiguous(bias),
+                contiguous(cu_seqlens),
                 packed.stride(0),
                 rows,
                 longest,
@@ -177,12 +187,7 @@ def launch(
                 tiles,
                 num_queries,
                 scale * math.log2(math.e),
-                D=head_dim,
-                BLOCK_M=block_m,
-                BLOCK_N=block_n,
-                BLOCK_D=block_d,
-                num_warps=warps,
-                num_stages=stages,
+                **head_options(head_dim, block_m, block_n, warps, stages),
                 **chained(qkv, programs),
             )
     return o

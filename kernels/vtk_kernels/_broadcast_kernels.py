@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import on_device
+from vtk_kernels._rows import contiguous
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, pieces_of, store_piece
 
@@ -110,10 +111,10 @@ def launch(
                 y,
                 mean,
                 found,
-                None if x is None else x.contiguous(),
+                contiguous(x),
                 m.contiguous(),
-                None if scale is None else scale.contiguous(),
-                None if cu_seqlens is None else cu_seqlens.contiguous(),
+                contiguous(scale),
+                contiguous(cu_seqlens),
                 rows,
                 length,
                 channels,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import on_device
-from vtk_kernels._matmul import aligned, has_tensor_map, mapped_product, product, tensor_map
+from vtk_kernels._matmul import aligned, has_tensor_map, in_tiles, mapped_product, product, tensor_map, tile_options
 from vtk_kernels._resident import registers
-from vtk_kernels._rows import as_rows
+from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 
 
@@ -176,10 +176,10 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
         with on_device(x):
             _grouped_linear_kernel[(tiles * triton.cdiv(features, block_f),)](
                 y,
-                tensor_map(a, block_t, block_k) if tma else a,
+                in_tiles(a, tma, block_t, block_k),
                 tensor_map(flat, block_f, block_k) if tma and flat is not None else weight,
-                None if b is None else b.contiguous(),
-                None if row_scale is None else row_scale.contiguous(),
+                contiguous(b),
+                contiguous(row_scale),
                 tile_map.contiguous(),
                 a.stride(0),
                 *weight.stride(),
@@ -187,13 +187,7 @@ def launch(x: Tensor, w: Tensor, b: Tensor | None, tile_map: Tensor, row_scale: 
                 rows,
                 features,
                 size,
-                TMA=tma,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
-                num_warps=warps,
-                num_stages=stages,
+                **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 maxnreg=registers("_grouped_linear_kernel", warps, x) if tma else None,
             )
     return y
@@ -216,7 +210,7 @@ def backward_launch(
                 gb,
                 grad,
                 a,
-                None if row_scale is None else row_scale.contiguous(),
+                contiguous(row_scale),
                 tile_map.contiguous(),
                 grad.stride(0),
                 a.stride(0),

@@ -17,6 +17,7 @@ from vtk_kernels._epilogue import finish, start_of
 from vtk_kernels._matmul import (
     GROUP,
     has_tensor_map,
+    in_tiles,
     mapped_product,
     mapped_tile_config,
     product,
@@ -24,10 +25,11 @@ from vtk_kernels._matmul import (
     tensor_map,
     tile_config,
     tile_of,
+    tile_options,
 )
 from vtk_kernels._resident import programs as resident_programs
 from vtk_kernels._resident import registers
-from vtk_kernels._rows import as_rows
+from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
 
@@ -181,9 +183,9 @@ def launch(
                 tensor_map(flat, block_t, width) if tma else y,
                 q,
                 stats,
-                tensor_map(a, block_t, block_k) if tma else a,
-                tensor_map(weight, block_f, block_k) if tma else weight,
-                None if b is None else b.contiguous(),
+                in_tiles(a, tma, block_t, block_k),
+                in_tiles(weight, tma, block_f, block_k),
+                contiguous(b),
                 known,
                 tensor_map(past, block_t, width) if tma and past is not None else past,
                 ahead(options, rows, weight),
@@ -198,16 +200,10 @@ def launch(
                 programs,
                 PIECES=0 if known is None else pieces_of(size),
                 GELU=activation,
-                TMA=tma,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
                 GROUP=GROUP,
                 HALVES=halves,
                 START=past is not None and not halves and programs == tiles,
-                num_warps=warps,
-                num_stages=stages,
+                **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 maxnreg=registers("_linear_kernel", warps, x) if tma else None,
                 **options,
             )

@@ -110,6 +110,24 @@ def tensor_map(matrix: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
+def in_tiles(matrix: Tensor, mapped: bool, rows: int, columns: int) -> Any:
+    """Return what a kernel reads a matrix by: a tensor map of its tiles, or its address."""
+    return tensor_map(matrix, rows, columns) if mapped else matrix
+
+
+def tile_options(mapped: bool, size: int, config: tuple[int, int, int, int, int]) -> dict[str, Any]:
+    """Return the options of a product's launch that follow from its tiles.
+
+    Args:
+        mapped: whether the operands have tensor maps.
+        size: K.
+        config: of `tile_config` and the others.
+    """
+    block_t, block_f, block_k, warps, stages = config
+    blocks = {"BLOCK_T": block_t, "BLOCK_F": block_f, "BLOCK_K": block_k}
+    return {"TMA": mapped, "EVEN_K": size % block_k == 0, **blocks, "num_warps": warps, "num_stages": stages}
+
+
 def aligned(*operands: Tensor) -> bool:
     """Return whether all strides are 1 or multiples of 16, as far as Triton looks before it copies 16 bytes at once."""
     return all(stride == 1 or stride % 16 == 0 for t in operands for stride in t.stride())

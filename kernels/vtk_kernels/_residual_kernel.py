@@ -22,13 +22,14 @@ from vtk_kernels._matmul import (
     GROUP,
     aligned,
     has_tensor_map,
+    in_tiles,
     mapped_product,
     product,
     slice_length,
-    tensor_map,
     tile_of,
+    tile_options,
 )
-from vtk_kernels._rows import as_rows
+from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import PIECE, pieces_of, store_piece
 
@@ -157,9 +158,9 @@ def launch(
                 stats,
                 partials,
                 counters,
-                tensor_map(a, block_t, block_k) if tma else a,
-                tensor_map(weight, block_f, block_k) if tma else weight,
-                None if b is None else b.contiguous(),
+                in_tiles(a, tma, block_t, block_k),
+                in_tiles(weight, tma, block_f, block_k),
+                contiguous(b),
                 past,
                 ahead(options, rows, weight),
                 a.stride(0),
@@ -170,14 +171,8 @@ def launch(
                 size,
                 slice_length(size, splits),
                 SPLITS=splits,
-                TMA=tma,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
                 GROUP=GROUP,
-                num_warps=warps,
-                num_stages=stages,
+                **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 **options,
             )
     return y, stats

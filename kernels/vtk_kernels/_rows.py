@@ -16,6 +16,11 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 
 
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """Return an optional operand as kernels without strides read it."""
+    return None if x is None else x.contiguous()
+
+
 def row_config(channels: int) -> tuple[int, int]:
     """Return (BLOCK_C, num_warps) for a program that holds a row of ``channels`` in registers.
 
@@ -35,6 +40,16 @@ def check_channels(x: Tensor, name: str = "x") -> None:
         raise ValueError(f"`{name}` must be floating point, not {x.dtype}")
     if x.ndim == 0 or x.shape[-1] == 0:
         raise ValueError(f"`{name}` needs at least one channel in its last dimension; its shape is {tuple(x.shape)}")
+
+
+@triton.jit
+@no_type_check
+def load_row(x_ptr, stride_xt, C, BLOCK_C: tl.constexpr):
+    """Return the program's row, its channels, which of them there are, and the row of ``x`` (T, C) in fp32."""
+    row = tl.program_id(0).to(tl.int64)
+    channel = tl.arange(0, BLOCK_C)
+    mask = channel < C
+    return row, channel, mask, tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -1,9 +1,26 @@
-"""Lengths of packed segments, read on the host: for references, which take one torch call per run of equal lengths."""
+"""Offsets of packed segments: their check, and their lengths as references read them on the host."""
 
 import itertools
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
+
+
+def check_segments(cu_seqlens: Tensor | None, x: Tensor, name: str) -> None:
+    """Refuse offsets of another type, shape or device than ``x``'s, called ``name``; not their values.
+
+    Raises:
+        ValueError: one of these does not fit.
+    """
+    if cu_seqlens is None:
+        return
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or len(cu_seqlens) == 0:
+        raise ValueError(
+            f"`cu_seqlens` is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it must be (S + 1,) torch.int32"
+        )
+    if cu_seqlens.device != x.device:
+        raise ValueError(f"`cu_seqlens` is on {cu_seqlens.device}; it must be on the device of `{name}`, {x.device}")
 
 
 def equal_runs(cu_seqlens: Tensor, rows: int, max_seqlen: int | None = None) -> Iterator[tuple[int, int, int]]:

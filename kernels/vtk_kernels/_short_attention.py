@@ -13,10 +13,11 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
+from vtk_kernels._attention_kernel import head_options
 from vtk_kernels._device import capability, chained, follow, is_hopper
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._matmul import aligned
-from vtk_kernels._rows import as_rows
+from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 
 _BLOCK = 64
@@ -197,8 +198,8 @@ def short_attention(
             _short_attention_kernel[(programs,)](
                 o,
                 packed,
-                None if row_scale is None else row_scale.contiguous(),
-                None if bias is None else bias.contiguous(),
+                contiguous(row_scale),
+                contiguous(bias),
                 packed.stride(0),
                 keys,
                 num_heads,
@@ -208,12 +209,7 @@ def short_attention(
                 BLOCKS=blocks,
                 TAIL=tail,
                 EARLY=is_hopper(qkv),
-                D=head_dim,
-                BLOCK_M=block_m,
-                BLOCK_N=_BLOCK,
-                BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
-                num_warps=4,
-                num_stages=1,
+                **head_options(head_dim, block_m, _BLOCK, 4, 1),
                 **chained(qkv, programs),
             )
     return o

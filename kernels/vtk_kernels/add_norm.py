@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vtk_kernels._device import chained, fetch, follow
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
+from vtk_kernels._rows import as_rows, check_channels, contiguous, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.norm import norm_backward_launch, norm_backward_ref, norm_ref
 
@@ -111,7 +111,7 @@ def _add_norm_launch(
     rstd = torch.empty(shape[:-1], dtype=torch.float32, device=x.device)
     rows, channels = as_rows(x), x.shape[-1]
     added = None if r is None else as_rows(r)
-    parts = None if partials is None else partials.contiguous()
+    parts = contiguous(partials)
     block, warps = row_config(channels)
     if rstd.numel():
         with on_device(x):
@@ -122,7 +122,7 @@ def _add_norm_launch(
                 rows,
                 added,
                 parts,
-                None if bias is None else bias.contiguous(),
+                contiguous(bias),
                 rows.stride(0),
                 0 if added is None else added.stride(0),
                 0 if parts is None else parts.stride(0),

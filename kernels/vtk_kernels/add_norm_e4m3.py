@@ -14,7 +14,7 @@ from torch import Tensor
 from vtk_kernels._device import chained, follow, is_hopper
 from vtk_kernels._dispatch import LAUNCHES, inference, on_device, route, runs_kernel
 from vtk_kernels._e4m3 import E4M3, encode, encode_rows, row_scale
-from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
+from vtk_kernels._rows import as_rows, check_channels, load_row, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.norm import norm_ref
 
@@ -44,10 +44,7 @@ def _add_norm_e4m3_kernel(
     PDL: tl.constexpr,
 ):
     follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, BLOCK_C)
-    mask = channel < C
-    y = tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32)
+    row, channel, mask, y = load_row(x_ptr, stride_xt, C, BLOCK_C)
     y += tl.load(r_ptr + row * stride_rt + channel, mask=mask, other=0.0).to(tl.float32)
     v, _ = normalise_row(y, mask, C, eps)
     factor, scale = row_scale(v)

@@ -17,6 +17,7 @@ from torch import Tensor
 from vtk_kernels._broadcast_kernels import launch
 from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
 from vtk_kernels._rows import check_channels
+from vtk_kernels._segments import check_segments
 from vtk_kernels.row_stats import pieces_of, row_stats_ref
 
 LAUNCHES["context_broadcast"] = 1
@@ -186,7 +187,7 @@ def context_broadcast(
     Args:
         x: (B, N, C), or (T, C) with ``cu_seqlens``; floating point; may be strided.
         m: like ``x``: output of the MLP or of the attention.
-        scale: (C,), Λ of paper B's CB_S, any floating type; None for CB.
+        scale: (C,), Λ of CB_S (Hyeon-Woo et al. 2023), any floating type; None for CB.
         cu_seqlens: (S + 1,) int32 on the device of ``x``: 0 and the end row of each segment, ascending; segments may be
             empty. Rows after the last end count as one more segment. Values are not checked: that would wait for the
             device.
@@ -224,11 +225,4 @@ def _check(x: Tensor, m: Tensor, scale: Tensor | None, cu_seqlens: Tensor | None
         raise ValueError(f"`m` is {tuple(m.shape)} {m.dtype}; it must be like `x`, {tuple(x.shape)} {x.dtype}")
     if scale is not None and scale.shape != x.shape[-1:]:
         raise ValueError(f"`scale` is {tuple(scale.shape)}; it must be ({x.shape[-1]},), one value per channel")
-    if cu_seqlens is None:
-        return
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or len(cu_seqlens) == 0:
-        raise ValueError(
-            f"`cu_seqlens` is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it must be (S + 1,) torch.int32"
-        )
-    if cu_seqlens.device != x.device:
-        raise ValueError(f"`cu_seqlens` is on {cu_seqlens.device}; it must be on the device of `x`, {x.device}")
+    check_segments(cu_seqlens, x, "x")

@@ -49,13 +49,9 @@ def linear_gelu_ref(
 
 
 def _linear_gelu_launch(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    save_grad: bool = False,
-    row_stats: Tensor | None = None,
-    eps: float | None = None,
+    x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, *stats: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
+    row_stats, eps = stats or (None, None)
     y, q, _ = launch(x, w, b, activation=True, save_grad=save_grad, row_stats=row_stats, eps=eps)
     return y if q is None else (y, q)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from vtk_kernels._device import is_hopper
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
 from vtk_kernels._gelu import LOW, STEP
-from vtk_kernels._matmul import GROUP, has_tensor_map, product, tensor_map, tile_config, tile_of
+from vtk_kernels._matmul import GROUP, has_tensor_map, in_tiles, product, tile_config, tile_of
 from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows, check_channels
 from vtk_kernels._triton import tl, triton
@@ -90,8 +90,8 @@ def _linear_gelu_backward_launch(g: Tensor, w2: Tensor, q: Tensor) -> Tensor:
         with on_device(g):
             _linear_gelu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](
                 gu,
-                tensor_map(grad, block_t, block_c) if tma else grad,
-                tensor_map(weight, block_c, block_f) if tma else weight,
+                in_tiles(grad, tma, block_t, block_c),
+                in_tiles(weight, tma, block_c, block_f),
                 q.contiguous(),
                 grad.stride(0),
                 weight.stride(0),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import LAUNCHES, accumulator, on_device, route, runs_kernel
-from vtk_kernels._rows import as_rows, check_channels, normalise_row, row_config
+from vtk_kernels._rows import as_rows, check_channels, contiguous, load_row, normalise_row, row_config
 from vtk_kernels._triton import tl, triton
 
 LAUNCHES["norm"] = 1
@@ -60,10 +60,7 @@ def _norm_kernel(
     PDL: tl.constexpr,
 ):
     follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, BLOCK_C)
-    mask = channel < C
-    x = tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32)
+    row, channel, mask, x = load_row(x_ptr, stride_xt, C, BLOCK_C)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + channel, mask=mask, other=0.0).to(tl.float32)
     x_hat, rstd = normalise_row(x, mask, C, eps)
@@ -85,10 +82,7 @@ def _norm_backward_kernel(
     C,
     BLOCK_C: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, BLOCK_C)
-    mask = channel < C
-    g = tl.load(g_ptr + row * stride_gt + channel, mask=mask, other=0.0).to(tl.float32)
+    row, channel, mask, g = load_row(g_ptr, stride_gt, C, BLOCK_C)
     x_hat = tl.load(x_hat_ptr + row * stride_ht + channel, mask=mask, other=0.0).to(tl.float32)
     gx = tl.load(rstd_ptr + row) * (g - tl.sum(g, 0) / C - x_hat * (tl.sum(g * x_hat, 0) / C))
     if skip_ptr is not None:
@@ -107,7 +101,7 @@ def _norm_launch(x: Tensor, eps: float, bias: Tensor | None = None) -> tuple[Ten
                 x_hat,
                 rstd,
                 rows,
-                None if bias is None else bias.contiguous(),
+                contiguous(bias),
                 rows.stride(0),
                 channels,
                 float(eps),

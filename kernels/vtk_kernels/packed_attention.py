@@ -23,7 +23,7 @@ from vtk_kernels._attention_kernel import launch, output_shape
 from vtk_kernels._dispatch import LAUNCHES, opaque, route, runs_kernel
 from vtk_kernels._matmul import check_row_scale
 from vtk_kernels._rows import check_channels
-from vtk_kernels._segments import equal_runs
+from vtk_kernels._segments import check_segments, equal_runs
 from vtk_kernels._short_attention import fits, short_attention
 from vtk_kernels.choices import choose, device_name
 
@@ -111,16 +111,7 @@ def _op(
 
 
 @_op.register_fake
-def _(
-    qkv: Tensor,
-    num_heads: int,
-    cu_seqlens: Tensor | None = None,
-    num_queries: int | None = None,
-    scale: float = 1.0,
-    row_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    max_seqlen: int | None = None,
-) -> Tensor:
+def _(qkv: Tensor, num_heads: int, cu_seqlens: Tensor | None = None, num_queries: int | None = None, *_: Any) -> Tensor:
     return qkv.new_empty(output_shape(qkv, cu_seqlens, num_queries))
 
 
@@ -212,11 +203,4 @@ def _check(
     check_row_scale(qkv, row_scale)
     if bias is not None and (bias.shape != qkv.shape[-1:] or not bias.is_floating_point()):
         raise ValueError(f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({width},), floating point")
-    if cu_seqlens is None:
-        return
-    if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or len(cu_seqlens) == 0:
-        raise ValueError(
-            f"`cu_seqlens` is {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; it must be (S + 1,) torch.int32"
-        )
-    if cu_seqlens.device != qkv.device:
-        raise ValueError(f"`cu_seqlens` is on {cu_seqlens.device}; it must be on the device of `qkv`, {qkv.device}")
+    check_segments(cu_seqlens, qkv, "qkv")

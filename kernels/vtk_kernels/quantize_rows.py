@@ -16,7 +16,7 @@ from vtk_kernels._device import chained, follow, is_hopper
 from vtk_kernels._dispatch import LAUNCHES, inference, on_device, route, runs_kernel
 from vtk_kernels._e4m3 import E4M3, encode, encode_rows, row_scale
 from vtk_kernels._gelu import gelu
-from vtk_kernels._rows import as_rows, check_channels, row_config
+from vtk_kernels._rows import as_rows, check_channels, load_row, row_config
 from vtk_kernels._triton import tl, triton
 
 LAUNCHES["quantize_rows"] = 1
@@ -42,10 +42,7 @@ def _quantize_rows_kernel(
     PDL: tl.constexpr,
 ):
     follow(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, BLOCK_C)
-    mask = channel < C
-    v = tl.load(x_ptr + row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32)
+    row, channel, mask, v = load_row(x_ptr, stride_xt, C, BLOCK_C)
     if GELU:
         v = gelu(v)
     factor, scale = row_scale(v)

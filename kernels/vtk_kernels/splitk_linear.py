@@ -21,12 +21,13 @@ from vtk_kernels._matmul import (
     check_linear,
     default_splits,
     has_tensor_map,
+    in_tiles,
     mapped_product,
     product,
     slice_length,
-    tensor_map,
     tile_config,
     tile_of,
+    tile_options,
 )
 from vtk_kernels._rows import as_rows
 from vtk_kernels._triton import tl, triton
@@ -117,8 +118,8 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
         with on_device(x):
             _splitk_linear_kernel[(tiles, splits)](
                 partials,
-                tensor_map(a, block_t, block_k) if tma else a,
-                tensor_map(b, block_f, block_k) if tma else b,
+                in_tiles(a, tma, block_t, block_k),
+                in_tiles(b, tma, block_f, block_k),
                 ahead(options, rows, b),
                 a.stride(0),
                 b.stride(0),
@@ -127,13 +128,7 @@ def _splitk_linear_launch(x: Tensor, w: Tensor, splits: int) -> Tensor:
                 size,
                 slice_length(size, splits),
                 GROUP=GROUP,
-                TMA=tma,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=block_t,
-                BLOCK_F=block_f,
-                BLOCK_K=block_k,
-                num_warps=warps,
-                num_stages=stages,
+                **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 **options,
             )
     return partials

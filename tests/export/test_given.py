@@ -74,7 +74,7 @@ def test_copies_of_what_calibrates_do_not_judge(trained: tuple[Path, Path], tmp_
     assert [judging.labels[i] for i in range(len(judging.paths))] == [
         read_card(pack).classes.index(path.parent.name) for path in judging.paths
     ]
-    assert "copies of images that calibrate" in capsys.readouterr().out
+    assert "copies of calibration images" in capsys.readouterr().out
 
 
 def test_what_cannot_be_used_is_named_and_not_counted(
@@ -135,7 +135,9 @@ def test_folders_of_several_sources(tmp_path: Path, capsys: Any) -> None:
     assert folders_of([str(a)], ["x"]) == {"x": a}  # a folder may have = in its name
     assert capsys.readouterr().out == ""
     assert folders_of([str(b)], ["x", "y"]) == {"x": b, "y": b}
-    assert "judges 2 sources; NAME=FOLDER, once for each" in " ".join(capsys.readouterr().out.split())
+    assert "is used for 2 sources; NAME=FOLDER gives a source its own images" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert folders_of([str(b), f"y={a}"], ["x", "y"]) == {"x": b, "y": a}
     for texts, told in (
         ([f"z={b}"], "no source is called `z`; they are x, y"), ([f"x={b}", f"x={a}"], "gives `x` two folders"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from vtk.__main__ import main
-from vtk.commands import _cli
+from vtk.commands import _cli, doctor
+from vtk.commands.doctor import Check
 
 REPO = Path(__file__).resolve().parents[2]
 PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
@@ -55,3 +56,29 @@ def test_documented_command_lines_parse(page: str, line: str, monkeypatch: pytes
 
 def test_there_are_command_lines_to_check() -> None:
     assert len(command_lines()) >= 10
+
+
+def test_the_page_of_files_names_what_commands_write() -> None:
+    from vtk.profiling import report as profile_report
+    from vtk.profiling.server import report as server_report
+    from vtk.training.runs import outputs
+
+    page = (REPO / "docs" / "reference" / "files.md").read_text("utf-8")
+    known = {*outputs.ALL_FILES, *profile_report.MARKS, *server_report.MARKS, outputs.STATE_INFO}
+    of_0_1 = REPO / "tests" / "fixtures" / "v0_1"
+    for folder in ("runs", "exports", "repositories", "digits-peft", "digits.vtkbundle", "profile"):
+        known |= {path.name for path in (of_0_1 / folder).rglob("*.*") if path.is_file()}
+    own = ("digits.", "parity.", "shared-")  # named after a task, or by a digest
+    missing = {name for name in known if f"{name}`" not in page and not name.startswith(own)}
+    assert len(known) > 30 and not missing, missing
+
+
+def test_the_page_on_doctor_has_its_statuses_and_groups() -> None:
+    page = (REPO / "docs" / "guides" / "doctor.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\|$", page, re.M)
+    sources = "".join(path.read_text("utf-8") for path in sorted((REPO / "vtk" / "commands").glob("_*.py")))
+    (statuses,) = re.findall(r"^Status = Literal\[(.*)\]$", sources, re.M)
+    groups = set(re.findall(r'\bCheck\(\s*"(\w+)"', sources))
+    assert rows[:4] == re.findall(r"\w+", statuses) and set(rows[4:]) == groups and len(groups) == 5
+    ends = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d) \|$", page, re.M))
+    assert ends == {name: str(int(doctor.exit_code((Check("devices", "x", name, ""),)))) for name in rows[:4]}

@@ -133,7 +133,7 @@ def test_parallelize_a_created_model(tmp_path: Path) -> None:
 def test_parallelize_refuses_a_module_that_timm_cannot_build_again(mean_colour: nn.Module, tmp_path: Path) -> None:
     config = vtk.ParallelizeConfig(out=tmp_path / "p", images=2, device="cpu")
     unknown = timm.create_model("vit_tiny_patch16_224", num_classes=3, img_size=32, **TINY)
-    with pytest.raises(UsageError, match=r"other weights than timm's `vit_tiny_patch16_2x2_224`.*vtk\.create_model"):
+    with pytest.raises(UsageError, match=r"weights from timm's `vit_tiny_patch16_2x2_224`.*vtk\.create_model"):
         vtk.parallelize(unknown, config)
     with pytest.raises(UsageError, match="no model `Sequential`"):
         vtk.parallelize(mean_colour, config, img_size=16)

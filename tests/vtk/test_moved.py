@@ -146,6 +146,11 @@ def test_no_module_stands_where_an_alias_would_hide_it(name: str) -> None:
         ("from vtk.serving import TaskBank, launches", "vtk.serving", "vtk.bank"),
         ("from vtk.tasks.load import Task, load_task", "vtk.tasks.load", "vtk.packs.load"),
         ("import vtk.tasks.base", "vtk.tasks.base", "vtk.packs.base_files"),
+        (
+            "from vtk.runtime.source import open_source",
+            "vtk.runtime.source.open_source",
+            "vtk.runtime.opening.open_source",
+        ),
         ("from vtk.training import policy", "vtk.training.policy", "vtk.training.policies.policy"),
         ("import importlib; importlib.import_module('vtk.tasks.load')", "vtk.tasks.load", "vtk.packs.load"),
     ],
@@ -184,3 +189,8 @@ def test_the_warning_is_visible_by_default_and_an_error_where_warnings_are(tmp_p
 def test_a_module_that_never_was_is_not_found_by_its_own_name() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"vtk\.tasks\.nonsense"):
         importlib.import_module("vtk.tasks.nonsense")
+
+
+def test_a_module_with_a_moved_name_has_no_others() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'open_nothing'"):
+        exec("from vtk.runtime.source import open_nothing")

@@ -171,7 +171,7 @@ def test_a_table_of_labels_is_no_table_of_predictions(tmp_path: Path, capsys: py
     out = tmp_path / "labels.csv"
     for text in ("path,labels,split\na.png,x;y,train\n", "path,label1,weight\n", "", "path,labels,scores"):
         out.write_text(text)
-        assert "is no table of predictions" in refused(capsys, *COMMANDS["predict"], "--out", out)
+        assert "is not a table of predictions" in refused(capsys, *COMMANDS["predict"], "--out", out)
         assert out.read_text() == text
     out.write_text("path,label1,score1\nold.png,a,1\n")  # of an earlier prediction
     assert main([*COMMANDS["predict"], "--out", str(out)]) == 0

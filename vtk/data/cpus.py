@@ -10,14 +10,14 @@ R = TypeVar("R")
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs this process may run on."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def batches_ahead(items: Sequence[T], load: Callable[[T], R], size: int) -> Iterator[list[R]]:
-    """Yield what ``load`` makes of ``items``, ``size`` at a time and in order, while the next ones are being loaded."""
+    """Yield the results of ``load`` for ``items`` in order, in batches of ``size``, while the next batch is loaded."""
     with ThreadPoolExecutor(min(usable_cpus(), 8)) as pool:
         waiting = None
         for start in range(0, len(items), size):

@@ -15,14 +15,14 @@ Task = Literal["digits", "parity"]
 def write_digits(root: Path, task: Task = "digits", *, val_split: float = 0.2, seed: int = 0, limit: int = 0) -> Path:
     """Write ``root/train/CLASS/*.png`` and ``root/val/CLASS/*.png``; return ``root``.
 
-    The same images are held out whatever the task, so that a base trained on one task has not seen the other's.
+    The same images are held out for both tasks, so that a base trained on one has not seen those of the other.
 
     Args:
         root: folder to write into.
         task: ``digits`` (classes 0 … 9) or ``parity`` (even, odd).
         val_split: fraction of each digit that goes to ``val/``.
-        seed: of that division.
-        limit: images per digit, for quick tests; 0 for all.
+        seed: random seed of the split.
+        limit: images per digit, for quick tests; 0: all.
 
     Raises:
         UsageError: an unknown task.

@@ -1,4 +1,4 @@
-"""Decides whether images may be mirrored: of digits, letters, and of left and right, they may not."""
+"""Chooses the probability of mirroring training images: 0 for digits, letters, and classes of left and right."""
 
 import re
 import unicodedata
@@ -13,11 +13,11 @@ from vtk.data.decoding.decode import read_image
 from vtk.errors import DataError
 
 USUAL = 0.5
-"""Probability of mirroring where nothing speaks against it."""
+"""Probability of mirroring otherwise."""
 
 _SIDES = frozenset("left right leftward rightward leftwards rightwards lefthand righthand clockwise anticlockwise "
                    "counterclockwise ccw".split())  # fmt: skip
-# words of other languages, and short ones, mean a side only where both are there
+# words of other languages, and short ones, mean a side only in pairs
 _PAIRS = (
     ("links", "rechts"), ("linke", "rechte"), ("gauche", "droite"), ("izquierda", "derecha"), ("izquierdo", "derecho"),
     ("sinistra", "destra"), ("sinistro", "destro"), ("esquerda", "direita"), ("esquerdo", "direito"),
@@ -27,38 +27,38 @@ _PAIRS = (
 )  # fmt: skip
 _NUMBERS = "zero one two three four five six seven eight nine".split()
 _OF_NUMBERS = frozenset(("even", "odd", "prime", "composite"))
-# what may stand beside a digit or a letter in the name of its class
+# words that may accompany a digit or letter in its class name
 _BESIDE = frozenset("digit digits number num letter letters char chars character characters glyph class cls sample "
                     "upper lower uppercase lowercase capital small cap".split())  # fmt: skip
-_SHARE = 2 / 3  # of the classes that must be characters: a set of letters may have a class for what is none
-_ALPHABET = 8  # classes called by one letter; as many are no views from left and right, front, back, above, below
+_SHARE = 2 / 3  # least share of character classes: a set of letters may have a class of others
+_ALPHABET = 8  # more single-letter classes than this are letters, not sides such as L and R
 _SAMPLED = 64
 _SIDE = 32
-_LEVELS = 4.0  # by which the channels of a grey JPEG may differ
+_LEVELS = 4.0  # most difference between the channels of a grey JPEG
 
 
 class Mirroring(NamedTuple):
-    """The probability with which training images are mirrored, and why; ``why`` is empty where it was given."""
+    """The probability of mirroring training images, and the reason; ``why`` is empty if it was given."""
 
     probability: float
     why: str
 
 
 def choose_mirroring(audit: DataAudit, in_chans: int = 3) -> Mirroring:
-    """Return whether training images are mirrored where nobody says it.
+    """Return the default mirroring of training images.
 
-    They are not where class names are left and right, or where most are digits or letters and the images are grey.
+    It is 0 if class names are left and right, or if most are digits or letters and the images are grey.
 
     Args:
-        audit: classes, and training images that are looked at.
-        in_chans: of the model; of one channel everything is grey.
+        audit: classes and training images.
+        in_chans: of the model; with one channel all images are grey.
     """
     words = [_words(name) for name in audit.classes]
     characters = _are_characters(words)
     # L and R of an alphabet are letters, alone they are sides
     letters = characters and sum(_is_character(own) for own in words) > _ALPHABET
     if side := _side([own for own in words if not (letters and _is_character(own))]):
-        return Mirroring(0.0, f"a class is called {side}")
+        return Mirroring(0.0, f"a class name has {side}")
     if characters and _are_grey(audit, in_chans):
         return Mirroring(0.0, "the classes are digits or letters and the images grey")
     return Mirroring(USUAL, "")
@@ -72,12 +72,12 @@ def _words(name: str) -> list[str]:
 
 
 def _side(names: Sequence[Sequence[str]]) -> str:
-    """Return the first word that means a side; empty where there is none."""
+    """Return the first word that means a side; empty if there is none."""
     found = {word: None for words in names for word in words}
     for word in found:
         if word in _SIDES or re.search(r"[左右]", word):
             return word
-    # with a partner that differs by the side alone, such as lefteye and righteye, knee L and knee R
+    # pairs that differ only by the side, such as lefteye and righteye, knee L and knee R
     joined = {"".join(words) for words in names}
     if any("left" in name and name.replace("left", "right") in joined for name in joined):
         return "left and another right"
@@ -112,7 +112,7 @@ def _are_grey(audit: DataAudit, in_chans: int) -> bool:
     for i in range(count):
         try:
             image = read_image(samples[i * len(samples) // count].path, 3, audit.max_pixels, audit.decoding)
-        except DataError:  # gone since the scan: it is said where it is used
+        except DataError:  # deleted since the scan: an error when it is used
             continue
         assert isinstance(image, Image.Image)
         pixels = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX)).astype(np.float32)

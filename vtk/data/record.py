@@ -1,7 +1,7 @@
-"""The record of a run's images, by content and by path: later commands take the ones that it held out.
+"""The record of a run's images, by content and path, by which later commands find the held-out ones.
 
-A card holds twelve bytes an image: six of the digest of the file's bytes and six of the hash of its path below the
-folder. That tells a million images apart, whatever was added to the folder, moved or renamed since.
+A card stores twelve bytes per image: six of the digest of the file's bytes and six of the hash of its path below the
+folder. This identifies a million images, even if files were added, moved or renamed since.
 """
 
 import base64
@@ -16,7 +16,7 @@ from vtk.data.audit.result import DataAudit, Sample
 from vtk.errors import DataError
 
 MOST = 200_000
-"""Images of a part that a card lists: over three million characters. Larger parts it does not list."""
+"""Most images of a part that a card lists (over three million characters); larger parts are not listed."""
 
 _CONTENT = _PATH = 6
 
@@ -33,8 +33,8 @@ class Record:
     """The images of a run.
 
     Attributes:
-        train: those it trained on; None where a card does not list them.
-        val: those it held out; None where a card does not list them.
+        train: training images; None if the card does not list them.
+        val: held-out images; None if the card does not list them.
     """
 
     train: tuple[Entry, ...] | None
@@ -45,16 +45,16 @@ class Record:
         return {"train": _encode(self.train), "val": _encode(self.val)}
 
 
-class Sorted(NamedTuple):
-    """Images of a folder, by what a run did with them; the order is that of the folder.
+class ImagesByUse(NamedTuple):
+    """Images of a folder by their use in a run, in the order of the folder.
 
     Attributes:
-        held: it held them out.
-        trained: it trained on them.
-        new: it has not seen them.
-        changed: those of ``held`` that it knows by their path only: their content is another.
-        missing: how many of those that it held out are not in the folder.
-        named: how many of ``new`` lie where it found other images, which says nothing of this folder.
+        held: held out by the run.
+        trained: training images of the run.
+        new: not in the run.
+        changed: number of ``held`` images known only by path: their content differs.
+        missing: number of held-out images of the run that are not in the folder.
+        named: number of ``new`` images with the path of another image of the run.
     """
 
     held: tuple[Sample, ...]
@@ -66,7 +66,7 @@ class Sorted(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether any image is one of the run's."""
+        """Whether any image is from the run."""
         return bool(self.held or self.trained)
 
 
@@ -77,28 +77,28 @@ def record_of(audit: DataAudit) -> Record:
 
 
 def read_record(data: Mapping[str, Any]) -> Record | None:
-    """Return the record in ``Card.data``; None where there is none, as of runs of version 0.1.
+    """Return the record in ``Card.data``; None if there is none, as in version 0.1.
 
     Raises:
         DataError: it is damaged.
     """
-    told = data.get("images")
-    if told is None:
+    value = data.get("images")
+    if value is None:
         return None
     try:
-        if not isinstance(told, Mapping):
-            raise ValueError("it is no object")
-        return Record(_decode(told.get("train")), _decode(told.get("val")))
+        if not isinstance(value, Mapping):
+            raise ValueError("it is not an object")
+        return Record(_decode(value.get("train")), _decode(value.get("val")))
     except ValueError as error:
-        raise DataError(f"the card's list of the run's images is damaged: {error}; take the pack anew") from error
+        raise DataError(f"the card's list of the run's images is damaged: {error}; get the pack again") from error
 
 
-def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> Sorted:
-    """Say what a run did with the images of a folder.
+def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> ImagesByUse:
+    """Return the images of a folder by their use in a run.
 
-    An image is known by its content wherever it lies. One of unknown content that lies where the run found an image is
-    that image, changed, if most of what lies so has the content that it had: other folders may have files of the same
-    names. One that the run both trained on and held out, as two files, is what its path says, else trained on.
+    An image is identified by its content, wherever it is. An image of unknown content at the path of a run's image is
+    that image, changed, if most images at known paths have their old content: other folders may have files of the same
+    names. An image that was in both parts, as two files, is assigned by its path, else to the training part.
 
     Args:
         record: of the run.
@@ -115,7 +115,7 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
     before = {entry.path: entry.content for entries in sides.values() for entry in entries}
     named = [before[entry.path] == entry.content for entry in mine if entry.path in before]
     others = 0
-    if 2 * sum(named) < len(named):  # another folder, whose names say nothing
+    if 2 * sum(named) < len(named):  # another folder with equal names
         paths, others = {side: set() for side in sides}, len(named) - sum(named)
     for sample, entry in zip(samples, mine, strict=True):
         same = [side for side in sides if entry.content in contents[side]]
@@ -128,11 +128,11 @@ def sort_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> 
         found[side].append(sample)
         seen |= {entry.content if same else entry.path}
     missing = sum(entry.content not in seen and entry.path not in seen for entry in sides["held"])
-    return Sorted(tuple(found["held"]), tuple(found["trained"]), tuple(found["new"]), changed, missing, others)
+    return ImagesByUse(tuple(found["held"]), tuple(found["trained"]), tuple(found["new"]), changed, missing, others)
 
 
 def same_images(record: Record, audit: DataAudit, samples: Sequence[Sample]) -> bool:
-    """Tell whether these are exactly the images that the run held out, under the paths where they were."""
+    """Return whether these are exactly the held-out images of the run, at the same paths."""
     return record.val is not None and sorted(record.val) == sorted(_entry(audit, sample) for sample in samples)
 
 
@@ -151,7 +151,7 @@ def content_lines(audit: DataAudit) -> Iterable[tuple[str, str, str]]:
 def _entry(audit: DataAudit, sample: Sample) -> Entry:
     name = name_below(audit, sample.path).encode("utf-8", "surrogateescape")
     digest = bytes.fromhex(audit.digests.get(sample.path, ""))
-    # a file without a digest is known by its path alone: no content begins with the hash of "path"
+    # a file without a digest is identified by its path only
     return Entry(digest[:_CONTENT] or hashlib.sha256(b"\0" + name).digest()[:_CONTENT], _hash(name))
 
 
@@ -169,12 +169,12 @@ def _decode(text: Any) -> tuple[Entry, ...] | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise ValueError("a part is no text")
+        raise ValueError("a part is not text")
     try:
-        told = base64.b64decode(text, validate=True)
+        packed = base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise ValueError("a part is no base64") from error
+        raise ValueError("a part is not base64") from error
     size = _CONTENT + _PATH
-    if len(told) % size:
-        raise ValueError(f"a part has {len(told)} bytes, no multiple of {size}")
-    return tuple(Entry(told[i : i + _CONTENT], told[i + _CONTENT : i + size]) for i in range(0, len(told), size))
+    if len(packed) % size:
+        raise ValueError(f"a part has {len(packed)} bytes, no multiple of {size}")
+    return tuple(Entry(packed[i : i + _CONTENT], packed[i + _CONTENT : i + size]) for i in range(0, len(packed), size))

@@ -101,7 +101,7 @@ class Metrics:
         }
 
     def print(self) -> None:
-        """Print accuracies, a table of classes (the worst ones if there are many) and the most frequent confusions."""
+        """Print accuracies, the per-class table (the worst of many classes) and the most frequent confusions."""
         rows = self.per_class()
         title = "Per class"
         if len(rows) > _ROWS:

@@ -1,4 +1,4 @@
-"""timm models by name: created, filled with base weights, and changed by transforms that a pack remembers."""
+"""timm models by name, with base weights and transforms that packs store."""
 
 from vtk._lazy import attach
 

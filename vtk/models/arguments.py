@@ -1,4 +1,4 @@
-"""``--model-kwargs depth=4 embed_dim=96`` and its like: keyword arguments from the command line."""
+"""Parses ``key=value`` arguments of the command line, such as ``--model-kwargs depth=4 embed_dim=96``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ from vtk.options.yaml_text import parse_yaml
 
 
 def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
-    """Read timm's arguments of a model, as `parse_pairs`."""
+    """Return timm's arguments of a model, by `parse_pairs`."""
     return parse_pairs("--model-kwargs", items, OWN_ARGUMENTS, "depth=4")
 
 
 def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], example: str) -> dict[str, Any]:
-    """Read ``key=value`` items; values are numbers, booleans, null, lists or text.
+    """Return ``key=value`` items as a dict; values are numbers, booleans, null, lists or text.
 
     Args:
-        flag: for messages.
-        items: of the command line.
-        owned: keys that have a flag of their own, and that flag.
+        flag: option, for messages.
+        items: words of the command line.
+        owned: keys with an option of their own → that option.
         example: for messages.
 
     Raises:
-        UsageError: an item has no ``=``, is given twice, or has a flag of its own.
+        UsageError: an item without ``=``, a repeated key, or a key with an option of its own.
     """
     result: dict[str, Any] = {}
     for item in items:
@@ -39,7 +39,7 @@ def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], examp
 
 
 def _number(value: Any) -> Any:
-    """Return the number that YAML, which wants 1.0e-6, leaves as the text 1e-6."""
+    """Return a value with texts such as 1e-6, which YAML does not parse, as numbers."""
     if isinstance(value, list):
         return [_number(each) for each in value]
     if isinstance(value, str) and value[:1] in "+-.0123456789":

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` needs here, and what its failures say in one line."""
+"""Checks the C++ compiler that ``torch.compile`` needs, and summarises its errors in one line."""
 
 import logging
 import os
@@ -13,11 +13,11 @@ def check_compiler(what: str, instead: str) -> None:
     """Refuse to work without a C++ compiler, which inductor needs on the CPU and for its launchers on CUDA.
 
     Args:
-        what: needs it.
-        instead: what to do without one.
+        what: the feature that needs it, for the message.
+        instead: alternative without a compiler, for the message.
 
     Raises:
-        UnavailableError: says so.
+        UnavailableError: there is no compiler.
     """
     named = os.environ.get("CXX")
     if not any(shutil.which(name) for name in ([named] if named else _COMPILERS)):
@@ -25,12 +25,12 @@ def check_compiler(what: str, instead: str) -> None:
 
 
 def quiet() -> None:
-    """Keep inductor from warning of a missing CUDA runtime on every machine without a GPU."""
+    """Suppress inductor's warning of a missing CUDA runtime on machines without a GPU."""
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
 def failure(error: BaseException) -> str | None:
-    """Return what went wrong inside of the compiler, in a line; None for an error that is none of the compiler's."""
+    """Return the first line of a compiler error; None for an error from elsewhere."""
     if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return None
     cause = getattr(error, "inner_exception", None) or error

@@ -1,4 +1,4 @@
-"""A timm model by name, filled with a base, at any size, ready to train."""
+"""Builds a timm model by name, at any size, with base weights."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,34 +13,34 @@ from torch import Tensor, nn
 from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.models import parallel_models as parallel
-from vtk.models.alternet.windows import windows_fault
+from vtk.models.alternet.window_attention import windows_fault
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.positions import RELATIVE, fit_position, fit_relative
 from vtk.models.task_parameters import head_names, position_names
-from vtk.models.transform_order import order_changes, tell_changes, unchanged
+from vtk.models.transform_order import describe_changes, order_changes, unchanged
 from vtk.models.transforms.registry import apply_transforms
 from vtk.models.weights.base import Base
-from vtk.models.weights.class_names import match_rows, pick_rows, tell_rows
+from vtk.models.weights.class_names import describe_rows, match_rows, pick_rows
 from vtk.models.weights.hub import hub_base
 from vtk.models.weights.sources import random_base, read_base
 
 
 @dataclass
 class Created:
-    """A model and where each of its tensors came from.
+    """A model and the origin of its tensors.
 
     Attributes:
         model: fp32, on the CPU, in train mode.
-        spec: name and timm arguments, enough to build it again.
+        spec: name and timm arguments, from which it can be rebuilt.
         base: the shared weights.
         input: preprocessing.
-        transforms: made after the base was loaded.
-        key_map: the model's state-dict keys to base keys; None for a tensor the base does not have.
-        initial: copies (fp32 where they are of a floating type) of every tensor that is not the base's own, value for
-            value: position table, classifier, resampled and fresh tensors.
-        notes: what the user should know about the load.
-        brought: tensors that a transform made before the file of the base was written, as they are in it: a stem, for
-            instance. They are no more new than the base is, and need not be trained.
+        transforms: applied after the base was loaded.
+        key_map: state-dict key → key of the base; None for a tensor that the base does not have.
+        initial: copies (floating types as fp32) of every tensor that differs from the base: position table, classifier,
+            resampled and new tensors.
+        notes: for the user, about loading.
+        brought: tensors of transforms that the base's file already has, for example a stem; like the base, they need
+            not be trained.
     """
 
     model: nn.Module
@@ -54,7 +54,7 @@ class Created:
     brought: frozenset[str] = frozenset()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Created":
-        """Copy the facts with the model that they are of; the base, which nobody changes, is shared."""
+        """Copy with the model; the base, which is immutable, is shared."""
         new = copy.copy(self)
         memo[id(self)] = new
         new.model, new.key_map = copy.deepcopy(self.model, memo), dict(self.key_map)
@@ -63,7 +63,7 @@ class Created:
 
 
 def facts_of(model: nn.Module) -> Created | None:
-    """Return where a model of `vtk.create_model` came from; None of any other."""
+    """Return the `Created` of a model from `vtk.create_model`; None for other models."""
     found = vars(model).get("created")
     return found if isinstance(found, Created) else None
 
@@ -84,28 +84,27 @@ def build_model(
     input: InputSpec | None = None,
     classes: Sequence[str] = (),
 ) -> Created:
-    """Build a timm model for a task and fill it with base weights.
+    """Build a timm model for a task, with base weights.
 
     Args:
-        name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``
-            (`vtk.models.parallel_models`).
-        num_classes: of the task; a classifier of another size is replaced.
-        img_size: pixels, height first; by default what the weights were trained at.
-        in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
-        weights: file with the base; by default the hub's.
-        pretrained: False starts from random numbers drawn from ``seed``.
-        seed: of everything drawn at random here.
-        transforms: further changes, in order. What the file of the base was made with is done first in any case.
-        drop_path_rate: stochastic depth, for training only.
-        kwargs: further arguments for timm.
-        base: weights already read; takes the place of ``weights`` and ``pretrained``.
-        input: preprocessing, by default the weights' own at ``img_size``.
-        classes: of the task. Where the weights' classes are known, too, rows of the classifier are taken by name, and
-            a classifier that lacks one of the names is replaced.
+        name: timm model name, or a parallel model's: ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``.
+        num_classes: classes of the task; a classifier of another size is replaced.
+        img_size: pixels, height first; by default the size of the weights.
+        in_chans: input channels; other than 3 adapts the stem (transform ``adapt_input``).
+        weights: file of base weights; by default from the hub.
+        pretrained: False: random weights drawn from ``seed``.
+        seed: random seed.
+        transforms: transforms to apply, in order, after those in the file of the base.
+        drop_path_rate: stochastic depth, in training.
+        kwargs: further arguments of timm.
+        base: loaded weights, in place of ``weights`` and ``pretrained``.
+        input: preprocessing; by default that of the weights, at ``img_size``.
+        classes: names of the task's classes. If those of the weights are known, classifier rows are matched by name,
+            and a classifier that lacks a name is replaced.
 
     Raises:
-        UsageError: unknown name, impossible size or arguments.
-        DataError: weights that cannot be read or do not fit.
+        UsageError: unknown name, unsupported size or arguments.
+        DataError: unreadable weights, or weights that do not fit.
     """
     own = dict(kwargs or {})
     size = check_size(name, img_size, own)
@@ -121,12 +120,12 @@ def build_model(
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
     before, after = order_changes(base, transforms, in_chans)
-    with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem is drawn from the seed, and from nothing else
+    with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem depends only on the seed
         torch.manual_seed(seed)
         key_map = apply_transforms(model, before, key_map)
         model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
         key_map = apply_transforms(model, after, key_map)
-    notes += tell_changes(base, (before, after), transforms, model, key_map)
+    notes += describe_changes(base, (before, after), transforms, model, key_map)
     state = model.state_dict()
     task = head_names(model) | position_names(model)
     initial = {
@@ -143,10 +142,10 @@ def check_transforms(
     name: str, transforms: Sequence[Transform], kwargs: Mapping[str, Any] | None = None,
     size: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse transforms that do not fit a model, before any data or weights are read.
+    """Refuse transforms that do not fit a model, before data or weights are read.
 
     Raises:
-        UsageError: unknown name, a transform that the model cannot have, or a size of images it cannot have then.
+        UsageError: unknown name, a transform that the model does not support, or an unsupported image size.
     """
     model = blank_model(name, kwargs)
     if transforms:
@@ -162,7 +161,7 @@ def _build(
     arguments = {**kwargs, "num_classes": num_classes, "img_size": size}
     if drop_path_rate:
         arguments["drop_path_rate"] = drop_path_rate
-    with torch.random.fork_rng(devices=[]):  # building a model must not shift the caller's random numbers
+    with torch.random.fork_rng(devices=[]):  # building a model must not advance the caller's generator
         torch.manual_seed(seed)
         try:
             return parallel.build(name, **arguments)
@@ -181,7 +180,7 @@ def _build(
 def _load(
     model: nn.Module, name: str, base: Base, size: tuple[int, int], notes: list[str], classes: Sequence[str]
 ) -> dict[str, str | None]:
-    """Copy the base into the model, resampling what depends on the size, and return the key map."""
+    """Copy the base into the model, resampling size-dependent tensors, and return the key map."""
     state = model.state_dict()
     heads, positions = head_names(model), position_names(model)
     key_map: dict[str, str | None] = {k: k if k in base.tensors else None for k in state}
@@ -220,12 +219,12 @@ def _load(
         if value.shape != target.shape:
             raise DataError(
                 f"`{key}` of the base has shape {tuple(source.shape)}, `{name}` needs {tuple(target.shape)}; "
-                "are --model and its arguments those of the weights?"
+                "do --model and its arguments belong to these weights?"
             )
         filled[key] = value
     lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if named and not (rows and lost) and (told := tell_rows(base.classes, classes)):
-        notes.append(f"of the weights: {told}")
+    if named and not (rows and lost) and (note := describe_rows(base.classes, classes)):
+        notes.append(f"of the weights: {note}")
     elif lost:
         known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
         new = state[f"{lost[0]}.weight"].shape[0]

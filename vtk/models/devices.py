@@ -1,4 +1,4 @@
-"""Names of devices and precisions, as on the command line and in cards."""
+"""Resolves names of devices and precisions, as on the command line and in cards."""
 
 import torch
 
@@ -8,15 +8,15 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16,
 """Names of precisions, on the command line, in cards and in exported files, to torch's types."""
 
 FP8 = "fp8"
-"""Name of a precision of products alone: e4m3, with bf16 around them. No tensor of a whole model has it."""
+"""Name of fp8 precision: matrix products in e4m3, everything else in bf16; no dtype of a whole model."""
 
 
 def resolve_device(text: str | torch.device) -> torch.device:
-    """Turn ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` into a device that is here.
+    """Return the device for ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
 
     Raises:
         UsageError: not one of these.
-        UnavailableError: CUDA was asked for and torch sees none, or not so many.
+        UnavailableError: no CUDA device of that number.
     """
     if text == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -31,13 +31,13 @@ def resolve_device(text: str | torch.device) -> torch.device:
         if count == 0:
             raise UnavailableError(f"device `{text}`: torch sees no CUDA device; `vtk doctor` says why")
         if device.index is not None and device.index >= count:
-            raise UnavailableError(f"device `{text}`: there are {count}, cuda:0 to cuda:{count - 1}")
+            raise UnavailableError(f"device `{text}`: there are {count} devices, cuda:0 to cuda:{count - 1}")
         return torch.device("cuda", device.index or 0)
     return torch.device("cpu")
 
 
 def resolve_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """Turn ``fp32``, ``bf16`` or ``fp16`` into torch's type.
+    """Return torch's dtype for ``fp32``, ``bf16`` or ``fp16``.
 
     Raises:
         UsageError: any other name or type.

@@ -1,22 +1,22 @@
-"""fp32 means fp32: as long as a back-end is loaded, torch multiplies with all 24 bits of a mantissa.
+"""Disables TF32 while a back-end is loaded, so that fp32 products have the full 24-bit mantissa.
 
-By itself torch lets cuDNN's convolutions round to TF32 (11 bits), and a program may have allowed it, or bf16, for all
-products. Then a patch embedding would be no fp32 result, and the rows of one table would do different work.
+By default torch lets cuDNN convolutions round to TF32 (11 bits), and a program may have allowed TF32 or bf16 for all
+products. A patch embedding would then not be computed in fp32, and rows of one table would not be comparable.
 """
 
 import threading
 
 import torch
 
-_lock = threading.RLock()  # garbage may be collected, and let go, while it is held
+_lock = threading.RLock()  # reentrant: garbage collection may call `release` while it is held
 _holders: set[int] = set()
 _before: tuple[str, bool] = ("highest", True)
 
 
 class FullPrecision:
-    """Holds the setting from its making to `release`; the last holder puts back what the first one found.
+    """Holds the setting from construction to `release`; the last holder restores what the first one found.
 
-    Back-ends are closed in any order, so each cannot put back what it found itself.
+    Back-ends are closed in any order, so each cannot restore its own former setting.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class FullPrecision:
             torch.backends.cudnn.allow_tf32 = False
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Release the setting; a second call does nothing."""
         with _lock:
             if id(self) not in _holders:
                 return
@@ -39,5 +39,5 @@ class FullPrecision:
                 torch.set_float32_matmul_precision(precision)
 
     def __del__(self) -> None:
-        """Let go where loading failed halfway."""
+        """Release the setting if loading failed."""
         self.release()

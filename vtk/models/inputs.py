@@ -1,4 +1,4 @@
-"""Sizes and preprocessing: what the weights expect, and what a model can take."""
+"""Preprocessing of pretrained weights, and checks of image sizes."""
 
 import difflib
 import math
@@ -18,7 +18,7 @@ from vtk.models.valid_sizes import refuse_size, valid_sizes
 
 Size = int | tuple[int, int] | None
 
-# building even an empty model takes 0.2 s, and every command asks several times for the same one
+# building even an empty model takes 0.2 s, and every command needs the same one several times
 _KEPT = 8
 _blank: dict[tuple[str, str], nn.Module] = {}
 
@@ -27,7 +27,7 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
     """Return (height, width); one number means a square.
 
     Raises:
-        UsageError: it is neither a number nor two.
+        UsageError: neither one number nor two.
     """
     sides = [size] * 2 if isinstance(size, Integral) else size
     if isinstance(sides, (list, tuple)) and len(sides) == 2:
@@ -37,10 +37,10 @@ def pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return a model without memory for its weights, to ask about shapes; the same one each time: do not change it.
+    """Return a model on the meta device, for its shapes; it is cached, do not change it.
 
     Raises:
-        UsageError: timm does not know the name or refuses an argument.
+        UsageError: unknown to timm, or with an invalid argument.
     """
     key = (name, repr(sorted((kwargs or {}).items())))
     if key not in _blank:
@@ -50,7 +50,7 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
                 model = timm.create_model(name, **(kwargs or {}))
         except VtkError:
             raise
-        except Exception as error:  # timm raises many kinds for a wrong name or value
+        except Exception as error:  # timm raises many types for a wrong name or value
             raise model_error(name, kwargs or {}, error) from error
         while len(_blank) >= _KEPT:
             _blank.pop(next(iter(_blank)))
@@ -59,23 +59,23 @@ def blank_model(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module
 
 
 def model_error(name: str, kwargs: Mapping[str, Any], error: Exception) -> VtkError:
-    """Turn what timm raised while building a model into one line."""
+    """Return timm's error while building a model as one line."""
     if not timm.is_model(name.split(".")[0].removeprefix("hf_hub:").removeprefix("hf-hub:")):
         if hint := parallel.name_hint(name):
             return UsageError(f"timm has no model `{name}`; {hint}")
         close = difflib.get_close_matches(name.split(".")[0], timm.list_models(), n=3)
-        near = f"near names: {', '.join(close)}" if close else "see timm.list_models()"
+        near = f"similar names: {', '.join(close)}" if close else "see timm.list_models()"
         return UsageError(f"timm has no model `{name}`; {near}")
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return UsageError(f"timm cannot build `{name}` with {dict(kwargs) or 'no arguments'}: {text}")
 
 
 def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = None) -> tuple[int, int]:
-    """Return the (height, width) a model will be built for, before any data or weights are read.
+    """Return the (height, width) that a model will be built for, before data or weights are read.
 
     Raises:
         UsageError: a side is not a multiple of the patch, or does not fit the model's windows or stages; the message
-            names the nearest sizes that do.
+            names the nearest valid sizes.
     """
     model = blank_model(name, kwargs)
     config = getattr(model, "pretrained_cfg", None) or {}
@@ -91,7 +91,7 @@ def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = Non
         if side % step:
             low, high = side // step * step, (side // step + 1) * step
             valid = f"{low} or {high}" if low else str(high)
-            if unusual_part(model):  # its windows and stages may take neither
+            if unusual_part(model):  # its windows and stages may support neither
                 valid = valid_sizes(name, sides, kwargs or {}, steps) or valid
             what = f"{axis} {side} is not a multiple of the patch of `{name}` ({step})"
             raise UsageError(f"`--img-size`: {what}; use {valid}")
@@ -101,13 +101,13 @@ def check_size(name: str, img_size: Size, kwargs: Mapping[str, Any] | None = Non
 
 
 def patch_side(name: str, kwargs: Mapping[str, Any] | None = None) -> int:
-    """Return pixels per token along a side, the larger of two; 0 of a model that is not cut into patches."""
+    """Return pixels per token along a side (the larger of two); 0 for a model without patches."""
     step = max(pair(_stride(blank_model(name, kwargs))))
     return step if step > 1 else 0
 
 
 def _stride(model: nn.Module) -> int | tuple[int, int]:
-    """Pixels per token, per axis; 1 for models that are not cut into patches."""
+    """Return pixels per token, per axis; 1 for models without patches."""
     embed = getattr(model, "patch_embed", None)
     if embed is None:
         return 1
@@ -120,7 +120,7 @@ def _stride(model: nn.Module) -> int | tuple[int, int]:
 
 
 def _patch(embed: nn.Module) -> int | tuple[int, int]:
-    """Pixels between patches: those of PVT overlap, so that its ``patch_size`` is larger than its step."""
+    """Return the stride of patches: those of PVT overlap, so that its ``patch_size`` is larger."""
     conv = getattr(embed, "proj", None)
     return conv.stride if isinstance(conv, nn.Conv2d) else getattr(embed, "patch_size", 1)  # type: ignore[return-value]
 
@@ -128,18 +128,18 @@ def _patch(embed: nn.Module) -> int | tuple[int, int]:
 def input_spec(
     name: str, kwargs: Mapping[str, Any] | None = None, img_size: Size = None, in_chans: int = 3, **overrides: Any
 ) -> InputSpec:
-    """Return the preprocessing the weights of ``name`` were trained with, at another size if asked.
+    """Return the preprocessing that the weights of ``name`` were trained with, optionally at another size.
 
     Args:
         name: timm model name; a tag after the dot selects the weights.
-        kwargs: arguments for timm.
+        kwargs: arguments of timm.
         img_size: pixels, height first.
-        in_chans: channels.
+        in_chans: input channels.
         overrides: ``mean``, ``std``, ``interpolation``, ``crop_pct``, ``resize_mode``; None keeps the default. One
             value of ``mean`` or ``std`` is for all channels.
 
     Raises:
-        UsageError: unknown name, impossible size, or statistics that do not fit ``in_chans``.
+        UsageError: unknown name, unsupported size, or statistics that do not fit ``in_chans``.
     """
     height, width = check_size(name, img_size, kwargs)
     config = getattr(blank_model(name, kwargs), "pretrained_cfg", None) or {}
@@ -156,7 +156,7 @@ def input_spec(
         if len(values[key]) != in_chans:
             channels = f"{in_chans} channel{'s' * (in_chans > 1)}"
             raise UsageError(
-                f"`--{key}` has {len(values[key])} values; the input has {channels}: give one, or one each"
+                f"`--{key}` has {len(values[key])} values; the input has {channels}; give one value, or one per channel"
             )
         if not all(map(math.isfinite, values[key])):
             raise UsageError(f"`--{key}` {values[key]}: every value must be a finite number")
@@ -168,10 +168,10 @@ def input_spec(
 
 
 def channel_values(values: tuple[float, ...], in_chans: int) -> tuple[float, ...]:
-    """Return statistics for another number of channels, to go with the weights that `adapt_input` makes.
+    """Return statistics for another number of channels, matching the weights of the transform ``adapt_input``.
 
-    Colours come first and keep their own; further channels repeat them in the same order, as timm repeats the weights.
-    One or two channels (grey, and opacity) have the mean over the colours.
+    The first channels keep those of RGB; further ones repeat them in order, as timm repeats the weights. One or two
+    channels (grey, opacity) have the mean over RGB.
     """
     values = tuple(float(v) for v in values)
     if in_chans > len(values) > 1:

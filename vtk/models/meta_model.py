@@ -1,4 +1,4 @@
-"""Building a model for its shapes and names only."""
+"""Builds models on the meta device, for shapes and names only."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ _FILLS = frozenset((
 
 
 class _NoFills(TorchFunctionMode):
-    """Skips what would fill tensors that have no values: torch works out each such call's shapes in Python."""
+    """Skips initialisation of meta tensors, for which torch would compute shapes in Python."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Return a tensor on the meta device as it is where it should be filled; do everything else."""
+        """Return a meta tensor unchanged instead of filling it; run all other functions."""
         if getattr(func, "__name__", None) in _FILLS:
-            first = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init gives it by name
+            first = args[0] if args else (kwargs or {}).get("tensor")  # torch.nn.init passes it by name
             if isinstance(first, Tensor) and first.is_meta:
                 return first
         return func(*args, **(kwargs or {}))
@@ -28,9 +28,6 @@ class _NoFills(TorchFunctionMode):
 
 @contextlib.contextmanager
 def shapes_only() -> Iterator[None]:
-    """Make new tensors on the meta device: shapes without values, in a sixth of the time that torch alone takes.
-
-    Initialising the weights is most of the time of building a model there, and it does nothing.
-    """
+    """Create tensors on the meta device without initialisation, in a sixth of torch's time for building a model."""
     with torch.device("meta"), _NoFills():
         yield

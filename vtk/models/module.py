@@ -1,4 +1,4 @@
-"""``vtk.create_model``: a timm model, which is a module and nothing else, with where it came from as an attribute."""
+"""`vtk.create_model`: returns a timm model with the origin of its tensors as the attribute ``created``."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,20 @@ _OLD = frozenset(Created.__dataclass_fields__)
 
 
 class CreatedModel(nn.Module):
-    """A timm model of its own class (it is an instance of that, too) that remembers where its tensors came from.
+    """A timm model (an instance of its timm class, too) with the origin of its tensors.
 
     Attributes:
-        created: the facts: name, base, preprocessing, transforms, names in the base. No part of the state dict. Copying
-            or pickling the model keeps them; a copy shares the base.
+        created: name, base, preprocessing, transforms and key map; not part of the state dict. Copying and pickling
+            keep it; a copy shares the base.
 
-    In version 0.1 the facts themselves were returned: their names (``model``, ``base``, ``spec`` and the others) are
-    still there, with a warning, until the next release.
+    Version 0.1 returned that object itself: its attributes (``model``, ``base``, ``spec`` and others) are still
+    available, with a warning, until the next release.
     """
 
     created: Created
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute, of the facts where only they have it."""
+        """Return an attribute of the model, or of ``created`` with a warning."""
         facts = self.__dict__.get("created")
         if name not in _OLD or facts is None or any(name in self.__dict__[kind] for kind in _REGISTERED):
             return super().__getattr__(name)
@@ -43,7 +43,7 @@ class CreatedModel(nn.Module):
         return getattr(facts, name)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., Any], tuple[type[nn.Module]], dict[str, Any]]:
-        """Copy and pickle as an object of timm's class: the class made here has no place where it could be found."""
+        """Copy and pickle as an object of timm's class, since the subclass has no importable name."""
         return _empty, (type(self).__bases__[1],), self.__dict__
 
 
@@ -65,32 +65,33 @@ def create_model(
     base: Base | None = None,
     input: InputSpec | None = None,
 ) -> CreatedModel:
-    """Build a timm model for a task and fill it with base weights.
+    """Build a timm model for a task, with base weights.
 
     Args:
-        name: timm model name, or any ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``
-            (`vtk.models.parallel_models`).
-        num_classes: of the task; a classifier of another size is replaced.
-        img_size: pixels, height first; by default what the weights were trained at.
-        in_chans: channels; other than 3 adapts the stem (transform ``adapt_input``).
-        weights: file with the base; by default the hub's.
-        pretrained: False starts from random numbers drawn from ``seed``.
-        seed: of everything drawn at random here.
-        transforms: further changes, in order. What the file of the base was made with is done first in any case.
-        drop_path_rate: stochastic depth, for training only.
-        kwargs: further arguments for timm.
-        base: weights already read; takes the place of ``weights`` and ``pretrained``.
-        input: preprocessing, by default the weights' own at ``img_size``.
+        name: timm model name, or a parallel model's: ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``.
+        num_classes: classes of the task; a classifier of another size is replaced.
+        img_size: pixels, height first; by default the size of the weights.
+        in_chans: input channels; other than 3 adapts the stem (transform ``adapt_input``).
+        weights: file of base weights; by default from the hub.
+        pretrained: False: random weights drawn from ``seed``.
+        seed: random seed.
+        transforms: transforms to apply, in order, after those in the file of the base.
+        drop_path_rate: stochastic depth, in training.
+        kwargs: further arguments of timm.
+        base: loaded weights, in place of ``weights`` and ``pretrained``.
+        input: preprocessing; by default that of the weights, at ``img_size``.
 
     Returns:
         The model: fp32, on the CPU, in train mode; (B, in_chans, height, width) to logits (B, num_classes).
 
     Raises:
-        UsageError: unknown name, impossible size or arguments.
-        DataError: weights that cannot be read or do not fit.
+        UsageError: unknown name, unsupported size or arguments.
+        DataError: unreadable weights, or weights that do not fit.
     """
     if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or num_classes < 0:
-        raise UsageError(f"`num_classes` is {num_classes!r:.80}; give a whole number, 0 for a model without classifier")
+        raise UsageError(
+            f"`num_classes` is {num_classes!r:.80}; allowed is a whole number, 0 for a model without classifier"
+        )
     created = build_model(
         name, num_classes=num_classes, img_size=img_size, in_chans=in_chans,
         weights=None if weights is None else Path(weights), pretrained=pretrained, seed=seed, transforms=transforms,
@@ -106,7 +107,7 @@ _classes: dict[type[nn.Module], type[CreatedModel]] = {}
 
 
 def _class_of(kind: type[nn.Module]) -> type[CreatedModel]:
-    """Return the class ``kind`` with the facts, under the name that it has; the same one each time."""
+    """Return the cached subclass of ``kind`` with ``created``, under the same name."""
     if kind in _classes:
         return _classes[kind]
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -114,6 +115,6 @@ def _class_of(kind: type[nn.Module]) -> type[CreatedModel]:
 
 
 def _empty(kind: type[nn.Module]) -> CreatedModel:
-    """Return an object without attributes, to be filled from a copy or a file."""
+    """Return an object without attributes, for copy and pickle."""
     own = _class_of(kind)
     return own.__new__(own)

@@ -1,8 +1,8 @@
-"""Parallel Vision Transformers by name: ``vit_small_patch16_12x3_224`` has 12 blocks of 3 branches (paper A, eq. 2).
+"""Parallel Vision Transformers by name (Touvron et al. 2022, eq. 2): ``vit_small_patch16_12x3_224`` is 12 × 3 blocks.
 
-timm itself names two of them (18x2, small and base) and one sequential twin (36x1). Importing this module makes timm
-know the paper's other shapes; any further one is added to timm's registry when it is first asked for. All of them are
-timm's own `VisionTransformer` and `ParallelThingsBlock`, so their state-dict keys are timm's.
+timm has two of them (18x2, small and base) and a sequential one (36x1). Importing this module registers the paper's
+other shapes in timm; further ones are registered on first use. All are timm's `VisionTransformer` with
+`ParallelThingsBlock`, so their state-dict keys are timm's.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from torch import nn
 
 from vtk.card import ModelSpec
 from vtk.errors import UsageError
-from vtk.models.alternet import names as _alternet  # noqa: F401 - makes timm know the models of paper C
+from vtk.models.alternet import names as _alternet  # noqa: F401 - registers AlterNets in timm
 
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
-"""Width and heads of the sizes, as in timm's ``vit_*_patch16_224``."""
+"""Width and heads by size, as in timm's ``vit_*_patch16_224``."""
 
 SHAPES = ((6, 2), (12, 2), (12, 3), (9, 4))
-"""(blocks, branches) that are in timm's list after this module was imported."""
+"""(blocks, branches) registered in timm when this module is imported."""
 
 INIT_VALUES = 1e-5
-"""LayerScale's first value, as in timm's 18x2 and 36x1."""
+"""LayerScale's initial value, as in timm's 18x2 and 36x1."""
 
 MOST = 256
-"""Residual pairs (blocks × branches) a name may ask for; the paper's largest model has 60."""
+"""Most residual pairs (blocks × branches) of a name; the paper's largest model has 60."""
 
 _NAME = re.compile(r"vit_(tiny|small|base|large)_patch16_(\d{1,9})x(\d{1,9})_224")
 _NEAR = re.compile(r"(vit|deit)_.*\d+x\d+.*")
@@ -48,10 +48,10 @@ def parse(name: str) -> tuple[str, int, int] | None:
 
 
 def register(name: str) -> None:
-    """Make timm know ``name`` if it is a parallel model's that timm does not have; do nothing for other names.
+    """Register ``name`` in timm if it is a parallel model that timm does not have; ignore other names.
 
     Raises:
-        UsageError: no such numbers of blocks and branches.
+        UsageError: unsupported numbers of blocks and branches.
     """
     arch = name.split(".")[0]
     shape = parse(arch)
@@ -67,7 +67,7 @@ def register(name: str) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a parallel model's name is one that timm has only through this module."""
+    """Return whether timm has a parallel model's name only through this module."""
     register(name)
     return name.split(".")[0] in default_cfgs
 
@@ -79,7 +79,7 @@ def build(name: str, **kwargs: Any) -> nn.Module:
 
 
 def parallel_spec(spec: ModelSpec, depth: int, branches: int) -> ModelSpec | None:
-    """Return the name and arguments that a sequential model has after `parallelize`, if there are such.
+    """Return name and arguments of a sequential model after `parallelize`; None if there are none.
 
     Args:
         spec: of the sequential model.
@@ -91,7 +91,7 @@ def parallel_spec(spec: ModelSpec, depth: int, branches: int) -> ModelSpec | Non
     if plain is None and (shape is None or shape[2] != 1):
         return None
     size = plain[1] if plain else shape[0]  # type: ignore[index]
-    # 0 and not None means no LayerScale: timm drops arguments that are None
+    # 0 means no LayerScale; timm drops arguments that are None
     first = 0.0 if plain else INIT_VALUES
     kwargs = {"init_values": first, **{k: v for k, v in spec.kwargs.items() if k != "depth" and v is not None}}
     if kwargs["init_values"] == INIT_VALUES:
@@ -100,7 +100,7 @@ def parallel_spec(spec: ModelSpec, depth: int, branches: int) -> ModelSpec | Non
 
 
 def name_hint(name: str) -> str | None:
-    """Return the rule of parallel models' names where ``name`` looks like an attempt at one."""
+    """Return the rule of parallel models' names if ``name`` resembles one; else None."""
     if not _NEAR.fullmatch(name):
         return None
     return f"{_RULE}; another image size is --img-size, another patch size --model-kwargs patch_size=14"
@@ -135,7 +135,7 @@ def _entry_point(name: str, size: str, depth: int, branches: int) -> Callable[..
         )  # fmt: skip
 
     entry_point.__name__ = entry_point.__qualname__ = name
-    entry_point.__doc__ = f"ViT-{size} of {depth} blocks with {branches} parallel branches and LayerScale (paper A)."
+    entry_point.__doc__ = f"ViT-{size} of {depth} × {branches} parallel blocks with LayerScale (Touvron et al. 2022)."
     return entry_point
 
 

@@ -1,4 +1,4 @@
-"""Position tables at another size than they were stored for, by the layout that a family keeps them in."""
+"""Resamples position tables to another size, by the layout of each model family."""
 
 import math
 from typing import Any
@@ -14,31 +14,31 @@ from vtk.models.task_parameters import grid_of
 Size = tuple[int, int]
 
 RELATIVE = "relative_position_bias_table"
-"""Leaf of the learned tables of relative positions that can be resampled: BEiT, Swin, MaxViT, GC ViT."""
+"""Name of the learned tables of relative positions that can be resampled: BEiT, Swin, MaxViT, GC ViT."""
 
 
 def fit_position(
     key: str, table: Tensor, model: nn.Module, *, grid: Size | None = None, size: Size | None = None,
     name: str = "the model",
 ) -> Tensor:  # fmt: skip
-    """Resample an absolute position table to what ``model`` has under ``key``; values stay where nothing changes.
+    """Resample an absolute position table to the size of ``model``'s; unchanged if the size is the same.
 
     Args:
         key: state-dict name, such as ``pos_embed`` or ``levels.0.pos_embed``.
-        table: as stored: (1, N, C) with prefix tokens first, (1, C, H, W), (1, H, W, C) or, of Nested Transformers,
+        table: as stored: (1, N, C) with prefix tokens first, (1, C, H, W), (1, H, W, C) or, for Nested Transformers,
             (1, blocks, N, C).
-        model: what it should fit.
-        grid: height and width in patches that a table of tokens was stored for.
-        size: pixels of the images it was stored for, height first; where ``grid`` does not tell, the shape of a grid
-            is taken from here, and else it is a square.
+        model: the target model.
+        grid: height and width in patches of a stored table of tokens.
+        size: image size of the stored model in pixels, height first; gives the shape of the grid if ``grid`` is None;
+            without both it is square.
         name: for messages.
 
     Returns:
         A table of the model's shape: bicubic with antialias, as timm does for its Vision Transformers.
 
     Raises:
-        DataError: the stored table is not square and nothing tells its grid.
-        UsageError: the family's table has no grid that is known here.
+        DataError: the stored table is not square and its grid is unknown.
+        UsageError: an unsupported layout.
     """
     own = model.get_parameter(key)
     if own.ndim == 3 and table.ndim == 3:
@@ -56,13 +56,13 @@ def fit_position(
 
 
 def fit_relative(key: str, table: Tensor, model: nn.Module, grid: Size | None = None) -> Tensor:
-    """Resample a table of relative positions, by timm's own rules, to the window that ``model`` has under ``key``.
+    """Resample a table of relative positions to ``model``'s window under ``key``, by timm's rules.
 
     Args:
         key: state-dict name that ends in `RELATIVE`.
-        table: (offsets, heads), or (heads, 2H - 1, 2W - 1) as TensorFlow's MaxViT has it.
-        model: what it should fit.
-        grid: of the stored model's tokens, which is the window of a model without windows (BEiT).
+        table: (offsets, heads), or (heads, 2H - 1, 2W - 1) as in TensorFlow's MaxViT.
+        model: the target model.
+        grid: of the stored model's tokens; the window of a model without windows (BEiT).
     """
     owner = model.get_submodule(key.rpartition(".")[0])
     own = owner.get_parameter(RELATIVE)
@@ -74,7 +74,7 @@ def fit_relative(key: str, table: Tensor, model: nn.Module, grid: Size | None = 
 
 
 def stored_grid(patches: int, grid: Size | None, size: Size | None) -> Size:
-    """Return height and width of a stored grid of so many patches.
+    """Return height and width of a stored grid of ``patches``.
 
     Raises:
         DataError: it is not square, and neither ``grid`` nor the shape of the images (``size``) fits.
@@ -83,12 +83,14 @@ def stored_grid(patches: int, grid: Size | None, size: Size | None) -> Size:
         return grid
     height = round(math.sqrt(patches * size[0] / size[1])) if size else math.isqrt(patches)
     if height < 1 or patches % height or (size is None and height * height != patches):
-        raise DataError(f"the stored position table has {patches} patches: no square, and no card tells its grid")
+        raise DataError(
+            f"the stored position table has {patches} patches, which is not a square, and no card has its grid"
+        )
     return height, patches // height
 
 
 def table_grid(key: str, model: nn.Module) -> Size | None:
-    """Return height and width in patches of the table of tokens under ``key``, None where a family hides it."""
+    """Return height and width in patches of the table of tokens under ``key``; None if unknown."""
     leaf = key.rpartition(".")[2]
     embed = getattr(model, "patch_embed", None)
     if leaf.rpartition("_")[2].isdecimal() and isinstance(embed, nn.ModuleList):  # CrossViT: one stem per branch
@@ -111,7 +113,7 @@ def _fit_tokens(
     old = stored_grid(table.shape[1] - prefix, grid, size)
     if old == new:
         return table
-    # the count of tokens may be the same and the grid another one: 28×7 and 14×14
+    # the grid may differ with an equal number of tokens: 28×7 and 14×14
     return resample_abs_pos_embed(table, list(new), list(old), num_prefix_tokens=prefix)
 
 
@@ -125,7 +127,7 @@ def _side(blocks: Tensor) -> Size:
 
 
 def _to_map(blocks: Tensor) -> Tensor:
-    """Lay out the square blocks of a Nested Transformer, (1, T, N, C), as an image (1, C, S, S)."""
+    """Return the square blocks of a Nested Transformer, (1, T, N, C), as an image (1, C, S, S)."""
     t, n = math.isqrt(blocks.shape[1]), math.isqrt(blocks.shape[2])
     image = blocks.reshape(1, t, t, n, n, -1).permute(0, 5, 1, 3, 2, 4)
     return image.reshape(1, blocks.shape[3], t * n, t * n)

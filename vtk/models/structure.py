@@ -1,4 +1,4 @@
-"""Whether a model is a Vision Transformer whose parts can be run one by one, as timm's own forward pass does."""
+"""Checks whether a model's parts can be run separately, in the order of timm's VisionTransformer."""
 
 import timm.models.vision_transformer as vit
 from torch import nn
@@ -7,9 +7,9 @@ _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool"
 
 
 def unusual_part(model: nn.Module) -> str | None:
-    """Return why the parts of a model may not be run one by one: stem, positions, blocks, norm, head; None if they may.
+    """Return why a model's parts (stem, positions, blocks, norm, head) cannot be run separately; None if they can.
 
-    A subclass of timm's VisionTransformer may do more between the parts, so that only its own methods are trusted.
+    A subclass of timm's VisionTransformer may compute more between the parts, so it must have timm's own methods.
     """
     kind = type(model)
     if not isinstance(model, vit.VisionTransformer) or type(model.blocks) is not nn.Sequential:

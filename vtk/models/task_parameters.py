@@ -1,4 +1,4 @@
-"""Which tensors of a timm model belong to the task (classifier, position table) and not to the shared base."""
+"""Names of the tensors that belong to the task, not to the shared base: classifier and position table."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ _POSITION_LEAF = re.compile(
 
 
 def head_names(model: nn.Module, keys: Iterable[str] | None = None) -> frozenset[str]:
-    """Return the state-dict keys of the classifier, or classifiers (a distilled model has two).
+    """Return the state-dict keys of the classifier or classifiers (a distilled model has two).
 
     Args:
         model: a timm model, which names its classifiers in ``pretrained_cfg["classifier"]``.
-        keys: choose among these keys, by default the model's own.
+        keys: state-dict keys to choose from; by default the model's.
     """
     config: Mapping[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     classifier = config.get("classifier") or "head"
@@ -31,14 +31,14 @@ def position_names(model: nn.Module, keys: Iterable[str] | None = None) -> froze
 
     Args:
         model: a timm model.
-        keys: choose among these keys, by default the model's own.
+        keys: state-dict keys to choose from; by default the model's.
     """
     names = model.state_dict().keys() if keys is None else keys
     return frozenset(k for k in names if _POSITION_LEAF.fullmatch(k.rpartition(".")[2]))
 
 
 def grid_of(model: nn.Module) -> tuple[int, int] | None:
-    """Return height and width in patches of a model's tokens, if it has a grid of them."""
+    """Return height and width in patches of a model's token grid; None if it has none."""
     embed = getattr(model, "patch_embed", getattr(model, "pixel_embed", None))
     grid = getattr(embed, "grid_size", None)
     return None if grid is None else (int(grid[0]), int(grid[1]))

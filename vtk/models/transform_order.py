@@ -1,4 +1,4 @@
-"""Which transforms a model gets, in which order, where the file of its weights was made with some already."""
+"""Orders the transforms of a model whose weights file already has some."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,60 +14,59 @@ Transforms = tuple[Transform, ...]
 _ADAPT, _STEM = "adapt_input", "replace_stem"
 
 
-def order_changes(base: Base, asked: Sequence[Transform], in_chans: int) -> tuple[Transforms, Transforms]:
+def order_changes(base: Base, requested: Sequence[Transform], in_chans: int) -> tuple[Transforms, Transforms]:
     """Return the transforms up to the last one that the base was made with, and those after it.
 
-    What a file was made with comes first, in its own order, whether or not it is asked for: its tensors have the names
-    from afterwards, and without it they would compute something else.
+    The file's transforms come first, in their order, whether requested or not: its tensors have the names after them,
+    and would compute something else without them.
 
     Args:
         base: with the transforms of its file.
-        asked: for the new model.
-        in_chans: channels of its images; other than 3 adapts the stem, before everything else, or after a stem that
-            the base brings.
+        requested: transforms of the new model.
+        in_chans: input channels; other than 3 adapts the stem first, or after a stem that the base has.
 
     Raises:
-        DataError: something else is asked for than the file was made with.
+        DataError: other transforms are requested than the file has.
     """
     own = base.transforms
-    adapt = next((t for t in asked if t.op == _ADAPT), None)
+    adapt = next((t for t in requested if t.op == _ADAPT), None)
     if not own:
         first = () if in_chans == 3 or adapt else (Transform(_ADAPT, {"in_chans": in_chans}),)
-        return (), (*first, *asked)
+        return (), (*first, *requested)
     if adapt is None and in_chans != 3:
         adapt = Transform(_ADAPT, {"in_chans": in_chans})
-    made = {t.op: t for t in own}
-    rest = [t for t in asked if t not in own and t.op != _ADAPT]
-    if other := next((t for t in rest if t.op in made), None):
+    present = {t.op: t for t in own}
+    rest = [t for t in requested if t not in own and t.op != _ADAPT]
+    if other := next((t for t in rest if t.op in present), None):
         raise DataError(
-            f"{base.file} was made with `{other.op}` {made[other.op].args}, and {other.args} is asked for; ask for the "
-            "same or for nothing, or give weights from before it"
+            f"{base.file} was made with `{other.op}` {present[other.op].args}, and {other.args} is requested; request "
+            "the same or nothing, or give weights without it"
         )
-    if _ADAPT in made and adapt != made[_ADAPT]:
-        channels = made[_ADAPT].args.get("in_chans")
+    if _ADAPT in present and adapt != present[_ADAPT]:
+        channels = present[_ADAPT].args.get("in_chans")
         raise DataError(
             f"the stem of {base.file} is for {channels} channels, not {in_chans}; give --in-chans {channels}"
         )
-    if adapt is None or _ADAPT in made:
+    if adapt is None or _ADAPT in present:
         return own, tuple(rest)
-    return (own, (adapt, *rest)) if _STEM in made else ((adapt, *own), tuple(rest))
+    return (own, (adapt, *rest)) if _STEM in present else ((adapt, *own), tuple(rest))
 
 
-def tell_changes(
-    base: Base, changes: tuple[Transforms, Transforms], asked: Sequence[Transform], model: nn.Module,
+def describe_changes(
+    base: Base, changes: tuple[Transforms, Transforms], requested: Sequence[Transform], model: nn.Module,
     key_map: Mapping[str, str | None],
 ) -> list[str]:  # fmt: skip
-    """Return notes for the user: what the file brings that was not asked for, and how much of a stem is untrained.
+    """Return notes for the user: transforms of the file that were not requested, and untrained weights of a stem.
 
     Args:
         base: of the model.
-        changes: what `order_changes` returned.
-        asked: for the model.
-        model: after them.
+        changes: the result of `order_changes`.
+        requested: transforms of the model.
+        model: after the transforms.
         key_map: from its keys to the base's.
     """
     before, after = changes
-    brought = [t for t in before if t not in asked and t.op != _ADAPT]
+    brought = [t for t in before if t not in requested and t.op != _ADAPT]
     notes = [f"{base.file} was made with `{t.op}` {t.args}, and so is this model" for t in brought]
     stem = next((t.args["stem"] for t in after if t.op == _STEM), None)
     if stem is not None and not base.ref.source.startswith("random:"):
@@ -77,11 +76,11 @@ def tell_changes(
             for name, p in model.named_parameters()
             if name.startswith("patch_embed.") and key_map[name] is None and not (kept and name.startswith(kept))
         ]
-        notes.append(f"stem {stem}: {sum(new):,} weights start untrained")
+        notes.append(f"stem {stem}: {sum(new):,} weights are randomly initialised")
     return notes
 
 
 def unchanged(base: Base, state: Mapping[str, Tensor]) -> frozenset[str]:
-    """Return the tensors that transforms made for the file of the base, where a model has their values still."""
+    """Return the names of transform tensors of the base's file whose values the model still has."""
     own = {key: value.to(state[key].dtype) for key, value in base.made.items() if key in state}
     return frozenset(key for key, value in own.items() if torch.equal(value, state[key]))

@@ -99,7 +99,6 @@ def profile_tasks(result: "TasksExportResult", config: "TasksCommand") -> tuple[
     Returns:
         The worst exit code, and what each file's ``NAME.latency.json`` holds, by NAME.
     """
-    from vtk.profiling.export_profile import mixed_answers
     from vtk.runtime.opening import open_source
     from vtk_export.tasks.index import remember
     from vtk_export.tasks.names import named_packs

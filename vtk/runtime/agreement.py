@@ -14,7 +14,7 @@ from vtk.runtime.source import Source
 
 
 class Agreement:
-    """Counts how often a second model has the same most likely class."""
+    """Counts images for which a second model has the same most likely class."""
 
     def __init__(self, backend: Backend, name: str) -> None:
         self.backend, self.name = backend, name
@@ -24,7 +24,7 @@ class Agreement:
     def of(
         cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
     ) -> "Agreement | None":
-        """Return what compares ``source`` with its reference, or with itself as it was trained; None for no such thing.
+        """Return a comparison of ``source`` with its reference, or with itself as it was trained; or None.
 
         Raises:
             UsageError: the reference is an ONNX file, or has other classes or preprocessing.
@@ -34,7 +34,7 @@ class Agreement:
             raise UsageError(f"`--reference` {reference.path} is an ONNX file; give a pack or a checkpoint")
         if judge.kind == "onnx":
             return None
-        # rounding to bf16 in training is no fault of an fp32 file: it is compared with torch in its own precision
+        # bf16 rounding in training is not an error of an fp32 file: compare with torch in its own precision
         ways = choose_conditions(judge, precision=conditions.precision if source.kind == "onnx" else None)
         if reference is None and (ways.backend, ways.precision, ways.device) == (
             conditions.backend, conditions.precision, conditions.device
@@ -43,17 +43,19 @@ class Agreement:
         if judge.card.classes != source.card.classes:
             raise UsageError(f"`--reference` {judge.name} has other classes than {source.name}; give its own pack")
         if judge.card.input != source.card.input:
-            raise UsageError(f"`--reference` {judge.name} preprocesses unlike {source.name}; give its own pack")
+            raise UsageError(
+                f"`--reference` {judge.name} has another preprocessing than {source.name}; give its own pack"
+            )
         backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
         return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
 
     @property
     def fraction(self) -> float:
-        """Of the images seen; NaN before the first."""
+        """Fraction of the images so far; NaN before the first."""
         return self.same / self.count if self.count else math.nan
 
     def watch(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Return ``predict``, which from now on counts as it is called."""
+        """Return ``predict`` with the comparison at each call."""
         other = predictor(self.backend)
 
         def both(images: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Reads the metadata of a ``.pt2`` of AOTInductor: its card, and the machine that it was compiled for.
 
-Such a file belongs to the torch release, the kind of device and the instruction set it was made with; its metadata say
-which, and are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
+Such a file fits one torch release, kind of device and instruction set. Its metadata name these, and are compared with
+this machine before its library is loaded, which would crash instead of refusing.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import check_archive
 
 MAX_BATCH = 4096
-"""Largest batch that a new file is made for; each file says its own, but those of version 0.1."""
+"""Largest batch of a new file; each file records its own, except those of version 0.1."""
 
 CARD, DTYPE, TORCH, DEVICE, CPU = "vtk", "vtk.precision", "vtk.torch", "AOTI_DEVICE_KEY", "vtk.cpu"
 INPUT, BATCH = "vtk.input", "vtk.max_batch"
@@ -39,7 +39,7 @@ def cpu_level() -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read what a ``.pt2`` says of itself; nothing is unpickled or loaded.
+    """Read the metadata of a ``.pt2``; nothing is unpickled or loaded.
 
     Raises:
         DataError: not a file of AOTInductor, or its models are not those of one export.
@@ -71,7 +71,7 @@ def open_aoti(path: Path) -> Source:
     """Read the card of a ``.pt2``.
 
     Raises:
-        DataError: damaged, or not made by this toolkit: then its input and classes are unknown.
+        DataError: damaged, or not written by this toolkit, so that its input and classes are unknown.
     """
     meta = read_metadata(path)
     if CARD not in meta or meta.get(DTYPE) not in aoti_load.DTYPES:

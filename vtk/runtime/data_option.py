@@ -20,10 +20,10 @@ class DataImages:
     """Images of a folder for one model.
 
     Attributes:
-        judging: those that it was not trained on, or what ``--split`` says.
+        judging: held-out images, or the part that ``--split`` names.
         data: the folder.
         card: of the model.
-        split: what ``--split`` says; None where it was left out.
+        split: ``--split``; None without it.
         described: whether the card's classes have names.
     """
 
@@ -35,9 +35,9 @@ class DataImages:
 
     @cached_property
     def calibration(self) -> tuple[ImageSelection, ImageSelection]:
-        """Images to calibrate on, and those that are left to judge the calibrated file.
+        """Images to calibrate on, and images to verify the calibrated file with.
 
-        They are the training images and the held-out ones. Where both would be the same images, each gets every second
+        These are the training images and the held-out ones. If both would be the same images, each gets every second
         one.
         """
         found = self.judging
@@ -55,7 +55,7 @@ class DataImages:
 def data_images(
     card: Card, data: Path | None, split: Split | None = None, *, described: bool = True
 ) -> DataImages | None:
-    """Return the images of ``--data`` for a model, and say which they are; None without ``--data``.
+    """Return the images of ``--data`` for a model, and print which; None without ``--data``.
 
     Raises:
         DataError: the folder has no image of that part.
@@ -66,14 +66,14 @@ def data_images(
 
 
 def fp8_images(source: Source, precision: str, data: Path | None) -> dict[str, DataImages | None]:
-    """Return the arguments of `load_backend` that a precision needs besides: for fp8, the images."""
+    """Return the extra arguments of `load_backend` for a precision: for fp8, the images."""
     if precision != FP8:
         return {}
     return {"given": data_images(source.card, data, described=source.described)}
 
 
 def judging_images(given: DataImages | None) -> ImageSelection | None:
-    """Return the images that judge; None without ``--data``."""
+    """Return the images to verify with; None without ``--data``."""
     return None if given is None else given.judging
 
 
@@ -84,12 +84,12 @@ def _every_second(chosen: ImageSelection, first: int) -> ImageSelection:
 
 
 def _without_copies(chosen: ImageSelection, others: ImageSelection) -> ImageSelection:
-    """Leave out images of which others have a copy, unless that leaves none."""
+    """Remove images of which ``others`` has a copy, unless none would be left."""
     seen = {digest for path in others.paths if (digest := _digest(path))}
     kept = [i for i, path in enumerate(chosen.paths) if _digest(path) not in seen]
     if not kept or len(kept) == len(chosen.paths):
         return chosen
-    console.say(f"left out of those that judge: {len(chosen.paths) - len(kept)} copies of images that calibrate")
+    console.say(f"not used for verification: {len(chosen.paths) - len(kept)} copies of calibration images")
     labels = None if chosen.labels is None else tuple(chosen.labels[i] for i in kept)
     return ImageSelection(tuple(chosen.paths[i] for i in kept), labels, chosen.what)
 
@@ -105,11 +105,11 @@ def folders_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, Path | N
     """Read ``--data`` of several sources: ``FOLDER`` for all of them, and ``NAME=FOLDER`` for one.
 
     Args:
-        texts: as they were given.
+        texts: values of ``--data``.
         names: of the sources.
 
     Raises:
-        UsageError: a name that no source has, or two folders for one.
+        UsageError: no source has the name, or one has two folders.
     """
     found: dict[str, Path | None] = dict.fromkeys(names)
     own: set[str] = set()
@@ -131,5 +131,5 @@ def folders_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, Path | N
         rest = [name for name in names if name not in own]
         found |= dict.fromkeys(rest, common)
         if len(rest) > 1:
-            console.say(f"{common} judges {len(rest)} sources; NAME=FOLDER, once for each, gives them their own images")
+            console.say(f"{common} is used for {len(rest)} sources; NAME=FOLDER gives a source its own images")
     return found

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from vtk import console
 from vtk.card import Card
 from vtk.data.audit.result import DataAudit, Sample
-from vtk.data.record import Record, Sorted, read_record, same_images, sort_images
+from vtk.data.record import ImagesByUse, Record, read_record, same_images, sort_images
 from vtk.errors import DataError
 
 Split = Literal["val", "train", "all"]
@@ -58,31 +58,31 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
 
 
 def _of_the_run(record: Record | None, audit: DataAudit) -> str:
-    """Say how many images a model was trained on, where what judges it takes those, too."""
+    """Return a warning of how many images the model was trained on, if any of them are used."""
     by_run = sort_images(record, audit, audit.samples) if record is not None else None
     if by_run is None or not by_run.trained:
         return ""
     counts = {"trained on": by_run.trained, "held out": by_run.held}
-    told = ", ".join(f"{len(images)} that the run {why}" for why, images in counts.items() if images)
+    counted = ", ".join(f"{len(images)} that the run {why}" for why, images in counts.items() if images)
     new = f", {len(by_run.new)} unknown to it" if by_run.new else ""
-    return f": {told}{new}; accuracy on images that it trained on says too much"
+    return f": {counted}{new}; accuracy on its own training images is too optimistic"
 
 
 def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Part:
-    """Choose by the list of the run's images."""
+    """Select by the list of the run's images in the card."""
     mine, other = ("held out", "trained on") if split == "val" else ("trained on", "held out")
     by_run = sort_images(record, audit, audit.samples)
     if not by_run.known:
         if record.val is None or record.train is None:
             unlisted = "trained on" if record.train is None else "held out"
             console.warn(
-                f"the card does not list what the training run {unlisted}: they were too many; if some of these "
-                "images are among them, that is not seen"
+                f"the card does not list what the training run {unlisted}: they were too many; images of "
+                "this folder that are among them are not recognised"
             )
         if by_run.named:
             console.warn(
-                f"{by_run.named} images of {data} lie where the training run's lay, with other content: if they are "
-                "the same images, written anew, it was trained on some of them"
+                f"{by_run.named} images of {data} have the paths of the training run's, with other content: if they "
+                "are the same images, saved again, it was trained on some of them"
             )
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
@@ -114,24 +114,24 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
             "images, or --split all"
         )
     same = split == "val" and same_images(record, audit, taken)
-    told = f"{len(taken)} images of {data}: those that the training run {mine}"
+    text = f"{len(taken)} images of {data}: those that the training run {mine}"
     if audit.layout == "split" and not same:
         folder = "held-out" if split == "val" else "training"
-        told = f"{len(taken)} images of {data}: its {folder} part"
+        text = f"{len(taken)} images of {data}: its {folder} part"
     elif unseen:
-        told = f"{len(taken)} images of {data}: those that the training run has not seen"
+        text = f"{len(taken)} images of {data}: those that the training run has not seen"
     if left:
         reasons = ", ".join(f"{count} that it {why}" if " on" in why or " out" in why else f"{count} {why}"
                             for why, count in left.items())  # fmt: skip
-        told += f"; left out: {reasons} (--split all takes every image)"
-    console.say(told)
+        text += f"; left out: {reasons} (--split all takes every image)"
+    console.say(text)
     if not unseen:
         _warn_of_changes(by_run, record, split, data)
     kind = "unseen" if unseen else "held-out" if split == "val" else "training"
     return Part(taken, f"{kind} images of {data}", same, left)
 
 
-def _warn_of_changes(by_run: Sorted, record: Record, split: Split, data: Path) -> None:
+def _warn_of_changes(by_run: ImagesByUse, record: Record, split: Split, data: Path) -> None:
     if split != "val":
         return
     if by_run.missing:
@@ -142,7 +142,7 @@ def _warn_of_changes(by_run: Sorted, record: Record, split: Split, data: Path) -
 
 
 def _divided(card: Card, audit: DataAudit, data: Path, split: Split, described: bool) -> Part:
-    """Choose by how the run divided its folder: of version 0.1, whose cards list no images, and of other models."""
+    """Select by how the run split its folder, for cards that list no images (version 0.1, other models)."""
     division, recorded = recorded_division(card), card.data
     if audit.layout == "flat" and not division:
         console.say(
@@ -175,7 +175,7 @@ def _divided(card: Card, audit: DataAudit, data: Path, split: Split, described: 
 
 
 def recorded_division(card: Card) -> dict[str, Any]:
-    """Return how the training run divided a folder without parts: ``val_split`` and ``seed``; else nothing."""
+    """Return ``val_split`` and ``seed`` of a training run that split a flat folder; else an empty mapping."""
     division: dict[str, Any] = {key: card.data[key] for key in ("val_split", "seed") if key in card.data}
     return division if card.data.get("layout") == "flat" and len(division) == 2 else {}
 

@@ -13,12 +13,12 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class BlockDrift:
-    """One parallel block against the sequential blocks it replaces, both fed with what the sequential model gives them.
+    """Drift of one parallel block from the sequential blocks it replaces, on the same inputs.
 
     Attributes:
         blocks: number of the first and of the last sequential block.
         output: ‖parallel − sequential‖ / ‖sequential‖ of the outputs, over all images, tokens and channels.
-        update: the same divided by ‖sequential output − input‖: the share of what the blocks did that is off.
+        update: the same divided by ‖sequential output − input‖, the update of the blocks.
     """
 
     blocks: tuple[int, int]
@@ -28,7 +28,7 @@ class BlockDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """What joining blocks changed.
+    """Drift of a whole model.
 
     Attributes:
         count: images.

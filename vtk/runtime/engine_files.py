@@ -1,8 +1,7 @@
 """Reads TensorRT engines of `vtk export tensorrt` and the files beside them, and checks that they fit this machine.
 
-An engine is machine code for one GPU and one version of TensorRT. Its stamp says which, and is held against what is
-here before anything of it is loaded. It tells an engine that does not fit; it does not protect against one that was
-made to do harm.
+An engine is machine code for one GPU and one version of TensorRT. Its stamp names them, and is compared with this
+machine before the engine is loaded. It detects an engine that does not fit, not a malicious one.
 """
 
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from vtk.runtime.source import ENGINES, Source
 from vtk.runtime.weight_digests import file_digest
 
 PROFILE = "profile.json"
-"""What the export wrote for the build; of this engine only if both name the same model."""
+"""Build settings of the export; they belong to an engine if both name the same model."""
 
 _AGAIN = "run build_engine.py in its folder again"
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What an engine was built with.
+    """TensorRT, GPU and files that an engine was built with.
 
     Attributes:
         tensorrt: version.
@@ -45,28 +44,28 @@ def read_stamp(path: Path) -> Stamp:
     """Read ``ENGINE.json``.
 
     Raises:
-        DataError: it is absent or damaged.
+        DataError: the file is absent or damaged.
     """
     file = stamp_path(path)
     if not file.is_file():
         raise DataError(
-            f"{path} has no stamp {file.name} beside it, so nobody knows what it was built for; {_AGAIN} "
+            f"{path} has no stamp {file.name} beside it, so it is unknown what it was built for; {_AGAIN} "
             "(--stamp after build.sh)"
         )
     found = read_json(file)
     names = Stamp.__dataclass_fields__
     if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in names):
-        raise DataError(f"{file} is no stamp of an engine ({', '.join(names)}); {_AGAIN}")
+        raise DataError(f"{file} is not the stamp of an engine ({', '.join(names)}); {_AGAIN}")
     return Stamp(**{name: found[name] for name in names})
 
 
 def stamp_path(engine: Path) -> Path:
-    """Return where an engine's stamp lies."""
+    """Return the path of an engine's stamp."""
     return engine.with_name(f"{engine.name}.json")
 
 
 def open_engine(path: Path) -> Source:
-    """Read card, stamp and profile of an engine; TensorRT need not be here.
+    """Read card, stamp and profile of an engine, without TensorRT.
 
     Raises:
         DataError: one of them is absent, damaged or of another model.
@@ -87,7 +86,7 @@ def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
     """Read precision and shapes that an engine was built for.
 
     Raises:
-        DataError: there are none, or they are another model's.
+        DataError: the file is absent or of another model.
     """
     file = path.with_name(PROFILE)
     found = read_json(file)
@@ -100,17 +99,17 @@ def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
 
 
 def engine_beside(source: Source) -> Path | None:
-    """Return the engine that a source is, or that was built beside an ONNX file."""
+    """Return a source's engine: the source itself, or the engine beside an ONNX file."""
     if source.path is None or source.kind == "tensorrt":
         return source.path
     return next((p for p in map(source.path.with_suffix, ENGINES) if p.is_file()), None)
 
 
 def check_model(path: Path, stamp: Stamp) -> None:
-    """Refuse an engine beside another model than it was built from: it would answer with the old weights.
+    """Refuse an engine beside another model than it was built from: it would run the old weights.
 
     Raises:
-        DataError: there is such a model.
+        DataError: the model beside it is another one.
     """
     model = path.with_suffix(".onnx")
     if model.is_file() and file_digest(model) != stamp.onnx_sha256:
@@ -118,13 +117,13 @@ def check_model(path: Path, stamp: Stamp) -> None:
 
 
 def model_beside(path: Path, stamp: Stamp) -> Path | None:
-    """Return the ONNX file that an engine was built from, if it lies beside it unchanged."""
+    """Return the ONNX file that an engine was built from, if it is beside it unchanged."""
     file = path.with_suffix(".onnx")
     return file if file.is_file() and file_digest(file) == stamp.onnx_sha256 else None
 
 
 def check_stamp(path: Path, stamp: Stamp, *, tensorrt: str, gpu: str, compute_capability: str) -> None:
-    """Hold a stamp against this machine and the engine.
+    """Compare a stamp with this machine and the engine.
 
     Raises:
         UnavailableError: it was built for another TensorRT or GPU; names both.
@@ -137,4 +136,4 @@ def check_stamp(path: Path, stamp: Stamp, *, tensorrt: str, gpu: str, compute_ca
                 f"{path} was built for {name.replace('_', ' ')} {made}, here is {value}; {_AGAIN} on this machine"
             )
     if file_digest(path) != stamp.engine_sha256:
-        raise DataError(f"{path} is not the file that {stamp_path(path).name} speaks of; {_AGAIN}")
+        raise DataError(f"{path} is not the file that {stamp_path(path).name} describes; {_AGAIN}")

@@ -37,23 +37,23 @@ MARKS = {
     "per_class.csv": begins(PER_CLASS),
     "confusion.png": png(("metrics.json", _JSON), ("per_class.csv", begins(PER_CLASS))),
 }
-"""Files of an evaluation, and how they are recognised."""
+"""Output files of an evaluation, and how they are recognised."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What an evaluation found.
+    """Result of an evaluation.
 
     Attributes:
         metrics: over all images of the split.
         audit: of the folder, with its unreadable files.
-        backend: name, and below it what really ran.
+        backend: name; ``provider`` is what really ran.
         agreement: fraction of images whose most likely class is the reference's; None without one.
-        reference: what that is.
+        reference: name of the compared model.
         training: the training run's top-1 (of several labels its mAP), if these are its held-out images, else None.
         same_conditions: whether back-end, precision, device and batch size are the training run's, so that its metric
-            must come out again exactly.
-        left_out: why images of the folder were not evaluated → how many, for instance ``trained on``.
+            is reproduced exactly.
+        left_out: reason to number of images that were not evaluated, for instance ``trained on``.
     """
 
     metrics: Metrics | MultiLabelMetrics
@@ -88,18 +88,18 @@ class EvalResult:
 
 
 def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | None = None) -> EvalResult:
-    """Run ``source`` over the images of ``config.data`` and print what came out.
+    """Evaluate ``source`` on the images of ``config.data`` and print the metrics.
 
     Args:
         source: what to evaluate; an ``ort-…`` back-end needs an ONNX file.
-        config: options; what is None comes from the card.
-        reference: a pack or checkpoint whose most likely classes are compared, in the precision of an ONNX file or else
-            in its training run's; by default the source itself, wherever this evaluation departs from that run.
+        config: options; those that are None come from the card.
+        reference: a pack or checkpoint to compare the most likely classes with, in the precision of an ONNX file or
+            else of its training run; by default the source itself, if the conditions differ from the training run's.
 
     Raises:
         UsageError: the source carries no class names, or options contradict each other.
         DataError: the folder's classes are not the card's, or it has no images.
-        UnavailableError: a back-end or device asked for is not here.
+        UnavailableError: a requested back-end or device is not available.
     """
     source.require_description("eval")
     if config.out is None:
@@ -176,15 +176,15 @@ def _print(result: EvalResult, facts: Facts) -> None:
     if result.training is None:
         return
     name = choice.default(result.multi_label)
-    told, value = choice.names(result.multi_label)[name], result.metrics.numbers()[name]
+    label, value = choice.names(result.multi_label)[name], result.metrics.numbers()[name]
     then, now = (console.percent(number, 2) for number in (result.training, value))
     if not result.same_conditions:
-        console.say(f"the training run's {told} was {then}, under other conditions")
+        console.say(f"the training run's {label} was {then}, under other conditions")
     elif value == result.training:
-        console.say(f"{told} is exactly the training run's")
+        console.say(f"{label} is exactly the training run's")
     else:
         why = "other images or labels, or another torch or machine"
-        console.warn(f"the training run's {told} was {then}, this is {now}: {why}")
+        console.warn(f"the training run's {label} was {then}, this is {now}: {why}")
 
 
 def _write(result: EvalResult, out: Path) -> None:

@@ -18,19 +18,19 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Facts:
-    """How a file was made.
+    """Precision and other properties of an exported file.
 
     Attributes:
         precision: ``fp32``, ``fp16`` or ``bf16``, of weights and arithmetic.
-        int8: ``dynamic`` or ``static`` where weights and products are int8, else "".
-        keep_io_types: whether inputs and outputs are fp32 whatever the precision.
+        int8: ``dynamic`` or ``static`` if weights and products are int8, else "".
+        keep_io_types: whether inputs and outputs are fp32 at any precision.
         preprocessing: whether resizing and normalising are in the graph (its input is ``images``, uint8).
         dynamic_size: whether it takes images of other sizes than the card's.
         verified: whether its values were compared with torch's; False only on request.
-        target: run time that it was made for, "" for any.
-        batch_dependence: how far the other images of a call changed an image's outputs when the file was verified, as
-            a fraction of the largest; 0 where that is rounding.
-        fp8: whether the wide products read e4m3; ``precision`` is then that of all else.
+        target: runtime that it was exported for, "" for any.
+        batch_dependence: largest change of an image's outputs by other images of the call, measured at verification, as
+            a fraction of the largest output; 0 if it is rounding.
+        fp8: whether the wide products read e4m3; ``precision`` is that of the rest.
     """
 
     precision: str = "fp32"
@@ -45,17 +45,17 @@ class Facts:
 
     @property
     def kind(self) -> str:
-        """What its answers are judged by: ``int8``, ``fp8``, or the precision."""
+        """The precision whose limits its outputs are compared with: ``int8``, ``fp8``, or ``precision``."""
         return "int8" if self.int8 else "fp8" if self.fp8 else self.precision
 
     @property
     def calibrated(self) -> bool:
-        """Whether training images went into it, so that others judge it."""
+        """Whether it was calibrated on training images, so that it is verified on other images."""
         return self.int8 == "static" or self.fp8
 
     @property
     def apart(self) -> bool:
-        """Whether each image is to be run in a call of its own, so that its answer does not depend on others."""
+        """Whether each image needs a call of its own, because outputs depend on the other images of a call."""
         return self.int8 == "dynamic" or self.batch_dependence > 0
 
     def props(self) -> dict[str, str]:
@@ -63,15 +63,15 @@ class Facts:
         return {} if self == PLAIN else {KEY: json.dumps(dataclasses.asdict(self))}
 
     def notes(self) -> tuple[str, ...]:
-        """Return what a command that runs the file says."""
+        """Return the lines that a command prints when it opens the file."""
         if self == PLAIN:
             return ()
         kind = f"int8 ({self.int8})" if self.int8 else f"fp8, the rest {self.precision}" if self.fp8 else self.precision
         if not self.verified:
-            return (f"this {kind} file was exported with --unverified: nobody has compared its values with torch's",)
+            return (f"this {kind} file was exported with --unverified: its outputs were not compared with torch",)
         ends = ", its inputs and outputs fp32" if self.keep_io_types else ""
         alone = (
-            "; its answers depend on the images that share a call, so `vtk eval` and `vtk predict` run one image a call"
+            "; its outputs depend on the other images of a call, so `vtk eval` and `vtk predict` run one image a call"
             if self.apart
             else ""
         )
@@ -80,11 +80,11 @@ class Facts:
 
 
 PLAIN = Facts()
-"""Of a file that is fp32 throughout and of one size."""
+"""Facts of an fp32 file of one image size."""
 
 
 def read_facts(properties: Mapping[str, str], path: Path) -> Facts:
-    """Read what `Facts.props` wrote; a file without it is a plain one.
+    """Read the facts that `Facts.props` wrote; a file without them is a plain one.
 
     Raises:
         DataError: the property was edited or damaged.

@@ -10,15 +10,14 @@ _LARGEST = 1 << 50
 
 
 def external_ends(proto: Any, path: Path) -> dict[str, int]:
-    """Return for each file that holds tensors of a model the bytes that it must have.
+    """Return the external files of a model, each with the bytes that it must have at least.
 
     Args:
-        proto: the model, read without them.
+        proto: the model, read without its external data.
         path: of the model.
 
     Raises:
-        DataError: a tensor does not say where it lies, or says a place outside of the model's folder, or no bytes of a
-            file.
+        DataError: a tensor names no file, one outside of the model's folder, or an invalid range of bytes.
     """
     ends: dict[str, int] = {}
     functions = [node for function in getattr(proto, "functions", ()) for node in function.node]

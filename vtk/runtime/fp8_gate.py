@@ -16,27 +16,27 @@ from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 
 CALIBRATED, JUDGED = 128, 256
-"""Images at most."""
+"""Most images."""
 
 LEAST_AGREEMENT = 0.99
-"""Of fp8's most likely classes with those of fp32."""
+"""Least top-1 agreement with fp32."""
 
 _BATCH = 16
 
 
 def calibrate(model: nn.Module, device: torch.device, given: DataImages) -> Fp8ViT:
-    """Round a model to fp8 and return it, if its answers stay.
+    """Round a model to fp8 and return it, if its predictions agree with fp32.
 
     Args:
-        model: a timm Vision Transformer in fp32, which becomes of no use.
-        device: where it runs; a CPU simulates fp8, and that is said.
-        given: images, of which training ones calibrate and held-out ones judge.
+        model: a timm Vision Transformer in fp32; it is consumed.
+        device: to run on; a CPU simulates fp8, and a line says so.
+        given: training images to calibrate on, held-out images to verify with.
 
     Raises:
         UsageError: a part of the model cannot be fused, or a matrix cannot be in fp8.
-        UnavailableError: the card multiplies no fp8.
+        UnavailableError: the GPU has no fp8 products.
         DataError: an image is needed and none can be read.
-        VerificationError: the most likely class is that of fp32 in less than 99 % of the held-out images.
+        VerificationError: top-1 agreement with fp32 below 99 % on the held-out images.
     """
     check_fp8_device(device)
     training, held_out = given.calibration
@@ -56,7 +56,7 @@ def calibrate(model: nn.Module, device: torch.device, given: DataImages) -> Fp8V
 def _agreement(
     model: nn.Module, fp8: nn.Module, photographs: Photographs, card: Card, device: torch.device
 ) -> tuple[int, int]:
-    """Return in how many images both find the same most likely class, and how many there are."""
+    """Return the number of images with the same most likely class, and the number of images."""
     full, same, count = FullPrecision(), 0, 0
     try:
         with torch.inference_mode():
@@ -70,18 +70,18 @@ def _agreement(
 
 
 def _classes(logits: Tensor) -> Tensor:
-    """Return the most likely class of each row; of a row that is not finite one that is like no other, NaN."""
+    """Return the most likely class of each row; NaN, which equals nothing, for a row that is not finite."""
     return torch.where(logits.isfinite().all(1), logits.argmax(1).float(), torch.nan)
 
 
 def check_agreement(same: int, count: int, what: str, instead: str = "--precision bf16") -> None:
-    """Say how often fp8 gives fp32's most likely class, and refuse it where that is too rarely.
+    """Print the top-1 agreement of fp8 with fp32, and refuse fp8 if it is too low.
 
     Args:
         same: images with the same most likely class.
         count: images.
-        what: they are, in words.
-        instead: what to do where it is refused.
+        what: description of the images.
+        instead: advice if it is refused.
 
     Raises:
         VerificationError: less than 99 %.
@@ -97,7 +97,7 @@ def check_agreement(same: int, count: int, what: str, instead: str = "--precisio
 
 
 def interval(same: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's interval of a share (Wilson, 1927), by default of 95 %."""
+    """Return Wilson's score interval of a proportion (Wilson, 1927), by default of 95 %."""
     share, extra = same / count, z * z / count
     centre, half = share + extra / 2, z * math.sqrt(share * (1 - share) / count + extra / (4 * count))
     return max(0.0, (centre - half) / (1 + extra)), min(1.0, (centre + half) / (1 + extra))

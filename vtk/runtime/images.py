@@ -24,13 +24,13 @@ from vtk.text import one_line
 
 
 def find_images(source: Source, data: Path, split: Split, whose: Card | None = None) -> tuple[DataAudit, Part]:
-    """Scan a folder for a model's images and say what was odd.
+    """Scan a folder for a model's images, and print warnings.
 
     Args:
-        source: its class names are those of the folder; one without names takes the folder's.
+        source: its class names must be those of the folder; one without names takes the folder's.
         data: the folder.
         split: ``train``, ``val`` or ``all``.
-        whose: the card that says which images were held out, by default the source's own.
+        whose: the card that lists the held-out images; by default the source's own.
 
     Returns:
         The audit, and the images of the part.
@@ -57,20 +57,20 @@ def find_images(source: Source, data: Path, split: Split, whose: Card | None = N
 
 
 def _reading(card: Card, multi_label: bool) -> dict[str, Any]:
-    """Return how the training run read its images, as `vtk.data.scan` is told."""
+    """Return the options of `vtk.data.scan` with which the training run read its images."""
     # version 0.1, whose cards list no images, did not keep copies of one image together
-    told: dict[str, Any] = {"together": bool(card.data.get("images")) or not card.data}
+    options: dict[str, Any] = {"together": bool(card.data.get("images")) or not card.data}
     names = ("field_separator", "label_separator") if multi_label else ("field_separator",)
-    return told | {name: value for name in names if isinstance(value := card.data.get(name), str)}
+    return options | {name: value for name in names if isinstance(value := card.data.get(name), str)}
 
 
 class ImageSelection(NamedTuple):
-    """Image files that an export is judged with, or calibrated on.
+    """Image files to verify or calibrate an export with.
 
     Attributes:
         paths: in the order of the folder.
-        labels: of each; None where the folder does not tell the model's classes.
-        what: they are, in words.
+        labels: of each; None if the folder does not have the model's classes.
+        what: description for messages.
     """
 
     paths: tuple[Path, ...]
@@ -79,12 +79,12 @@ class ImageSelection(NamedTuple):
 
 
 def choose_images(card: Card, data: Path, split: Split, *, described: bool = True) -> ImageSelection:
-    """Return images of a part of a folder, and say which; nothing is decoded, but for cards that do not list images.
+    """Return the images of one split of a folder, and print which; decoded only for cards that do not list them.
 
     Args:
         card: of the model.
-        data: an image, a folder of images at any depth, or what `find_images` takes.
-        split: which part; images that no run has seen are taken whole (`vtk.runtime.data_parts`).
+        data: an image, a folder of images at any depth, or a data set as `find_images` takes it.
+        split: which part; a folder of images that the run has not seen is taken whole (`vtk.runtime.data_parts`).
         described: whether the card's classes have names.
 
     Raises:
@@ -114,7 +114,7 @@ def choose_images(card: Card, data: Path, split: Split, *, described: bool = Tru
 
 
 def _look(card: Card) -> Look:
-    """Return how closely files are looked at: only as far as the choice depends on it."""
+    """Return how much of each file is read: only as much as the selection needs."""
     record = read_record(card.data)
     if record is not None and (record.val is not None or record.train is not None):
         return "read"  # contents are compared with those of the run
@@ -122,7 +122,7 @@ def _look(card: Card) -> Look:
 
 
 def _loose(data: Path, look: Look) -> DataAudit:
-    """Return images that lie anywhere in a folder; those of ``train/`` and ``val/`` apart, where it has both."""
+    """Return all images below a folder; those of ``train/`` and ``val/`` separately, if it has both."""
     with contextlib.suppress(DataError):
         layout = find_layout(data)
         if layout.kind == "split" and layout.train and layout.val:

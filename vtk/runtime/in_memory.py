@@ -15,11 +15,11 @@ from vtk.runtime.module_copy import copy_module, first_line
 from vtk.runtime.source import Source, pack_name
 
 _PROBED = 2
-"""Images of the first forward pass: with one, a model that mixes up batch and features would go unnoticed."""
+"""Images of the first forward pass: with one image, a model that confuses batch and features would pass."""
 
 
 def open_task(task: Task) -> Source:
-    """Return the source that a loaded task is; its model is read whenever the source is run."""
+    """Return a source of a loaded task; its model is read whenever the source is run."""
     kind, name = ("checkpoint", task.path.stem) if task.base is None else ("pack", pack_name(task.path))
     return Source(kind, name, task.path, task.card, held=task)  # type: ignore[arg-type]
 
@@ -27,18 +27,18 @@ def open_task(task: Task) -> Source:
 def open_module(
     module: nn.Module, *, img_size: int | tuple[int, int] | None = None, classes: Sequence[str] | None = None
 ) -> Source:
-    """Return the source that a module is.
+    """Return a source of a module.
 
-    Its input is what its own facts say: timm's ``pretrained_cfg`` (a dict with ``input_size``, ``mean`` and ``std``),
-    ``patch_embed.img_size``, the channels of its first convolution. How many classes it has shows on a forward pass.
+    Its input is read from timm's ``pretrained_cfg`` (a dict with ``input_size``, ``mean`` and ``std``),
+    ``patch_embed.img_size`` and the channels of its first convolution; its number of classes from a forward pass.
 
     Args:
         module: maps (B, C, H, W) to (B, classes), both floating. It is read whenever the source runs, and not changed.
-        img_size: pixels, height first, where the module does not say.
+        img_size: pixels, height first, if the module does not have it.
         classes: names of its outputs.
 
     Raises:
-        UsageError: its size is unknown, it cannot be copied, or it does not give logits for such images.
+        UsageError: its image size is unknown, it cannot be copied, or it does not return logits.
     """
     inner = _unwrap(module)
     facts = facts_of(inner)
@@ -71,7 +71,7 @@ def open_module(
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """Return what ``torch.compile``, DataParallel or DistributedDataParallel was put around."""
+    """Return the module inside of ``torch.compile``, DataParallel or DistributedDataParallel."""
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
@@ -82,7 +82,7 @@ def _unwrap(module: nn.Module) -> nn.Module:
 
 
 def _config(module: nn.Module) -> dict[str, Any]:
-    """Return timm's facts of the weights, of this version's name or of the older one; empty without any."""
+    """Return timm's config of the weights, under its present or older name; empty without one."""
     for name in ("pretrained_cfg", "default_cfg"):
         found: Any = getattr(module, name, None)
         found = found.to_dict() if hasattr(found, "to_dict") else found
@@ -91,28 +91,28 @@ def _config(module: nn.Module) -> dict[str, Any]:
     return {}
 
 
-def _size(module: nn.Module, config: dict[str, Any], asked: int | tuple[int, int] | None) -> tuple[int, int]:
-    if asked is None:  # what it was built for comes before what its weights were trained at
-        asked = getattr(getattr(module, "patch_embed", None), "img_size", None)
-    if asked is None and len(config.get("input_size") or ()) == 3:
-        asked = tuple(config["input_size"][1:])
-    if asked is None:
+def _size(module: nn.Module, config: dict[str, Any], requested: int | tuple[int, int] | None) -> tuple[int, int]:
+    if requested is None:  # the size it was built for comes before the size its weights were trained at
+        requested = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    if requested is None and len(config.get("input_size") or ()) == 3:
+        requested = tuple(config["input_size"][1:])
+    if requested is None:
         raise UsageError(f"{type(module).__name__} does not say the size of its images; give img_size=(height, width)")
-    height, width = pair(asked)
+    height, width = pair(requested)
     if min(height, width) < 1:
         raise UsageError(f"`img_size` {height} {width}: both sides must be at least 1 pixel")
     return height, width
 
 
 def _channels(module: nn.Module, config: dict[str, Any]) -> tuple[int, ...]:
-    """Return the channels that a module may take, the likeliest first: pixels may be rearranged before it."""
+    """Return possible numbers of input channels, the likeliest first: pixels may be rearranged before a convolution."""
     first = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    told = config["input_size"][0] if len(config.get("input_size") or ()) == 3 else None
-    return tuple(dict.fromkeys(n for n in (first, told, 3) if n is not None))
+    configured = config["input_size"][0] if len(config.get("input_size") or ()) == 3 else None
+    return tuple(dict.fromkeys(n for n in (first, configured, 3) if n is not None))
 
 
 def _count_outputs(module: nn.Module, channels: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """Return the channels that the module takes and the classes that it gives."""
+    """Return the numbers of input channels and of classes."""
     name, failure = type(module).__name__, ""
     for chans in channels:
         try:

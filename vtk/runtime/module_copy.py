@@ -11,7 +11,7 @@ from vtk.errors import UsageError
 
 
 def copy_module(module: nn.Module) -> nn.Module:
-    """Return a copy in fp32, on the CPU, in eval mode; what the original is on is not used for it.
+    """Return a copy in fp32, on the CPU, in eval mode; it takes no memory on the original's device.
 
     Raises:
         UsageError: it cannot be copied.
@@ -25,7 +25,7 @@ def copy_module(module: nn.Module) -> nn.Module:
             raise UsageError(f"{name} has weights without a shape yet; call it once on images of its size first")
         if tensor.is_meta:
             raise UsageError(f"{name} is on the meta device, without values for its weights; load them first")
-        if type(tensor) is nn.Parameter:  # of other classes only they themselves know how they are copied
+        if type(tensor) is nn.Parameter:  # other classes copy themselves
             memo[id(tensor)] = nn.Parameter(_plain(tensor), requires_grad=tensor.requires_grad)
         elif type(tensor) is Tensor:
             memo[id(tensor)] = _plain(tensor)

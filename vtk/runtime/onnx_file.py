@@ -27,11 +27,11 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
 
     Args:
         path: the file.
-        many: a file of many tasks may be it, which needs a task's number with each image.
+        many: accept a file of many tasks, which needs a task's number with each image.
 
     Raises:
-        UsageError: a file of many tasks where only one task's will do.
-        DataError: not an ONNX file, weights beside it that are not whole, or no images of a fixed size as its input.
+        UsageError: a file of many tasks, without ``many``.
+        DataError: not an ONNX file, incomplete external weights, or an input that is not images of a fixed size.
     """
     require("onnx", "google.protobuf")
     import onnx
@@ -56,17 +56,17 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     logits = shapes.get("logits", shapes.get("probabilities", []))
     if "vtk" in meta:
         card, facts = Card.from_json(meta["vtk"], path), read_facts(meta, path)
-        told = [card.input.in_chans, *card.input.size, len(card.classes)]
+        expected = [card.input.in_chans, *card.input.size, len(card.classes)]
         found = [*image[1:], *logits[1:]]
-        # what a raw image, a size of any number, or an output of features leaves out has nothing to be held against
-        told = told if image or not facts.preprocessing else told[3:]
-        told = told if logits or "features" not in shapes else told[:-1]
+        # raw images, a dynamic size or an output of features leave some of these numbers open
+        expected = expected if image or not facts.preprocessing else expected[3:]
+        expected = expected if logits or "features" not in shapes else expected[:-1]
         if facts.dynamic_size and image:
-            found, told = [found[0], *found[3:]], [told[0], *told[3:]]
-        if found != told:
+            found, expected = [found[0], *found[3:]], [expected[0], *expected[3:]]
+        if found != expected:
             raise DataError(
-                f"{path}: its card says (channels, height, width, classes) {told}, its graph {found}; it was edited, "
-                "export it again"
+                f"{path}: its card says (channels, height, width, classes) {expected}, its graph {found}; it was "
+                "edited, export it again"
             )
         return Source("onnx", name, path, card, notes=(*facts.notes(), *filter(None, (remark,))), facts=facts)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
@@ -83,7 +83,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         )
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     cards = _tasks_of(meta, path) if "task" in shapes else {}
-    # tasks of one file have one size, and their normalisation draws images like those they were trained on
+    # the tasks of a file share one image size; the normalisation is the first task's
     spec = next(iter(cards.values())).input if cards else spec
     card = Card(ModelSpec("onnx"), spec, tuple(str(i) for i in range(logits[1])))
     precision = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
@@ -103,7 +103,7 @@ def load_proto(path: Path) -> Any:
     """Read an ONNX file without the weights beside it.
 
     Raises:
-        DataError: it is not there, is no plain file, or is not ONNX.
+        DataError: it does not exist, is not a regular file, or is not ONNX.
     """
     import onnx
 
@@ -120,8 +120,7 @@ def check_data_files(proto: Any, path: Path) -> None:
         path: of the model.
 
     Raises:
-        DataError: a file is missing, outside of the model's folder, shorter than the model says, or by its own name
-            not what was written.
+        DataError: a file is missing, outside of the model's folder, too short, or not as the digest in its name.
     """
     homes = {path.parent.resolve(), path.resolve().parent}  # of a model that is itself a link, too
     for location, end in external_ends(proto, path).items():
@@ -134,4 +133,4 @@ def check_data_files(proto: Any, path: Path) -> None:
             raise DataError(f"{file} has {file.stat().st_size} bytes, {path.name} needs {end} of it; {_AGAIN}")
         named = _NAMED.fullmatch(location)
         if named and file_digest(file)[:12] != named[1]:
-            raise DataError(f"{file} is damaged: its bytes are not those its name tells of; {_AGAIN}")
+            raise DataError(f"{file} is damaged: its bytes do not match the digest in its name; {_AGAIN}")

@@ -1,6 +1,6 @@
 """Recognises the kind of a source and opens it: `open_source`.
 
-Nothing is ever unpickled here: a .pth or .pt file is refused with what to do instead.
+Nothing is unpickled: a .pth or .pt file is refused with advice.
 """
 
 import dataclasses
@@ -38,27 +38,27 @@ def open_source(
     classes: Sequence[str] | None = None,
     trust: bool = False,
 ) -> Source:
-    """Recognise what ``source`` is; weights are not read yet, except of an .onnx file.
+    """Recognise the kind of ``source`` and read its card; weights are not read yet, except of an .onnx file.
 
     Args:
-        source: a pack folder, a run folder (its ``task`` is taken), a merged .safetensors, an .onnx, .pt2 or TensorRT
+        source: a pack folder, a run folder (its ``task`` is used), a merged .safetensors, an .onnx, .pt2 or TensorRT
             file, a folder with ``model.onnx`` or ``model.safetensors``, or a timm model name. In memory: a `Task`; a
             module that maps images (B, C, H, W) to logits (B, classes), which is copied to be run and never changed; or
             a source, which is returned as it is.
         base: base weights of a pack, in place of the recorded ones.
         pretrained: timm name only: weights of the hub, else random ones.
         num_classes: timm name only: another number of classes than the weights have.
-        img_size: pixels, height first, of a timm name, or of a module that does not say it itself.
+        img_size: pixels, height first, of a timm name, or of a module that does not have it.
         seed: timm name only: of random weights.
-        many: an .onnx file of many tasks may be it.
+        many: accept an .onnx file of many tasks.
         classes: names of the classes of a timm name or a module, in the order of their logits.
-        trust: machine code (a .pt2, a TensorRT engine) may be run wherever it was found; by default only a file whose
-            own path is ``source``.
+        trust: allow machine code (a .pt2, a TensorRT engine) of a folder, too; by default only of a file whose own path
+            is ``source``.
 
     Raises:
         UsageError: neither a file nor a timm model, an option that this kind of source does not take, or a module whose
-            input cannot be known.
-        DataError: a file that is damaged, pickled, or carries no card.
+            input size is unknown.
+        DataError: a file that is damaged or pickled, or has no card.
     """
     base, pretrained = set_value(SourceOptions, "base", base), set_value(SourceOptions, "pretrained", pretrained)
     num_classes = set_value(SourceOptions, "num_classes", num_classes)
@@ -102,7 +102,7 @@ def _names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) -> Source:
-    """Open what is in memory; ``options`` that are not None were given."""
+    """Open a source in memory; ``options`` that are not None were given."""
     from torch import nn
 
     from vtk.packs.load import Task
@@ -185,7 +185,7 @@ def _open_timm(
     try:
         config = getattr(blank_model(name), "pretrained_cfg", None) or {}
     except UsageError as error:
-        raise UsageError(f"`{name}` is no file or folder here, and as a model name: {error}") from error
+        raise UsageError(f"`{name}` is neither a file nor a folder here, and as a model name: {error}") from error
     if classes is not None:
         if num_classes not in (None, len(classes)) or len(set(classes)) != len(classes):
             raise UsageError(f"`classes` has {len(set(classes))} different names; give one for each class, and no "
@@ -204,9 +204,9 @@ def open_with_notes(source: "Openable", *, many: bool = False, **opening: Unpack
     """Open a source and print its notes; see `open_source` for the arguments and for what it raises.
 
     Args:
-        source: what to open; one that is open already is returned as it is.
-        many: it may be a file of many tasks.
-        opening: how to open it.
+        source: what to open; a `Source` is returned unchanged.
+        many: accept a file of many tasks.
+        opening: further arguments of `open_source`.
     """
     found = open_source(source, many=many, **opening)
     for note in () if found is source else found.notes:

@@ -13,13 +13,13 @@ from vtk.runtime.images import ImageSelection
 
 
 class Photographs:
-    """Images of ``--data`` with their classes, decoded as they are needed.
+    """Images of ``--data`` with their classes, decoded on demand.
 
     Attributes:
-        paths: at even distances over the listing, so that all class folders are met.
-        max_pixels: a larger image cannot be read.
-        labels: class indices, None where the folder does not tell the model's classes.
-        what: they are, in words.
+        paths: evenly spaced over the listing, so that all class folders are covered.
+        max_pixels: larger images are refused.
+        labels: class indices; None if the folder does not have the model's classes.
+        what: description for messages.
     """
 
     def __init__(self, chosen: ImageSelection, count: int, *, max_pixels: int = MAX_PIXELS) -> None:

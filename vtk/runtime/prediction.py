@@ -33,20 +33,20 @@ from vtk.text import one_line
 _SHOWN = 20
 _NO_NUMBER = "the model's logits are infinite or not a number"
 _HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
-"""How a table of predictions begins."""
+"""First line of a table of predictions."""
 
 
 @dataclass(frozen=True)
 class PredictResult:
-    """What was predicted.
+    """Result of a prediction.
 
     Attributes:
         predictions: of the images that could be read, in the order of the listing.
         skipped: the others, and why.
-        out: the CSV file; None where none was asked for.
+        out: the CSV file, or None.
         provider: what really ran.
         multi_label: whether an image may have several labels.
-        outside: images with values outside of the model's value range, which are cut off.
+        outside: images with values outside of the model's value range, which are clipped.
     """
 
     predictions: tuple[Prediction, ...]
@@ -72,16 +72,16 @@ class PredictResult:
 
 
 def predict_images(source: Source, config: PredictConfig) -> PredictResult:
-    """Label the images of ``config.images``, write the CSV file and print a short table.
+    """Predict labels of the images of ``config.images``, write the CSV file and print a short table.
 
     Args:
         source: what to run; an ``ort-…`` back-end needs an ONNX file.
-        config: options; what is None comes from the card.
+        config: options; those that are None come from the card.
 
     Raises:
         UsageError: the source carries no class names.
         DataError: no image could be read, or ``out`` is a file of another kind.
-        UnavailableError: a back-end or device asked for is not here.
+        UnavailableError: a requested back-end or device is not available.
     """
     source.require_description("predict")
     check_threshold(source.card, config.threshold, source.name)
@@ -136,14 +136,14 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
         low_high = "; ".join(map(show_range, source.card.input.value_range[:1]))
         console.warn(
             f"{len(cut)} image{'s have' if len(cut) > 1 else ' has'} values outside of the model's value range "
-            f"({low_high}), which are cut off: {', '.join(map(one_line, sorted(cut)[:3]))}"
+            f"({low_high}), which are clipped: {', '.join(map(one_line, sorted(cut)[:3]))}"
             + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
         )
     return result
 
 
 def _load(path: Path, transform: EvalTransform, max_pixels: int, cut: list[Path]) -> tuple[Path, Tensor | str]:
-    """Decode an image; one that cannot be read gives the reason instead. ``cut`` gets one beyond the value range."""
+    """Decode an image, or return why it cannot be read; append images beyond the value range to ``cut``."""
     spec = transform.spec
     try:
         image = read_image(path, spec.in_chans, max_pixels, Decoding.of(spec))
@@ -159,14 +159,16 @@ def _header(k: int) -> list[str]:
 
 
 def _check_out(config: PredictConfig) -> None:
-    """Refuse to replace something that an earlier prediction did not write."""
+    """Refuse to replace a file that is not a table of predictions."""
     if config.out is None:
         return
     check_file(config.out, example="predictions.csv")
     if config.out.is_file() and not config.overwrite:
         with config.out.open("rb") as file:
             if not _HEADER.match(file.read(1 << 16)):
-                raise DataError(f"`--out` {config.out} is no table of predictions; give another file, or --overwrite")
+                raise DataError(
+                    f"`--out` {config.out} is not a table of predictions; give another file, or --overwrite"
+                )
 
 
 def _write(result: PredictResult, out: Path, k: int) -> None:

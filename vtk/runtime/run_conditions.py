@@ -13,15 +13,15 @@ from vtk.runtime.source import Source
 
 @dataclass(frozen=True)
 class Conditions:
-    """What to load and how.
+    """Back-end, precision, device and batch size of a run.
 
     Attributes:
         backend: name of the back-end.
         precision: ``fp32``, ``bf16``, ``fp16`` or ``fp8``.
         device: for `load_backend`.
         batch_size: images per call.
-        same: whether this is how ``card.metrics`` were measured, so that they must come out again exactly.
-        notes: lines that say where it departs from that without having been asked to.
+        same: whether ``card.metrics`` were measured like this, so that they are reproduced exactly.
+        notes: lines on differences from that which no option requested.
     """
 
     backend: str
@@ -54,19 +54,19 @@ def choose_conditions(
     device: str | None = None,
     batch_size: int | None = None,
 ) -> Conditions:
-    """Fill in what was left out from the card's regime.
+    """Fill in options that are None from the card's ``regime``.
 
     Args:
         source: what will run.
         backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, ``tensorrt`` with an engine, else
             ``eager``, or ``fused`` in fp8.
         precision: None for the regime's; exported files have their own.
-        device: None for the regime's if it is here, else the CPU.
+        device: None for the regime's if it is available, else the CPU.
         batch_size: None for the regime's.
 
     Raises:
         DataError: the card's precision is not one of this version.
-        UnavailableError: ``device`` is not here.
+        UnavailableError: ``device`` is not available.
     """
     regime = source.card.regime
     if regime.precision not in DTYPES:
@@ -91,8 +91,8 @@ def choose_conditions(
     if device is None and regime.device.startswith("cuda") and not torch.cuda.is_available():
         place = "cpu"
         notes.append(
-            f"the training run was evaluated on {regime.device}, which is not here: this runs on the CPU, and the "
-            "metric may differ in the last images"
+            f"the training run was evaluated on {regime.device}, which is not available: this runs on the CPU, and the "
+            "metric may differ for a few images"
         )
     chosen = precision or regime.precision
     kind = resolve_device(place).type

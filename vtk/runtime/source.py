@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
+from vtk._moved import moved_names
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.runtime.export_facts import PLAIN, Facts
@@ -39,7 +40,7 @@ class Opening(TypedDict, total=False):
         img_size: timm name or module: pixels, height first.
         seed: timm name only: of random weights.
         classes: timm name or module: names of the classes.
-        trust: run machine code (a .pt2, a TensorRT engine) of a folder, too, and not only of a file that is named.
+        trust: allow machine code (a .pt2, a TensorRT engine) of a folder, too, not only of a file that is named itself.
     """
 
     base: str | Path | None
@@ -53,20 +54,20 @@ class Opening(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Source:
-    """Something that can be run.
+    """A model that can be run, and where it comes from.
 
     Attributes:
-        kind: what was recognised.
+        kind: of the source.
         name: short, for tables: the run's or the file's name, timm's, or a module's class.
         path: of the pack folder or the file; None for a timm name and a module.
         card: preprocessing, classes and how it was trained.
-        described: whether the classes have names. If not (a timm name, a module, an .onnx of another program) the card
-            was filled in from shapes: they are only their indices, and for an .onnx the mean and std unknown.
-        notes: lines to say to the user, for instance which folder was taken.
-        facts: of an ONNX file, what its export did beyond the card, for instance its precision.
-        tasks: names of those that one file of many tasks holds, in the order of their numbers.
-        held: a task or module in memory, which is what runs.
-        trusted: its machine code may be run: the file itself was named, or ``trust`` given.
+        described: whether the classes have names. If not (a timm name, a module, an .onnx of another program), the card
+            is filled in from shapes: classes are numbers, and of an .onnx mean and std are unknown.
+        notes: lines for the user, for instance which folder is used.
+        facts: of an exported file, for instance its precision.
+        tasks: of a file of many tasks, their names in the order of their numbers.
+        held: a task or module in memory.
+        trusted: its machine code may be run, because the file itself was named or ``trust`` given.
     """
 
     kind: Kind
@@ -85,7 +86,7 @@ class Source:
         """Return a new model: fp32, on the CPU, in eval mode. The caller may change it.
 
         Raises:
-            DataError: the file is damaged, or the base of a pack is not found or another one.
+            DataError: the file is damaged, or no base of a pack fits.
             UsageError: an ONNX file holds no torch model, or a module in memory cannot be copied.
         """
         from vtk.models.create import build_model
@@ -115,7 +116,7 @@ class Source:
 
     @property
     def random_classifier(self) -> bool:
-        """Whether it is a timm name whose classifier is random numbers: without weights, or of other classes."""
+        """Whether it is a timm name with a random classifier: without weights, or with another number of classes."""
         if self.kind != "timm":
             return False
         from vtk.models.inputs import blank_model
@@ -124,22 +125,22 @@ class Source:
         return not self._options["pretrained"] or len(self.card.classes) != config.get("num_classes")
 
     def require_trust(self, file: Path) -> None:
-        """Refuse to run machine code that was only come upon: in a folder, or beside the file that was named.
+        """Refuse to run machine code that was found in a folder, or beside the file that was named.
 
         Raises:
-            UsageError: names the file, and the word that trusts it.
+            UsageError: names the file and the option.
         """
         if not self.trusted:
             raise UsageError(
-                f"{file} is machine code, which can do whatever you can, and was not named itself; if you trust it, "
-                "give the path of that file, or --trust (in Python: trust=True)"
+                f"{file} is machine code, which runs with all your permissions, and was not named itself; if you trust "
+                "it, give the path of that file, or --trust (in Python: trust=True)"
             )
 
     def require_description(self, command: str) -> None:
         """Refuse a source without a card of its own.
 
         Raises:
-            UsageError: says what is missing and what to give instead.
+            UsageError: names what is missing and what to give.
         """
         if self.described:
             return
@@ -154,5 +155,9 @@ class Source:
 
 
 def pack_name(folder: Path) -> str:
-    """Return what a pack is called in tables: as its run, or its folder."""
+    """Return the name of a pack in tables: that of its run, or of its folder."""
     return folder.parent.name if folder.name == "task" and folder.parent.name else folder.name
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one of this module
+    __getattr__ = moved_names(__name__, {"open_source": "vtk.runtime.opening"})

@@ -1,8 +1,8 @@
 """Writes digests of the weights into an ONNX file at export, and checks them when the file is opened.
 
-A zeroed or exchanged block of weights leaves a file that every parser takes. So an exported file has in its metadata,
-under `KEY`, the SHA-256 of what the graph looks like, of the weights inside it and of each file beside it. Another
-tool may write the graph anew and carry the metadata along: its graph is another, and nothing is said of its weights.
+Every parser accepts a file with zeroed or exchanged weights. So an exported file has in its metadata, under `KEY`, the
+SHA-256 of the graph, of the weights inside it and of each external file. If another tool has rewritten the graph and
+kept the metadata, the graph's digest differs and the weights are not checked.
 """
 
 import functools
@@ -22,11 +22,11 @@ KEY = "vtk.weights"
 """Name of the property; files of version 0.1 have none and are not checked."""
 
 REWRITTEN = "another tool has changed the graph since its export, so its weights cannot be checked"
-"""Said of a file that is not the one that was exported."""
+"""Note on a file whose graph is not the exported one."""
 
 _AGAIN = "copy it again, or export it again"
 _RACY_NS = 50_000_000
-"""A file changed so short a time ago may change once more without its times showing it."""
+"""A file that was changed this recently may change again without a change of its timestamps."""
 
 State = tuple[int, ...]
 _checked: dict[str, tuple[list[State], str]] = {}
@@ -36,8 +36,8 @@ def stamp(proto: Any, folder: Path) -> None:
     """Write the digests into a model's metadata, in place.
 
     Args:
-        proto: the model; files that its weights lie in have been written.
-        folder: of those files.
+        proto: the model; its external files are written already.
+        folder: of the external files.
     """
     kept = [entry for entry in proto.metadata_props if entry.key != KEY]
     del proto.metadata_props[:]
@@ -48,17 +48,17 @@ def stamp(proto: Any, folder: Path) -> None:
 
 
 def check(proto: Any, path: Path) -> str:
-    """Hold a model against the digests in its metadata; once for as long as its files do not change.
+    """Check a model against the digests in its metadata, once while its files do not change.
 
     Args:
-        proto: the model, read without the weights beside it; `vtk.runtime.onnx_file` has found these whole.
+        proto: the model, read without its external data; `vtk.runtime.onnx_file` has checked these files.
         path: of the model.
 
     Returns:
-        What is to be said of it: nothing, or `REWRITTEN`.
+        A note: empty, or `REWRITTEN`.
 
     Raises:
-        DataError: its weights are others than those that were exported.
+        DataError: its weights are not the exported ones.
     """
     stated = next((entry.value for entry in proto.metadata_props if entry.key == KEY), None)
     if stated is None:
@@ -69,7 +69,7 @@ def check(proto: Any, path: Path) -> str:
     if before is not None and before[0] == states:
         return before[1]
     where = f"{path}: `{KEY}` in its metadata"
-    with reading(where, "is no record of digests", _AGAIN):
+    with reading(where, "is not a record of digests", _AGAIN):
         found = parse_json(stated, where)
         graph, inside, files = found["graph"], found["inside"], dict(found["files"])
     remark = ""
@@ -88,7 +88,7 @@ def check(proto: Any, path: Path) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return one digest of an ONNX file and of all files that its weights lie in."""
+    """Return one digest of an ONNX file and its external files."""
     import onnx
 
     proto = onnx.load(path, load_external_data=False)
@@ -97,10 +97,10 @@ def content_digest(path: Path) -> str:
 
 
 def check_archive(path: Path) -> None:
-    """Hold the entries of a zip archive, such as a ``.pt2``, against their checksums: torch's own reader does not.
+    """Check the entries of a zip archive, such as a ``.pt2``, against their checksums, which torch's reader does not.
 
     Raises:
-        DataError: one of them is damaged.
+        DataError: an entry is damaged.
     """
     with reading(path, "is not a readable archive", _AGAIN), zipfile.ZipFile(path) as archive:
         wrong = archive.testzip()
@@ -109,7 +109,7 @@ def check_archive(path: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes; computed once for as long as the file does not change.
+    """Return the SHA-256 of a file's bytes, computed once while the file does not change.
 
     Raises:
         DataError: it cannot be read.
@@ -132,7 +132,7 @@ def _digest(path: Path) -> str:
 
 
 def _state(path: Path) -> State:
-    """Return what differs when a file was changed or replaced."""
+    """Return numbers that differ after a file was changed or replaced."""
     try:
         now = path.stat()
     except OSError as error:
@@ -145,7 +145,7 @@ def _racy(state: State) -> bool:
 
 
 def _graph(proto: Any) -> str:
-    """Digest all that a graph is but its weights' bytes."""
+    """Return the digest of a graph without the bytes of its weights."""
     digest = hashlib.sha256()
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.node):
         digest.update(value.SerializeToString(deterministic=True) + b"\n")
@@ -156,7 +156,7 @@ def _graph(proto: Any) -> str:
 
 
 def _inside(proto: Any) -> str:
-    """Digest the weights that a file has inside."""
+    """Return the digest of the weights inside of a file."""
     digest = hashlib.sha256()
     for tensor in proto.graph.initializer:
         if not tensor.external_data:

@@ -1,4 +1,4 @@
-"""Options of a fine-tuning run: every default of the recipe is in one of the groups, once."""
+"""Options of a fine-tuning run: those of every run, and its own."""
 
 from dataclasses import dataclass
 from typing import ClassVar

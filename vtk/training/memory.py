@@ -1,4 +1,4 @@
-"""Which memory mode and batch a run takes: the fastest mode, or the largest batch, that the device has room for."""
+"""Chooses the memory mode and the batch size: the fastest mode, or the largest batch, that fits the device."""
 
 import math
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def choose_memory(
     subjects: Sequence[Subject], config: RunConfig, precision: PrecisionName, ranks: Ranks, *, images: int,
     saved: dict[str, Any] | None = None, count_all: bool = False,
 ) -> MemoryChoice:  # fmt: skip
-    """Choose and apply a memory mode, and choose the batch where that is asked for.
+    """Choose and apply a memory mode, and choose the batch size where it is ``auto``.
 
     Args:
         subjects: a model, or those of several tasks that share frozen parameters. Changed in place.
@@ -114,19 +114,19 @@ def choose_memory(
     """
     saved = saved or {}
     model = subjects[0].model
-    asked = config.memory
-    if asked == "auto" and saved:
-        asked = saved.get("memory", "plain")
-    elif asked == "auto" and config.grad_checkpointing:
-        asked = "plain"  # nothing inside a block is kept anyway
+    wanted = config.memory
+    if wanted == "auto" and saved:
+        wanted = saved.get("memory", "plain")
+    elif wanted == "auto" and config.grad_checkpointing:
+        wanted = "plain"  # nothing inside a block is kept anyway
     batch: int | str = config.batch_size
     if batch == "auto" and saved:
         batch = int(saved["batch_size"])
-    plan = _apply(subjects, "minimal" if asked == "auto" else asked)
+    plan = _apply(subjects, "minimal" if wanted == "auto" else wanted)
     counted: list[Footprint] = []
     free = 0
-    mode: MemoryMode = "plain" if asked == "auto" or not plan.effective else asked
-    if count_all or batch == "auto" or (asked == "auto" and plan.effective):
+    mode: MemoryMode = "plain" if wanted == "auto" or not plan.effective else wanted
+    if count_all or batch == "auto" or (wanted == "auto" and plan.effective):
         try:
             counted, free = _count(subjects, config, precision, ranks, MODES if plan.effective else MODES[:1])
         except Exception as error:  # a forward pass that torch cannot run on tensors without contents
@@ -137,7 +137,7 @@ def choose_memory(
                 ) from error
             console.warn(f"the memory of {type(model).__name__} cannot be counted ({why}); --memory is plain")
     if batch == "auto":
-        batch = _largest_batch(_leanest(counted, asked), free, images, ranks.world)
+        batch = _largest_batch(_leanest(counted, wanted), free, images, ranks.world)
         steps = math.ceil(images / (batch * config.accumulate))
         if steps < _FEW_STEPS and ranks.main:
             console.warn(
@@ -145,7 +145,7 @@ def choose_memory(
                 f"step{'s' * (steps > 1)}; a smaller --batch-size learns more from small data"
             )
     each = math.ceil(int(batch) / ranks.world)
-    if asked == "auto" and counted:
+    if wanted == "auto" and counted:
         mode = _fastest(counted, each, free)
         if not any(_fits(f, each, free) for f in counted) and ranks.main:
             console.warn(
@@ -153,15 +153,15 @@ def choose_memory(
                 f"{console.size(free)} are free; give a smaller --batch-size, or --batch-size auto"
             )
     if plan.note is not None and ranks.main:
-        if asked not in ("auto", "plain"):
+        if wanted not in ("auto", "plain"):
             console.warn(plan.note)
-        elif asked == "auto" and config.train == "attn":
+        elif wanted == "auto" and config.train == "attn":
             console.warn(f"memory modes: {'; '.join(plan.reasons)}; there torch's autograd keeps what it always does")
     own = _apply(subjects, mode)
-    if asked == "auto" and config.train == "lora" and own.note is not None and ranks.main:
+    if wanted == "auto" and config.train == "lora" and own.note is not None and ranks.main:
         console.warn(own.note)  # of the mode taken: minimal never does all it says for layers with factors
     return MemoryChoice(
-        mode, int(batch), ranks.world, free, tuple(counted), own.note if asked == "auto" else plan.note
+        mode, int(batch), ranks.world, free, tuple(counted), own.note if wanted == "auto" else plan.note
     )  # fmt: skip
 
 
@@ -214,8 +214,8 @@ def _fastest(counted: Sequence[Footprint], batch: int, free: int) -> MemoryMode:
     return next((f.mode for f in counted if _fits(f, batch, free)), counted[-1].mode)
 
 
-def _leanest(counted: Sequence[Footprint], asked: str) -> Footprint:
-    return next((f for f in counted if f.mode == asked), counted[-1])
+def _leanest(counted: Sequence[Footprint], wanted: str) -> Footprint:
+    return next((f for f in counted if f.mode == wanted), counted[-1])
 
 
 def _largest_batch(found: Footprint, free: int, images: int, world: int) -> int:

@@ -1,4 +1,4 @@
-"""``--dry-run``: what a run would see, the memory it would take and about how long, before it is started.
+"""``--dry-run``: images, memory and duration of a run, before it is started.
 
 The time is measured on a few real steps, loading included, and on a few batches of the evaluation. What these steps
 change is thrown away: nothing is written.
@@ -15,9 +15,10 @@ from vtk import console
 from vtk.data.audit.result import DataAudit
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import Callback, StepInfo
-from vtk.training.engine.loop import DivergedError, Loop
+from vtk.training.engine.loop import Loop
 from vtk.training.engine.processes import open_ranks
 from vtk.training.engine.step_rule import PlainStep
+from vtk.training.engine.stepper import DivergedError
 from vtk.training.memory import MemoryChoice
 from vtk.training.run_config import RunConfig
 from vtk.training.runs.joint_tasks import joint_folder, prepare_joint
@@ -151,7 +152,7 @@ def _estimate(prepared: PreparedRun) -> Estimate:
         max_steps=prepared.config.max_steps,
     )  # fmt: skip
     loop.run_epoch(False)
-    steps = sum(len(loop._plan(epoch)) for epoch in range(loop.epochs))
+    steps = loop.steps.total()
     # the first steps wait for loading processes to start, or use what these have loaded in the meantime
     k = len(clock.times) // 3
     before, seen = (clock.times[k - 1], sum(clock.images[:k])) if k else (begin, 0)

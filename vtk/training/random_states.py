@@ -1,4 +1,4 @@
-"""The states of the random generators of a process, as what a file without code can hold."""
+"""Saves and restores the states of random generators, as plain values and tensors."""
 
 import random
 from typing import Any

@@ -74,7 +74,7 @@ class RunConfig(
         self._metric_of(self.multi_label)
         self._check_weighted_labels(self.distill_alpha)
         if self.multi_label and self.keep_empty_classes:
-            raise UsageError("`--keep-empty-classes` is of one label an image; with --multi-label leave it out")
+            raise UsageError("`--keep-empty-classes` does not apply to --multi-label; leave one of them out")
         self._check_together()
 
     @property

@@ -1,4 +1,4 @@
-"""Options of a run that trains a whole model: the groups of fine-tuning that make sense for it, and its own."""
+"""Options of a run that trains the whole model: those of every run, and its own."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -73,7 +73,7 @@ def test_card_and_facts_come_from_the_file(packed, file: Path) -> None:
 
 @pytest.mark.parametrize("changed,said", [
     ({"vtk.torch": "2.1"}, "made with torch 2.1"),
-    ({"AOTI_DEVICE_KEY": "cuda"}, "made for cuda, and cpu was asked for"),
+    ({"AOTI_DEVICE_KEY": "cuda"}, "compiled for cuda, and cpu was requested"),
     ({"vtk.cpu": "AVX512"}, "made for CPUs with AVX512"),
     ({"AOTI_MACHINE": "riscv128"}, "made for riscv128"),
 ])  # fmt: skip

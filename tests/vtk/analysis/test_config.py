@@ -22,7 +22,7 @@ def test_names_are_chosen_once_in_the_reports_order() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model": ""}, "no model; give a pack"),
+        ({"model": ""}, "no model was given; give a pack"),
         ({"compare": ("a", "b")}, "names both models; leave out m"),
         ({"what": ("entropie",)}, "--what` is entropie; allowed is all, attention"),
         ({"what": ()}, "--what` is empty; allowed is all, attention"),

@@ -95,9 +95,9 @@ def test_losses_without_a_value_are_told_and_drawn(results):
     broken = json.loads(json.dumps(results["landscape"]))
     broken["losses"][0][0] = None
     one = diagnostic("landscape")
-    assert any("At 1 of 9 points the loss has no value" in text for text in one.read(broken))
+    assert any("At 1 of 9 points the loss is not finite" in text for text in one.read(broken))
     lost = {**broken, "losses": [[None] * 3] * 3, "centre": None}
-    assert one.read(lost) == ["The loss has no value at the model's own weights."] and one.numbers(lost) == {}
+    assert one.read(lost) == ["The loss is not finite at the model's own weights."] and one.numbers(lost) == {}
     for picture in one.draw([Run("a", lost), Run("b", broken)]):
         picture.figure.canvas.draw()
 
@@ -108,17 +108,21 @@ def test_readings_follow_the_numbers():
     assert any("close to convex" in text for text in hessian.read(spectrum))
     bent = {**spectrum, "negative_share": 1.0, "positive_mean": None, "converged": 0.5}
     assert any("not convex" in text for text in hessian.read(bent)) and "APE" not in str(hessian.numbers(bent))
-    assert any("50 % of the values did not settle" in text for text in hessian.read(bent))
+    assert any("50 % of the eigenvalues did not converge" in text for text in hessian.read(bent))
     values = {"whole": [9.0], "embedding": [7.0], **{f"block {i}": [6.0 / i] for i in range(1, 5)}}
     result = {"values": values, "converged": dict.fromkeys(values, True), "products": 9, "images": 4}
     assert any("Shallow blocks are sharper" in text for text in blocks.read(result))
     values["block 4"] = [-90.0]
     told = " ".join(blocks.read(result))
-    assert "Deep blocks are sharper" in told and "block 4 curves most" in told and "not convex there: block 4" in told
+    assert (
+        "Deep blocks are sharper" in told
+        and "largest curvature is block 4" in told
+        and "not convex there: block 4" in told
+    )
     flat = diagnostic("flatness")
     quiet = {"loss": 1.0, "noisy_loss": 1.01, "standard_error": 0.01, "sigma": 0.01, "draws": 4, "images": 4}
-    assert any("within what the draws differ by" in text for text in flat.read(quiet))
-    assert any("valley is sharp" in text for text in flat.read({**quiet, "noisy_loss": 3.0}))
+    assert any("within the noise of the draws" in text for text in flat.read(quiet))
+    assert any("minimum is sharp" in text for text in flat.read({**quiet, "noisy_loss": 3.0}))
     assert flat.read({**quiet, "noisy_loss": None})[0].startswith("With noise") and flat.numbers(quiet)["loss"] == 1.0
     ntk = diagnostic("ntk")
     singular = {"condition": None, "conditions": [None], "eigenvalues": [[2.0, 0.0]], "block_images": 2}

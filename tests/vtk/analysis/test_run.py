@@ -237,7 +237,7 @@ def test_a_folder_of_something_else_is_refused(damage, known, tmp_path):
         "list": [value],
     }
     (tmp_path / "analysis.json").write_text(json.dumps(changed[damage]))
-    with pytest.raises(DataError, match=r"analysis\.json is no analysis"):
+    with pytest.raises(DataError, match=r"analysis\.json is not (an|a valid) analysis"):
         read_analysis(tmp_path)
 
 

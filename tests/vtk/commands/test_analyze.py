@@ -153,7 +153,7 @@ def test_flags_of_timm_names_go_to_the_timm_model_of_a_pair(photos, models, tmp_
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["a"], "no images; give a folder with --data"),
+        (["a"], "no images were given; give a folder with --data"),
         (["a", "--data", "photos", "--img-size", "64"], "`--img-size` is for timm model names"),
         (["--compare", "a", "b", "--data", "photos", "--num-classes", "3"], "`--num-classes` is for timm model names"),
         (["a", "--data", "photos", "--no-pretrained"], "`--no-pretrained` is for timm model names"),

@@ -76,7 +76,7 @@ def test_labels_are_those_of_the_models_classes_or_none(flat: Path, capsys) -> N
     assert "random classifier" in capsys.readouterr().err
     more = config(flat, num_classes=5)
     assert choose_images(timm_source(more), more).classes is None
-    assert "5 outputs without names and the folder has 3 classes" in capsys.readouterr().err
+    assert "5 outputs without class names, the folder has 3 classes" in capsys.readouterr().err
 
 
 def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
@@ -103,7 +103,7 @@ def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
     source = timm_source(options)
     context = make_context(source, choose_images(source, options), options, RANKS)
-    with pytest.raises(UsageError, match="`--loss-images augmented` mixes images of one label each; give plain"):
+    with pytest.raises(UsageError, match="`--loss-images augmented` needs images with one label each; use plain"):
         context.augmented(4)
 
 

@@ -96,7 +96,7 @@ def test_cli_py_runs_from_a_checkout_that_was_never_installed(tmp_path: Path) ->
     ("argv", "code", "message"),
     [
         (["finetun"], 2, "did you mean `vtk finetune`?"),
-        (["analyze"], 2, "no model; give a pack, a checkpoint or a timm model name"),
+        (["analyze"], 2, "no model was given; give a pack, a checkpoint or a timm model name"),
         (["tasks", "push"], 2, "`PACK` is missing; give a pack, a bundle"),
         (["eval"], 2, "`SOURCE` is missing; give a task pack"),
         (["tasks", "convert", "a", "--out", "b"], 2, "`--pack-dtype` is missing; give fp32, bf16 or int8; see"),

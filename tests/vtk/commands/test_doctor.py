@@ -327,7 +327,9 @@ def test_a_model_of_ones_own_is_tuned_and_a_wrong_name_ends_it_first(
     own = str(Path(__file__).parents[2] / "fixtures" / "v0_1" / "digits.safetensors")
     assert main(["doctor", "--tune", "test_vit", own, "nonsense"]) == 2
     captured = capsys.readouterr()
-    assert not captured.out and captured.err.startswith("vtk doctor: error: `nonsense` is no file or folder here")
+    assert not captured.out and captured.err.startswith(
+        "vtk doctor: error: `nonsense` is neither a file nor a folder here"
+    )
     assert main(["doctor", "--tune", own, "--batch-sizes", "1"]) == 0
     assert f"batch 1 at 32 × 32 px in bfloat16 on {CARD}: " in capsys.readouterr().out
 

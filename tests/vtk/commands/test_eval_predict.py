@@ -368,7 +368,7 @@ def test_predict_replaces_only_its_own_tables(shop: Shop, tmp_path: Path, capsys
         assert main(["predict", str(shop.pack), str(image), "--out", str(out)]) == 0
     out.write_text("name,price\n")
     assert main(["predict", str(shop.pack), str(image), "--out", str(out)]) == 3
-    assert "no table of predictions" in capsys.readouterr().err
+    assert "not a table of predictions" in capsys.readouterr().err
     assert out.read_text() == "name,price\n"
     assert main(["predict", str(shop.pack), str(image), "--out", str(out), "--overwrite"]) == 0
     assert out.read_text().startswith("path,label1,score1")

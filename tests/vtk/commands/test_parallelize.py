@@ -261,13 +261,13 @@ def test_images_without_classes_are_enough(
     [
         (["test_vit", "--branches", "4"], 2, "`branches` is 4; a depth of 6 can be divided by 2, 3, 6"),
         (["test_vit", "--branches", "1"], 2, "`--branches` is 1; allowed is at least 2"),
-        (["vit_tiny_patch16_1x2_224"], 2, "is parallel already"),
+        (["vit_tiny_patch16_1x2_224"], 2, "is already parallel"),
         (["resnet18"], 2, "ResNet cannot be parallelized"),
         (["test_vit", "--finetune", "2"], 2, "`--finetune` needs --data"),
         (["test_vit", "--images", "0"], 2, "`--images` is 0"),
-        (["test_vit", "--distill"], 2, "`--distill` is a way of --finetune"),
+        (["test_vit", "--distill"], 2, "`--distill` needs --finetune"),
         (["test_vit", "--data", ".", "--finetune", "1", "--no-labels"], 2, "add --distill"),
-        (["test_vit", "--distill-kind", "hard"], 2, "`--distill-kind` says how to learn from the teacher"),
+        (["test_vit", "--distill-kind", "hard"], 2, "`--distill-kind` needs --distill"),
         (
             ["test_vit", "--data", ".", "--finetune", "1", "--distill", "--distill-alpha", "2"],
             2,
@@ -291,7 +291,7 @@ def test_too_few_loose_images_are_refused_before_anything_is_written(merged: Pat
     for i in range(3):
         Image.fromarray(np.full((20, 20, 3), 40 * i, np.uint8)).save(tmp_path / "none" / f"{i}.png")
     assert main(["parallelize", str(merged), *words, "--out", str(tmp_path / "out")]) == 3
-    assert "2 readable images to train on and 1 held out; give 4 or more" in capsys.readouterr().err
+    assert "2 readable training images and 1 held out; give at least 4" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -307,7 +307,7 @@ def test_the_table_fits_a_terminal(merged: Path, tmp_path: Path, capsys, monkeyp
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if line.startswith(("blocks", "0–1", "2–3"))]
     assert len(rows) == 3 and max(map(len, rows)) <= 80
-    assert any("random images are no photographs" in line for line in lines)
+    assert any("measured on random images" in line for line in lines)
 
 
 def test_the_card_travels_in_the_file(merged: Path, tmp_path: Path, capsys) -> None:

@@ -35,13 +35,13 @@ def test_train_and_val_folders(tree: Tree) -> None:
 def test_every_name_of_the_held_out_folder(tree: Tree, name: str) -> None:
     audit = quiet(tree({"train/a": 1, "train/b": 1, f"{name}/a": 1}))
     assert audit.layout == "split" and len(audit.val) == 1
-    assert audit.notes == ("no held-out images of: b",)
+    assert audit.notes == ("classes without held-out images: b",)
 
 
 def test_val_wins_over_test_and_that_is_said(tree: Tree) -> None:
     audit = quiet(tree({"train/a": 1, "train/b": 1, "val/a": 1, "val/b": 1, "test/a": 2, "extra/x": 1}))
     assert len(audit.val) == 2
-    assert audit.notes == ("not used: extra/, test/ beside train/, val/",)
+    assert audit.notes == ("unused folders: extra/, test/ beside train/, val/",)
 
 
 def test_flat_folders_are_split_class_by_class(tree: Tree) -> None:
@@ -85,9 +85,9 @@ def test_hidden_and_junk_folders_and_nested_files(tree: Tree) -> None:
         ({"docs": 0, "more": 0}, "no image files"),
         ({"train": 2, "val": 2}, "has no class folders"),
         ({"val/a": 1, "val/b": 1}, "has val/ but no train/"),
-        ({"dataset/train/a": 2}, "holds dataset/ only"),
-        ({"a": 2}, "one class only"),
-        ({"train/a": 1, "train/b": 1, "val/a": 1, "val/c": 1, "val/d": 1}, "has not: c, d;"),
+        ({"dataset/train/a": 2}, "contains only dataset/"),
+        ({"a": 2}, "only one class"),
+        ({"train/a": 1, "train/b": 1, "val/a": 1, "val/c": 1, "val/d": 1}, "train: c, d;"),
     ],
 )
 def test_layouts_that_cannot_be_used(tree: Tree, counts: dict[str, int], says: str) -> None:
@@ -111,7 +111,7 @@ def test_known_classes_keep_their_order(tree: Tree) -> None:
     assert audit.classes == ("b", "x", "a") and audit.counts("val") == [1, 0, 2] and audit.train == ()
     flat = quiet(root / "val", classes=["b", "x", "a"], val_split=0)
     assert flat.counts("train") == [1, 0, 2]
-    with pytest.raises(DataError, match=r"not classes of the model: a; it knows b, x"):
+    with pytest.raises(DataError, match=r"not classes of the model: a; its classes are b, x"):
         quiet(root, classes=["b", "x"])
 
 
@@ -132,7 +132,7 @@ def test_bad_files_are_named_skipped_and_counted(tree: Tree, capsys: pytest.Capt
 def test_a_class_whose_images_are_all_bad_is_refused(tree: Tree) -> None:
     root = tree({"a": 2, "b": 1})
     (root / "b/0.png").write_bytes(b"nothing")
-    says = r"no image of the class b can be read \(1 tried; for example b/0.png: not an image.*\); repair"
+    says = r"no image of the class b can be read \(1 files, for example b/0.png: not an image.*\); repair"
     with pytest.raises(DataError, match=says):
         quiet(root)
 
@@ -190,7 +190,7 @@ def test_a_home_that_cannot_be_written_only_warns(
     (root / "file").write_text("x")
     monkeypatch.setenv("VTK_HOME", str(root / "file"))
     assert len(quiet(root).samples) == 2
-    assert "scan is not remembered" in capsys.readouterr().err
+    assert "scan cannot be cached" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of arbitrary bytes")

@@ -68,7 +68,7 @@ def test_a_grey_folder_is_not_odd(tmp_path: Path) -> None:
         for i in range(3):
             image(40, 40).save(tmp_path / name / f"{i}.png")
     audit = scan(tmp_path, workers=0, show_progress=False)
-    assert audit.odd == () and "Nothing odd" in page(audit)
+    assert audit.odd == () and "Nothing unusual" in page(audit)
 
 
 class Reader(HTMLParser):
@@ -138,7 +138,7 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*argv, "--on-bad-image", "fail"]) == 3
     assert "cannot be read, and --on-bad-image is fail" in capsys.readouterr().err
     out.write_text("notes")
-    assert main(argv) == 3 and "a file of something else" in capsys.readouterr().err
+    assert main(argv) == 3 and "is not an audit page" in capsys.readouterr().err
     assert out.read_text() == "notes" and main([*argv, "--overwrite"]) == 0
 
 

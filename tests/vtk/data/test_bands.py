@@ -83,7 +83,7 @@ def test_without_opacity_it_is_full(tmp_path: Path, mode: str) -> None:
 
 
 def test_files_without_the_channels_say_what_they_have(tmp_path: Path, picture: Callable[..., Path]) -> None:
-    with pytest.raises(DataError, match=r"it has 3 channels; --in-chans 6 wants a TIFF file whose pages have 6"):
+    with pytest.raises(DataError, match=r"it has 3 channels; --in-chans 6 needs a TIFF file whose pages have 6"):
         read_image(picture(tmp_path / "a.png"), 6)
     with pytest.raises(DataError, match=r"its 6 pages have more than 5 channels; --in-chans is 5"):
         read_image(pages(tmp_path / "b.tif", SIX), 5)
@@ -134,7 +134,7 @@ def test_training_cuts_and_mirrors_all_channels_alike() -> None:
 
 def test_changes_of_colour_need_colours() -> None:
     for options, flag in (({"auto_augment": "rand-m9"}, "--auto-augment"), ({"color_jitter": 0.2}, "--color-jitter")):
-        with pytest.raises(UsageError, match=f"{flag}.*changes colours; with --in-chans 6"):
+        with pytest.raises(UsageError, match=f"{flag}.*changes colours, which --in-chans 6"):
             train_transform(spec(6), **options)
 
 
@@ -149,7 +149,9 @@ def test_statistics_follow_the_weights() -> None:
         assert input_spec("resnet18.a1_in1k", in_chans=in_chans).mean == (pytest.approx(sum(mean) / 3),) * in_chans
     given = input_spec(name, in_chans=4, mean=(0.1, 0.2, 0.3, 0.4), std=(0.2,))
     assert given.mean == (0.1, 0.2, 0.3, 0.4) and given.std == (0.2,) * 4
-    with pytest.raises(UsageError, match=r"`--mean` has 3 values; the input has 4 channels: give one, or one each"):
+    with pytest.raises(
+        UsageError, match=r"`--mean` has 3 values; the input has 4 channels; give one value, or one per channel"
+    ):
         input_spec(name, in_chans=4, mean=(0.1, 0.2, 0.3))
 
 

@@ -65,12 +65,13 @@ def test_copies_are_counted_and_named_by_kind(copied: Path) -> None:
 def test_each_kind_is_one_line_that_names_files(copied: Path) -> None:
     audit = quiet(copied)
     leak, conflict = audit.warnings
-    assert leak.startswith(
-        "1 held-out image is in the training part, too, byte for byte: for example val/a/leak.png is "
+    assert leak.startswith("1 held-out image is byte-identical to training images, for example val/a/leak.png is ")
+    assert (
+        conflict.startswith("1 image has byte-identical copies under other labels")
+        and "train/b/other label.png" in conflict
     )
-    assert conflict.startswith("1 image lies under several labels") and "train/b/other label.png" in conflict
     assert audit.notes == (
-        "1 file repeats another one of the same class and part, byte for byte, and counts again: for example "
+        "1 file is byte-identical to another one of the same class and part, and each counts as an image, for example "
         "train/b/again.png is train/b/2.png",
     )
     assert quiet(copied.parent / "data").to_dict()["copies"]["leaked"] == 1
@@ -85,7 +86,7 @@ def test_nothing_is_said_where_nothing_is_there_twice(tree: Tree) -> None:
 def test_on_leak_fail_refuses_exact_leaks_everywhere(
     copied: Path, read: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says = r"1 held-out image is in the training part, too.* and --on-leak is fail"
+    says = r"1 held-out image is byte-identical to training images.* and --on-leak is fail"
     if read == "scan":
         with pytest.raises(DataError, match=says):
             quiet(copied, on_leak="fail")
@@ -118,8 +119,10 @@ def test_links_count_by_their_place_and_are_named(tree: Tree) -> None:
     audit = quiet(root)
     assert audit.counts("train") == [3 + 3 + 2, 3]
     assert audit.copies.links == 3 + 2 and len(audit.copies.conflicts) == 3 and audit.copies.repeated == 2
-    assert any(w.startswith("train/a/more is a link to train/b, whose images count again") for w in audit.warnings)
-    assert any("5 of the equal files are the same file by a hard or symbolic link" in note for note in audit.notes)
+    assert any(
+        w.startswith("train/a/more is a link to train/b, whose images are used a second time") for w in audit.warnings
+    )
+    assert any("5 of the identical files are hard or symbolic links" in note for note in audit.notes)
 
 
 def test_a_class_or_part_that_is_a_link_to_another(tree: Tree) -> None:
@@ -244,7 +247,7 @@ def test_changed_copies_are_near_and_other_pictures_are_not(tmp_path: Path) -> N
     changed = ("jpeg.jpg", "small.png", "bright.png", "turned.jpg")
     assert {(a, b) for a, b in near if a.startswith("train")} == {("train/a/0.png", f"val/a/{n}") for n in changed}
     assert audit.copies.near_leaked == 4 and audit.copies.leaked == 0
-    assert any(w.startswith("4 held-out images look like a training image (near duplicates)") for w in audit.warnings)
+    assert any(w.startswith("4 held-out images are near-duplicate to training images") for w in audit.warnings)
     assert quiet(root, on_leak="fail").val  # near ones only warn
     assert near == {(a.name, b.name) for a, b in quiet(root).copies.near}  # the same from the cache
 
@@ -277,9 +280,7 @@ def test_sets_whose_images_are_all_alike_are_not_judged(tmp_path: Path) -> None:
         Image.open(path).resize((64, 64), Image.Resampling.BICUBIC).save(path)
     audit = quiet(tmp_path / "digits")
     assert audit.copies.near_limit < 0 and audit.copies.near == () and audit.warnings == ()
-    assert audit.notes == (
-        "the images are too alike, as digits or forms are, for near duplicates to be told among them",
-    )
+    assert audit.notes == ("the images are too similar to each other (as digits or forms are) to find near duplicates",)
 
 
 def test_the_limit_does_not_depend_on_the_copies(tmp_path: Path) -> None:
@@ -323,9 +324,9 @@ def test_the_search_is_bounded_where_all_images_are_alike() -> None:
 
 def test_the_page_shows_leaks_beside_each_other(copied: Path) -> None:
     text = page(quiet(copied))
-    leak = text.index("Held out and trained on")
-    assert leak < text.index("Under several labels") < text.index("Repeated <span")
-    first = text[leak : text.index("Under several labels")]
+    leak = text.index("Held-out images in the training part")
+    assert leak < text.index("Duplicates with different labels") < text.index("Duplicates <span")
+    first = text[leak : text.index("Duplicates with different labels")]
     assert first.count("data:image/jpeg;base64,") == 2 and "train · a" in first and "held out · a" in first
     told = json.loads(json.dumps(quiet(copied).to_dict()))
     assert told["copies"]["groups"][0][1] == {"name": "val/a/leak.png", "of_class": "a", "part": "val"}

@@ -24,13 +24,13 @@ def labelled(audit: DataAudit) -> bool:
 def test_labels_do_not_shift_where_val_lacks_a_class(tree: Tree) -> None:
     audit = quiet(tree({"train/a": 2, "train/b": 2, "train/c": 2, "val/a": 1, "val/c": 1}))
     assert audit.classes == ("a", "b", "c") and audit.counts("val") == [1, 0, 1] and labelled(audit)
-    assert audit.notes == ("no held-out images of: b",) and audit.warnings == ()
+    assert audit.notes == ("classes without held-out images: b",) and audit.warnings == ()
 
 
 def test_labels_do_not_shift_where_a_class_of_val_is_empty(tree: Tree) -> None:
     audit = quiet(tree({"train/a": 2, "train/b": 2, "train/c": 2, "val/a": 0, "val/b": 1, "val/c": 1}))
     assert audit.classes == ("a", "b", "c") and audit.counts("val") == [0, 1, 1] and labelled(audit)
-    assert audit.notes == ("no held-out images of: a",) and audit.warnings == ()
+    assert audit.notes == ("classes without held-out images: a",) and audit.warnings == ()
 
 
 @pytest.mark.parametrize("val", [{"val": 0}, {"val/a": 0, "val/b": 0}, {"validation/a/deep": 0}])
@@ -38,18 +38,22 @@ def test_an_empty_val_is_split_off_train_with_a_warning(tree: Tree, val: dict[st
     audit = quiet(tree({"train/a": 5, "train/b": 5, **val}))
     assert audit.layout == "flat" and audit.counts("val") == [1, 1] and labelled(audit)
     name = next(iter(val)).partition("/")[0]
-    assert len(audit.warnings) == 1 and f"{name}/ in" in audit.warnings[0] and "held out in place" in audit.warnings[0]
+    assert len(audit.warnings) == 1 and f"{name}/ in" in audit.warnings[0] and "held out instead" in audit.warnings[0]
 
 
 def test_an_empty_val_beside_a_test_part_takes_the_test_part(tree: Tree) -> None:
     audit = quiet(tree({"train/a": 5, "train/b": 5, "val/a": 0, "test/a": 1, "test/b": 2}))
     assert audit.layout == "split" and audit.counts("val") == [1, 2]
-    assert audit.notes == ("not used: val/ beside train/, test/",)
+    assert audit.notes == ("unused folders: val/ beside train/, test/",)
 
 
 def test_unlabelled_test_images_are_not_used(tree: Tree) -> None:
     audit = quiet(tree({"train/a": 5, "train/b": 5, "test": 3}))
-    assert audit.layout == "flat" and audit.classes == ("a", "b") and audit.notes[1] == "not used: test/ beside train/"
+    assert (
+        audit.layout == "flat"
+        and audit.classes == ("a", "b")
+        and audit.notes[1] == "unused folders: test/ beside train/"
+    )
 
 
 def test_empty_classes_are_dropped_with_a_warning(tree: Tree) -> None:
@@ -60,7 +64,7 @@ def test_empty_classes_are_dropped_with_a_warning(tree: Tree) -> None:
 
 def test_empty_classes_are_kept_when_asked(tree: Tree) -> None:
     root = tree({"train/a": 2, "train/b": 0, "train/c": 2, "val/a": 1, "val/b": 2})
-    with pytest.raises(DataError, match=r"has classes that .*train has not: b; fill .* --keep-empty-classes"):
+    with pytest.raises(DataError, match=r"has classes that are not in .*train: b; fill .* --keep-empty-classes"):
         quiet(root)
     audit = quiet(root, keep_empty_classes=True)
     assert audit.classes == ("a", "b", "c") and labelled(audit)
@@ -98,7 +102,7 @@ def test_what_programs_leave_is_neither_class_nor_image(tree: Tree) -> None:
     audit = quiet(root)
     assert audit.classes == ("a", "b") and audit.counts("train") == [2, 2] and audit.counts("val") == [1, 1]
     assert not audit.bad and not audit.warnings
-    assert audit.notes == ("not called images, and not used: .txt 4, .csv 4",)
+    assert audit.notes == ("unused, without an image suffix: .txt 4, .csv 4",)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_parts_are_found_by_every_name(tree: Tree, train: str, val: str) -> None
 def test_a_folder_around_the_folder_is_named(tree: Tree) -> None:
     for counts in ({"pets/train/a": 1, "pets/train/b": 1}, {"pets/a": 1, "pets/b": 1}):
         root = tree(counts)
-        with pytest.raises(DataError, match=r"holds pets/ only, and that .*; give .*data/pets$"):
+        with pytest.raises(DataError, match=r"contains only pets/, which contains .*; give .*data/pets$"):
             quiet(root)
         assert len(quiet(root / "pets").classes) == 2
 
@@ -159,7 +163,7 @@ def test_results_are_not_written_among_the_images(tree: Tree, tmp_path: Path, mo
         (Path("runs/x"), Path(".")), (flat / "run", flat), (flat, flat), (flat / "a/run", flat),
         (split / "val/run", split), (split / "Train/run", split),
     ):  # fmt: skip
-        with pytest.raises(DataError, match=r"`--out` .* lies among the images of .*; give a folder elsewhere"):
+        with pytest.raises(DataError, match=r"`--out` .* is among the images of .*; give a folder outside"):
             refuse_inside(out, root)
     for out, root in (
         (tmp_path / "runs/x", flat), (flat / ".vtk/run", flat), (split / "run", split), (flat / "run", flat / "a.csv"),

@@ -142,7 +142,7 @@ def test_wrong_options(options: dict[str, object], says: str) -> None:
 
 
 def test_wrong_specs() -> None:
-    with pytest.raises(UsageError, match="4 channels; give so many values"):
+    with pytest.raises(UsageError, match="4 channels; give as many values"):
         eval_transform(InputSpec(8, 8, in_chans=4))
     with pytest.raises(UsageError, match="interpolation 'cubic'"):
         eval_transform(spec(8, 8, interpolation="cubic"))

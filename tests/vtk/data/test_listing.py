@@ -6,7 +6,8 @@ import pytest
 
 from vtk.data.audit.split import split
 from vtk.data.sources import listing
-from vtk.data.sources.layout import collect
+from vtk.data.sources.image_set import list_images
+from vtk.data.sources.layout import list_part
 from vtk.errors import DataError, UsageError
 
 
@@ -37,14 +38,14 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path, picture: Callable
 def test_list_images(tmp_path: Path, picture: Callable[..., Path]) -> None:
     for name in ("img10.png", "img9.png", "sub/img1.png"):
         picture(tmp_path / name)
-    found = [path.relative_to(tmp_path).as_posix() for path in listing.list_images(tmp_path)]
+    found = [path.relative_to(tmp_path).as_posix() for path in list_images(tmp_path)]
     assert found == ["img9.png", "img10.png", "sub/img1.png"]
-    assert listing.list_images(tmp_path / "img9.png") == [tmp_path / "img9.png"]
+    assert list_images(tmp_path / "img9.png") == [tmp_path / "img9.png"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="has no images"):
-        listing.list_images(tmp_path / "empty")
+        list_images(tmp_path / "empty")
     with pytest.raises(DataError, match="does not exist"):
-        listing.list_images(tmp_path / "absent")
+        list_images(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -85,5 +86,5 @@ def test_a_class_folder_whose_name_is_no_text_is_refused(tmp_path: Path, picture
     picture(tmp_path / name / "0.png")
     picture(tmp_path / "café" / "0.png")
     with pytest.raises(DataError, match=r"not UTF-8 text \('caf\\udce9'\); rename it") as caught:
-        collect(tmp_path, tmp_path)
+        list_part(tmp_path, tmp_path)
     str(caught.value).encode()  # the message itself can be printed

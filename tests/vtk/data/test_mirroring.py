@@ -41,7 +41,7 @@ OTHERS = [
 def test_left_and_right_are_not_mirrored_in_any_colour(names: list[str], tmp_path: Path) -> None:
     for colour in (True, False):
         found = choose_mirroring(scan(write(tmp_path / str(colour), names, colour=colour), val_split=0.5))
-        assert found.probability == 0 and "a class is called" in found.why
+        assert found.probability == 0 and "a class name has" in found.why
 
 
 @pytest.mark.parametrize("names", CHARACTERS, ids=" ".join)

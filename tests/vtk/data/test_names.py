@@ -59,7 +59,7 @@ def test_both_spellings_of_unicode_are_one_class(tree: Tree) -> None:
         pytest.skip("this file system takes both spellings for one name")
     both = quiet(tree({composed: 2, apart: 3, "tea": 2}, "both"), val_split=0)
     assert both.classes == (composed, "tea") and both.counts("train") == [5, 2]
-    assert "two spellings of Unicode" in both.warnings[0]
+    assert "two Unicode normal forms" in both.warnings[0]
 
 
 @POSIX

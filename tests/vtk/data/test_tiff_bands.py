@@ -129,10 +129,10 @@ def test_pages_are_bands_of_any_types_but_not_thumbnails(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        ({"more": {258: (8, 8, 16)}}, "its 3 samples are 16-bit unsigned and 8-bit unsigned; save all as one of"),
+        ({"more": {258: (8, 8, 16)}}, "its 3 samples are 16-bit unsigned and 8-bit unsigned; save all as one type of"),
         ({"more": {259: (7,)}}, r"compressed as pixels \(TIFF compression 7\); save them with LZW, deflate or none"),
-        ({"photometric": 8}, r"colours of another kind \(TIFF photometric 8\); save it as grey or RGB"),
-        ({"more": {277: (60000,)}}, "it claims 60000 samples a pixel"),
+        ({"photometric": 8}, r"an unsupported colour space \(TIFF photometric 8\); save it as grey or RGB"),
+        ({"more": {277: (60000,)}}, "it declares 60000 samples per pixel"),
         ({"more": {317: (9,), 259: (8,)}}, "."),
     ],
 )
@@ -165,7 +165,7 @@ def test_an_open_image_is_read_whole_or_refused(tmp_path: Path) -> None:
     with Image.open(path) as image:
         image.load()
         image.fp = None  # as Pillow leaves it when nothing else holds the file
-        with pytest.raises(UsageError, match="kept not all of its bands or bits; give the path of the file"):
+        with pytest.raises(UsageError, match="dropped bands or bits; give the path of the file"):
             take_image(image, 3, SRGB)
     plain = tiff(tmp_path / "rgb.tif", values[..., :3], photometric=2)
     with Image.open(plain) as image:

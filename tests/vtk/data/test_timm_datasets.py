@@ -186,7 +186,7 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
 
 def test_what_cannot_be(opened: list[tuple[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, says in (
-        ("hfds", "names no data set"),
+        ("hfds", "is not the name of a dataset"),
         ("wds", "give wds@FOLDER"),
         ("torch/image_folder", "that folder"),
     ):
@@ -204,7 +204,7 @@ def test_what_cannot_be(opened: list[tuple[str, Any]], tmp_path: Path, monkeypat
         raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr(timm.data, "create_dataset", fail)
-    with pytest.raises(DataError, match=r"`hfds/x` cannot be opened \(train\): no network; is the name right"):
+    with pytest.raises(DataError, match=r"`hfds/x` cannot be opened \(train\): no network; check the name"):
         scan(Path("hfds/x"))
 
 

@@ -95,7 +95,7 @@ def test_images_under_another_name_are_found_by_content_and_not_used(tree: Tree,
     audit = quiet(root)
     assert len(audit.samples) == 6 and audit.left.pictures == {f"a/{name}": "PNG"}
     (warning,) = audit.warnings
-    assert f"for example a/{name} (PNG)" in warning and warning.startswith("1 file is not used although")
+    assert f"for example a/{name} (PNG)" in warning and warning.startswith("1 file is unused although")
 
 
 def test_text_that_starts_like_an_image_is_none(tree: Tree) -> None:
@@ -103,7 +103,7 @@ def test_text_that_starts_like_an_image_is_none(tree: Tree) -> None:
     (root / "a/x").write_bytes(b"BMW and GIF8")
     (root / "a/y").write_bytes(b"\xff\xd8\xff nothing more")
     audit = quiet(root)
-    assert audit.left.pictures == {} and audit.notes[-1] == "not called images, and not used: no suffix 2"
+    assert audit.left.pictures == {} and audit.notes[-1] == "unused, without an image suffix: no suffix 2"
 
 
 def test_many_files_of_a_suffix_are_looked_at_only_if_some_are_images(tree: Tree) -> None:
@@ -119,10 +119,10 @@ def test_what_cannot_be_read_is_a_warning_and_what_is_no_image_a_note(tree: Tree
     root = tree({"a": 2, "b": 2})
     strew(root / "a")
     audit = quiet(root)
-    unread = "images of kinds that are not read: .tga 2, .jxl 1, .dcm 1, .npy 1; convert them to PNG or TIFF"
+    unread = "images of unsupported formats: .tga 2, .jxl 1, .dcm 1, .npy 1; convert them to PNG or TIFF"
     assert audit.warnings == (unread,)
     assert audit.notes[1:] == (
-        "not called images, and not used: .txt 3, .zip 1, no suffix 1", "archives are not opened: .zip 1",
+        "unused, without an image suffix: .txt 3, .zip 1, no suffix 1", "archives are not read: .zip 1",
     )  # fmt: skip
 
 
@@ -140,10 +140,10 @@ def test_the_page_and_the_command_list_what_is_left_out(
     root = tree({"train/a": 2, "train/b": 2, "val/a": 1, "val/b": 1, "extra <x>": 2})
     strew(root / "train/a")
     text = page(quiet(root))
-    for says in ("0a.tga", ".txt: 3, not called an image", "extra &lt;x&gt;/ (2 files)", "23 = 6 used"):
+    for says in ("0a.tga", ".txt: 3, no image suffix", "extra &lt;x&gt;/ (2 files)", "23 = 6 used"):
         assert says in text, says
     assert main(["data", "audit", str(root), "--out", str(tmp_path / "a.html")]) == 0
     assert (
-        "files: 23 = 6 used + 10 not called an image + 2 in folders that are not used + 5 hidden, or left by programs"
+        "files: 23 = 6 used + 10 without an image suffix + 2 in unused folders + 5 hidden or system files"
         in capsys.readouterr().out.replace("\n", " ")
     )

@@ -84,7 +84,7 @@ def test_one_file_beyond_all_others_does_not_set_the_range(tmp_path: Path) -> No
     images = [*twelve(20), np.full((9, 11), 65535, np.uint16)]
     found = audit(folder(tmp_path, images))
     assert found.decoding.ranges == ((0.0, 4095.0),) and found.values["outside"] == ["a/020.png"]
-    (warning,) = [text for text in found.warnings if "outside of the value range" in text]
+    (warning,) = [text for text in found.warnings if "outside the value range" in text]
     assert warning.startswith("1 image has") and "a/020.png (65535 to 65535)" in warning
     assert grey(tmp_path / "a" / "020.png", found.decoding).min() == 255
     some = audit(folder(tmp_path / "more", [*twelve(6), *twelve(6, 65535)]))  # half of them are no exception
@@ -123,7 +123,7 @@ def test_values_that_are_no_numbers_are_zero(tmp_path: Path) -> None:
     found = audit(folder(tmp_path, images, "tif"))
     assert found.decoding.ranges == ((-3.0, 5.0),)
     assert grey(tmp_path / "a" / "000.tif", found.decoding)[0, :3].tolist() == [0, 255, 0]
-    assert any("1 images have values that are NaN" in note for note in found.notes)
+    assert any("1 images have NaN" in note for note in found.notes)
     filled = images[2].copy()
     filled[0, 0] = -9999
     tiff(tmp_path / "a" / "002.tif", filled, text={42113: "-9999"})  # GDAL's tag of what stands for no data
@@ -184,7 +184,7 @@ def test_eight_bits_are_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mixed = folder(tmp_path / "mixed", [*twelve(6), *images])
     found = audit(mixed)
     assert found.decoding.ranges == ((0.0, 4095.0),)
-    assert any("4 images have 8 bits and are taken as they are" in note for note in found.notes)
+    assert any("4 images have 8 bits and are used unchanged" in note for note in found.notes)
     assert np.array_equal(np.asarray(read_image(mixed / "a" / "006.png", 3, decoding=found.decoding)), images[0])
 
 

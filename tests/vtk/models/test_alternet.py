@@ -124,7 +124,7 @@ def test_a_number_for_the_model_fills_the_last_stages_first():
     assert per_stage((3, 4, 6, 4), 6) == (0, 1, 3, 2)  # the paper's model for ImageNet
     assert per_stage((2, 2, 2, 2), 3) == (0, 1, 1, 1)
     assert per_stage((3, 4, 6, 3), 2) == (0, 0, 1, 1)
-    for wrong, match in ((9, "take 0 to 8"), ([0, 1], "one for each of the 4"), ([0, 3, 0, 0], "stage 2: .* 0 to 2"),
+    for wrong, match in ((9, "is 0 to 8"), ([0, 1], "one for each of the 4"), ([0, 3, 0, 0], "stage 2: .* 0 to 2"),
                          (True, "is True"), ("6", "give one number")):  # fmt: skip
         with pytest.raises(UsageError, match=match) as caught:
             per_stage((3, 4, 6, 4), wrong)
@@ -151,10 +151,10 @@ def test_a_resnet_keeps_its_weights_where_it_stays_convolutional(norm):
 
 def test_what_cannot_be_built_up_is_named_and_left_as_it_was():
     faults = [
-        ("resnet18", {"msa_blocks": 1}, "ResNet cannot be built up; known are"),
+        ("resnet18", {"msa_blocks": 1}, "ResNet cannot be built up; supported are"),
         ("resnetv2_50x1_bit", {"msa_blocks": 1, "heads": [1]}, "`heads` is .*one number for each of the 4 stages"),
         ("resnetv2_18", {"msa_blocks": 1, "window_size": 0}, "`window_size` is 0"),
-        ("alternet_18", {"msa_blocks": 1}, "is an attention block already"),
+        ("alternet_18", {"msa_blocks": 1}, "is already an attention block"),
     ]
     for name, arguments, match in faults:
         with shapes_only():

@@ -193,20 +193,20 @@ def test_which_layers(layers: Any, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("build", "kwargs", "message"),
     [
-        (vit, {"placement": "back"}, "`placement` is 'back'; choose front, mid, end"),
-        (vit, {"on": "ffn"}, "`on` is 'ffn'; choose mlp, msa, both"),
+        (vit, {"placement": "back"}, "`placement` is 'back'; allowed is front, mid, end"),
+        (vit, {"on": "ffn"}, "`on` is 'ffn'; allowed is mlp, msa, both"),
         (vit, {"scale": 1}, "`scale` is 1"),
         (vit, {"layers": "lower"}, "`layers` is 'lower'; give all, upper, or block numbers from 0 to 2"),
         (vit, {"layers": []}, r"`layers` is \[\]"),
         (vit, {"layers": [0, 3]}, "`layers` has 3; the model's blocks are 0 to 2"),
         (vit, {"layers": [True]}, "`layers` has True"),
         (vit, {"layers": [-1]}, "`layers` has -1"),
-        (vit, {"layers": [1, 1]}, "names a block twice"),
+        (vit, {"layers": [1, 1]}, "has a block twice"),
         (vit, {"placement": "mid", "on": "both"}, r"mid: blocks\.0\.attn is a Attention"),
         (partial(vit, block_fn=ParallelScalingBlock), {}, r"blocks\.0 is a ParallelScalingBlock"),
         (partial(timm.create_model, "vit_tiny_patch16_224", mlp_layer=timm.layers.SwiGLU), {"placement": "mid"},
-         r"mid: blocks\.0\.mlp is a SwiGLU, and only timm's Mlp"),
-        (partial(timm.create_model, "resnet18"), {}, "ResNet cannot have Context Broadcasting; known are"),
+         r"mid: blocks\.0\.mlp is a SwiGLU, and mid needs timm's Mlp"),
+        (partial(timm.create_model, "resnet18"), {}, "ResNet cannot have Context Broadcasting; supported are"),
         (partial(timm.create_model, "mixer_s32_224"), {"on": "msa"}, "MixerBlock, which has no attention"),
         (partial(timm.create_model, "resmlp_12_224"), {}, r"blocks\.0 is a ResBlock"),
     ],
@@ -225,7 +225,7 @@ def test_what_cannot_have_it_is_refused_by_name_and_left_alone(
 def test_it_is_added_once(block: type[nn.Module]) -> None:
     model = vit(block_fn=block)
     add_context_broadcast(model, layers=[2])
-    with pytest.raises(UsageError, match="has Context Broadcasting already"):
+    with pytest.raises(UsageError, match="already has Context Broadcasting"):
         add_context_broadcast(model, layers=[0])
 
 

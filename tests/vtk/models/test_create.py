@@ -90,14 +90,14 @@ def test_impossible_sizes_name_the_nearest_valid_ones(size: Any, message: str) -
 
 
 def test_wrong_names_and_arguments_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match=r"no model `vit_tinny_patch16_224`; near names: vit_tiny_patch16_224"):
+    with pytest.raises(UsageError, match=r"no model `vit_tinny_patch16_224`; similar names: vit_tiny_patch16_224"):
         build_model("vit_tinny_patch16_224", num_classes=2)
     with pytest.raises(UsageError, match="cannot build"):
         build_model("vit_tiny_patch16_224", num_classes=2, kwargs={"nonsense": 1})
 
 
 def test_weights_of_another_model_are_refused(weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds 28 % of the backbone.*`blocks.0.mlp.fc1.weight`.*is --model right"):
+    with pytest.raises(DataError, match=r"has 28 % of the backbone.*`blocks.0.mlp.fc1.weight`.*is --model right"):
         build_model("test_vit", num_classes=5, weights=weights)
     deeper = timm.create_model("vit_tiny_patch16_224", **(TINY | {"depth": 3}))
     save_file(deeper.state_dict(), tmp_path / "deep.safetensors")
@@ -247,7 +247,7 @@ def test_random_bases_repeat_for_a_seed_and_leave_the_callers_numbers_alone() ->
 def test_the_hub_being_out_of_reach_is_one_quick_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=r"cannot be fetched here; give --weights FILE, or --no-pretrained"):
+    with pytest.raises(DataError, match=r"cannot be downloaded from the hub; give --weights FILE, or --no-pretrained"):
         build_model("test_vit", num_classes=2)
 
 

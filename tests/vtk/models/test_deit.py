@@ -80,7 +80,7 @@ def test_a_parallel_checkpoint_of_deit_computes_what_it_did(tmp_path: Path, scal
     with torch.no_grad():
         logits = created.model.double().eval()(images)
     torch.testing.assert_close(logits, deit_forward(w, images), rtol=1e-10, atol=1e-12)
-    told = "the position table of deit.pth has no entry for the class token, as in deit: it gets 0"
+    told = "the position table of deit.pth has no entry for the class token, as in deit: 0 is used"
     assert created.notes == ([] if extra else [told])
 
 

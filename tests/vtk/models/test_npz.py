@@ -100,5 +100,5 @@ def test_what_is_no_such_file_is_refused(tmp_path):
         read_base(NAME, {**KWARGS, "depth": 3}, tmp_path / "w.npz")
     with pytest.raises(DataError, match=r"does not look like weights for .*is --model right"):
         read_base(NAME, {**KWARGS, "embed_dim": 48}, tmp_path / "w.npz")
-    with pytest.raises(UsageError, match=r"timm reads no \.npz into"):
+    with pytest.raises(UsageError, match=r"timm cannot read \.npz files for"):
         read_base("swin_tiny_patch4_window7_224", {}, tmp_path / "w.npz")

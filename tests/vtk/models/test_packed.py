@@ -131,7 +131,7 @@ def test_segments() -> None:
 def test_unknown_blocks_are_refused_by_name(build: Build) -> None:
     blocks = build()[0]
     blocks[1] = ParallelScalingBlock(DIM, 2)
-    with pytest.raises(UsageError, match=r"`blocks\.1` is a ParallelScalingBlock: .*on its own"):
+    with pytest.raises(UsageError, match=r"`blocks\.1` is a ParallelScalingBlock: .*separately"):
         attention_modules(blocks)
     blocks = build(scale_attn_norm=True)[0]
     with pytest.raises(UsageError, match=r"`blocks\.0\.attn` is a Attention: .*inner norm"):

@@ -151,5 +151,5 @@ def test_grids_of_stored_tables():
     assert stored_grid(196, None, (448, 112)) == (28, 7)
     assert stored_grid(196, (7, 28), None) == (7, 28)
     assert stored_grid(196, None, None) == (14, 14)
-    with pytest.raises(DataError, match="192 patches: no square"):
+    with pytest.raises(DataError, match="192 patches, which is not a square"):
         stored_grid(192, None, None)

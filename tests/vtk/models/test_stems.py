@@ -168,21 +168,25 @@ def test_every_stem_shrinks_by_the_patch(name: Any, patch: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "shape", "message"),
     [
-        ({"stem": "hmlp"}, (3, 8, (7, 7)), "a patch of 7 pixels has no halves"),
-        ({"stem": "hmlp"}, (3, 10, (16, 16)), "10 is no multiple of 4"),
-        ({"stem": "conv"}, (3, 8, (7, 7)), "this model's patch of 7 pixels has no halves"),
-        ({"stem": "levit"}, (3, 8, (14, 14)), "for patches of 16 or 8 pixels; this model's are 14 × 14"),
-        ({"stem": "levit"}, (3, 12, (16, 16)), "12 is no multiple of 8"),
-        ({"stem": "resnet"}, (3, 8, (16, 16)), "`--stem` resnet is not known; choose hmlp, hmlp-ln, conv"),
-        ({"stem": "hmlp", "act": "silu"}, (3, 8, (16, 16)), "`--stem-act` silu is not known; choose relu, gelu"),
+        ({"stem": "hmlp"}, (3, 8, (7, 7)), "halves a patch, and this model's is 7 pixels"),
+        ({"stem": "hmlp"}, (3, 10, (16, 16)), "divisible by 4, and the model has 10"),
+        ({"stem": "conv"}, (3, 8, (7, 7)), "this model's patch is 7 pixels"),
+        ({"stem": "levit"}, (3, 8, (14, 14)), "needs patches of 16 or 8 pixels; this model's are 14 × 14"),
+        ({"stem": "levit"}, (3, 12, (16, 16)), "divisible by 8, and the model has 12"),
+        ({"stem": "resnet"}, (3, 8, (16, 16)), "`--stem` is resnet; allowed is hmlp, hmlp-ln, conv"),
+        ({"stem": "hmlp", "act": "silu"}, (3, 8, (16, 16)), "`--stem-act` is silu; allowed is relu, gelu"),
         ({"stem": "3conv+1proj", "act": "gelu"}, (3, 8, (16, 16)), "has no activation; leave it out"),
-        ({"stem": "hmlp", "strides": [2, 2, 2, 2]}, (3, 8, (16, 16)), "`--stem-strides` is of stems with convolutions"),
-        ({"stem": "1proj+1relu", "strides": [2]}, (3, 8, (16, 16)), "`--stem-strides` is of stems with convolutions"),
-        ({"stem": "conv", "strides": [2, 2, 2]}, (3, 8, (16, 16)), "2 2 2: give four numbers from 1"),
-        ({"stem": "conv", "strides": [2, 2, 2, 0]}, (3, 8, (16, 16)), "2 2 2 0: give four numbers from 1"),
+        ({"stem": "hmlp", "strides": [2, 2, 2, 2]}, (3, 8, (16, 16)), "`--stem-strides` needs a conv stem"),
+        ({"stem": "1proj+1relu", "strides": [2]}, (3, 8, (16, 16)), "`--stem-strides` needs a stem with convolutions"),
+        ({"stem": "conv", "strides": [2, 2, 2]}, (3, 8, (16, 16)), "2 2 2: allowed are four numbers of at least 1"),
+        (
+            {"stem": "conv", "strides": [2, 2, 2, 0]},
+            (3, 8, (16, 16)),
+            "2 2 2 0: allowed are four numbers of at least 1",
+        ),
         ({"stem": "conv", "strides": [2, 2, 2, 2]}, (3, 8, (8, 8)), "multiply to 16; this model's patch is 8"),
         ({"stem": "conv", "strides": [1, 1, 4, 4]}, (3, 8, (16, 16)), "would skip pixels"),
-        ({"stem": "conv", "strides": [4, 2, 2, 1]}, (3, 8, (16, 16)), "would need more padding on one side"),
+        ({"stem": "conv", "strides": [4, 2, 2, 1]}, (3, 8, (16, 16)), "would need asymmetric padding"),
     ],
     ids=lambda v: str(v)[:24],
 )
@@ -208,7 +212,7 @@ def test_scaled_relu_is_batch_norm_and_relu() -> None:
     assert float(difference[:, 2:].abs().max()) <= 1e-12
     assert torch.equal(alpha[2:], (norm.bias / norm.weight).detach()[2:])
     for wrong in (nn.ReLU(), nn.BatchNorm2d(3, affine=False), nn.LayerNorm(3)):
-        with pytest.raises(UsageError, match="is no BatchNorm with weight and bias"):
+        with pytest.raises(UsageError, match="is not a BatchNorm with weight and bias"):
             read_scaled_relu(wrong)
 
 

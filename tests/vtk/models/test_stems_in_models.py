@@ -86,7 +86,7 @@ def test_other_sizes() -> None:
         torch.testing.assert_close(fixed(images), dynamic(images), rtol=0, atol=1e-6)
     with pytest.raises(AssertionError, match=r"Input height \(32\) doesn't match model \(48\)"):
         fixed(torch.randn(1, 3, 32, 64))
-    with pytest.raises(UsageError, match=r"`patch_size` 8: the patches of stem conv are \(16, 16\)"):
+    with pytest.raises(UsageError, match=r"`patch_size` 8: stem conv has patches of \(16, 16\)"):
         fixed.set_input_size(patch_size=8)
     fixed.set_input_size(img_size=32, patch_size=16)
     assert fixed(torch.randn(1, 3, 32, 32)).shape == (1, 3)
@@ -105,7 +105,7 @@ def test_other_sizes() -> None:
             "vit_small_r26_s32_224", {}, "VisionTransformer has a HybridEmbed as its `patch_embed`", marks=slow
         ),
         ("naflexvit_base_patch16_gap", {}, "NaFlexVit has no `patch_embed`"),
-        ("vit_tiny_patch16_224", {"patch_size": 7, "img_size": 28}, "a patch of 7 pixels has no halves"),
+        ("vit_tiny_patch16_224", {"patch_size": 7, "img_size": 28}, "halves a patch, and this model's is 7 pixels"),
     ],
     ids=str,
 )
@@ -124,7 +124,7 @@ def test_a_stem_is_replaced_once_and_a_refusal_changes_nothing() -> None:
     config = dict(model.pretrained_cfg)
     replace_stem(model, stem="hmlp")
     assert vit().pretrained_cfg["first_conv"] == config["first_conv"] == "patch_embed.proj"
-    with pytest.raises(UsageError, match="VisionTransformer has the stem hmlp already; it is replaced once"):
+    with pytest.raises(UsageError, match="VisionTransformer already has the stem hmlp; a stem is replaced once"):
         replace_stem(model, stem="conv")
 
 
@@ -197,7 +197,7 @@ def test_designs_of_the_ffn_are_their_formula(design: Any, branches: int) -> Non
             h = h.clamp_min(0) if design == "relu" else h * 0.5 * (1 + torch.erf(h / 2**0.5))
             expected = expected + h @ mlp.fc2.weight.T + mlp.fc2.bias
         assert float((block(x) - expected).abs().max()) <= 1e-12
-    with pytest.raises(UsageError, match="has one of these designs already"):
+    with pytest.raises(UsageError, match="already has one of these designs"):
         change_mlp(model, design=design)
 
 
@@ -220,7 +220,7 @@ def test_what_an_ffn_design_has_no_place_in() -> None:
         model = timm.create_model(name, **({} if name == "resnet18" else SMALL), **kwargs)
         with pytest.raises(UsageError, match=message):
             change_mlp(model, design="relu")
-    with pytest.raises(UsageError, match="`--mlp` gelu is not known; choose relu, bn, no-norm"):
+    with pytest.raises(UsageError, match="`--mlp` is gelu; allowed is relu, bn, no-norm"):
         change_mlp(vit(), design="gelu")  # type: ignore[arg-type]
     model = vit()
     change_mlp(model, design="bn")
@@ -260,7 +260,7 @@ def test_a_checkpoint_brings_its_stem_whether_or_not_it_is_asked_for(tmp_path: P
     assert unasked.notes == [f"{file} was made with `replace_stem` {{'stem': '{stem}'}}, and so is this model"]
     for created in (asked, unasked):
         assert all(torch.equal(v, want[k]) for k, v in created.model.state_dict().items())
-    with pytest.raises(DataError, match=r"was made with `replace_stem` .* and \{'stem': 'levit'\} is asked for"):
+    with pytest.raises(DataError, match=r"was made with `replace_stem` .* and \{'stem': 'levit'\} is requested"):
         again(file, change("levit"), in_chans=in_chans)
 
 
@@ -290,8 +290,8 @@ def test_new_stems_are_drawn_from_the_seed_and_leave_the_callers_numbers_alone(t
     assert torch.equal(one.proj[0].weight, two.proj[0].weight)
     assert not torch.equal(one.proj[0].weight, other.proj[0].weight)
     count = sum(p.numel() for p in one.parameters())
-    assert again(file, change("hmlp")).notes == [f"stem hmlp: {count:,} weights start untrained"]
-    assert again(file, change("1proj+1bn")).notes == ["stem 1proj+1bn: 32 weights start untrained"]
+    assert again(file, change("hmlp")).notes == [f"stem hmlp: {count:,} weights are randomly initialised"]
+    assert again(file, change("1proj+1bn")).notes == ["stem 1proj+1bn: 32 weights are randomly initialised"]
 
 
 @pytest.mark.slow

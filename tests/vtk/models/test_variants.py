@@ -99,7 +99,7 @@ def test_the_mask_moves_with_the_model_and_other_numbers_of_tokens_are_refused()
     assert blank.blocks[0].attn.local_mask.is_meta
     model = vit()
     local_attention(model, kernel=3)
-    with pytest.raises(UsageError, match="was made for 25 tokens and got 24"):
+    with pytest.raises(UsageError, match="is for 25 tokens and got 24"):
         model.blocks[0](tokens(model)[:, 1:])
     assert copy.deepcopy(model)(torch.zeros(1, 3, 32, 48, dtype=torch.float64)).isfinite().all()
 
@@ -207,13 +207,13 @@ def test_squeeze_and_excitation_is_the_written_out_formula():
     ("apply", "name", "arguments", "match"),
     [
         (local_attention, "resnet18", {"kernel": 3}, "ResNet is not timm's VisionTransformer"),
-        (local_attention, "vit_tiny_patch16_224", {"kernel": 4}, "`kernel` is 4; give an odd number"),
+        (local_attention, "vit_tiny_patch16_224", {"kernel": 4}, "`kernel` is 4; allowed is an odd number"),
         (local_attention, "test_vit", {"kernel": 3}, "takes images of any size.*dynamic_img_size=false"),
         (local_attention, "mixer_s32_224", {"kernel": 3}, "MlpMixer is not timm's VisionTransformer"),
         (local_attention, "deit_tiny_distilled_patch16_224", {"kernel": 3}, "has its own `"),
         (local_attention, "vit_base_patch16_xp_224", {"kernel": 3}, r"blocks\.0 is a ParallelScalingBlock"),
         (local_attention, "vit_tiny_patch16_224", {"kernel": 3, "layers": [12]}, "the model's blocks are 0 to 11"),
-        (uniform_heads, "vit_tiny_patch16_224", {"variant": "d"}, "`variant` is 'd'; choose a, b, c"),
+        (uniform_heads, "vit_tiny_patch16_224", {"variant": "d"}, "`variant` is 'd'; allowed is a, b, c"),
         (uniform_heads, "vit_tiny_patch16_224", {"variant": "a", "heads": 3}, r"blocks\.0\.attn it may be 1 to 2"),
         (uniform_heads, "vit_tiny_patch16_224", {"variant": "a", "mix": "x"}, "`mix` is 'x'"),
         (uniform_heads, "mixer_s32_224", {"variant": "a"}, "a MixerBlock, which has no attention"),
@@ -240,9 +240,9 @@ def test_one_attention_cannot_be_both_and_masks_are_not_dropped():
     uniform_heads(model, variant="a")
     with pytest.raises(UsageError, match="is a UniformHeadAttention; only timm's plain Attention can have local"):
         local_attention(model, kernel=3)
-    with pytest.raises(UsageError, match="take no mask"):
+    with pytest.raises(UsageError, match="support no mask"):
         model.blocks[0].attn(tokens(model), attn_mask=torch.ones(25, 25, dtype=torch.bool))
-    with pytest.raises(UsageError, match="take no mask"):
+    with pytest.raises(UsageError, match="support no mask"):
         model.blocks[0].attn(tokens(model), is_causal=True)
 
 

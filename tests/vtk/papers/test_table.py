@@ -132,7 +132,7 @@ def test_a_packed_pass_is_the_model_or_is_refused_by_name(case):
     if case.pack is not None:
         with pytest.raises(UsageError, match=case.pack) as caught:
             attention_modules(model.blocks)
-        assert "\n" not in str(caught.value) and "serve this model on its own" in str(caught.value)
+        assert "\n" not in str(caught.value) and "serve this model separately" in str(caught.value)
         return
     layers = [{n: p[None] for n, p in own_parameters(a).items()} for _, a in attention_modules(model.blocks)]
     torch.manual_seed(0)

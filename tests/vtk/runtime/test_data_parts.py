@@ -115,7 +115,11 @@ def test_a_folder_without_an_image_of_the_run_is_taken_whole(flat: Path, tmp_pat
     found, part = judged(source, tmp_path / "fresh")
     assert len(found) == 6 and not part.same and not part.left_out
     said = capsys.readouterr()
-    assert "no image of" in said.out and "6 images of" in said.err and "lay, with other content" in said.err
+    assert (
+        "no image of" in said.out
+        and "6 images of" in said.err
+        and "have the paths of the training run's, with other content" in said.err
+    )
     # one image that was trained on does not make the others' names those of the run
     leak = next(sample.path for sample in scan(flat).train)
     shutil.copy(leak, tmp_path / "fresh" / CLASSES[0] / "leak.png")

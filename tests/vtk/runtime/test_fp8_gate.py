@@ -151,8 +151,8 @@ def test_the_bound_is_99_percent_whatever_the_number(same: int, count: int, caps
     [
         (("predict", "PACK", "DATA", "--precision", "fp8"), "give --data FOLDER"),
         (("profile", "PACK", "--precision", "fp8"), "give --data FOLDER"),
-        (("predict", "PACK", "DATA", "--data", "DATA"), "calibrates --precision fp8, which was not given"),
-        (("profile", "PACK", "--data", "DATA"), "calibrates --precision fp8, which was not given"),
+        (("predict", "PACK", "DATA", "--data", "DATA"), "is only for --precision fp8, which was not given"),
+        (("profile", "PACK", "--data", "DATA"), "is only for --precision fp8, which was not given"),
         (("eval", "PACK", "DATA", "--precision", "fp8", "--backend", "eager"), "back-end `eager` has no fp8"),
         (("eval", "PACK", "DATA", "--precision", "fp8", "--backend", "compile"), "back-end `compile` has no fp8"),
         (("profile", "PACK", "--precision", "fp8", "--data", "DATA", "--backends", "bank,fused"), "`--backends` bank"),

@@ -119,7 +119,7 @@ def test_timm_name_without_a_classifier_needs_a_number_of_classes() -> None:
     [
         ("no/such/folder", "does not exist"),
         ("nothing.onnx", "does not exist"),
-        ("vit_smal_patch16_224", "no file or folder here, and as a model name.*vit_small_patch16_224"),
+        ("vit_smal_patch16_224", "neither a file nor a folder here, and as a model name.*vit_small_patch16_224"),
     ],
 )
 def test_what_is_neither_file_nor_model_is_named(text: str, message: str) -> None:

@@ -82,7 +82,7 @@ def test_wrong_flags_are_refused(flags: dict, message: str) -> None:
         (["--cb", "--cb-layers", "0,12"], "`layers` has 12; the model's blocks are 0 to 11"),
         (["--cb", "--cb-on", "msa", "--cb-placement", "mid"], "only timm's Mlp has a known middle"),
         (["--branches", "5"], "a depth of 12 can be divided by 2, 3, 4, 6, 12"),
-        (["--branches", "2", "--model", "vit_tiny_patch16_1x2_224"], "is parallel already"),
+        (["--branches", "2", "--model", "vit_tiny_patch16_1x2_224"], "is already parallel"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_image_is_read(argv, message, capsys, tmp_path) -> None:
@@ -138,7 +138,7 @@ def test_a_pack_with_broadcasting_is_merged_and_trained_further(config, photos, 
         assert torch.equal(whole.model(images), pack.model(images))
 
     more = {"weights": merged, "pretrained": True, "epochs": 1, "lr": 1e-8, "out": tmp_path / "more"}
-    with pytest.raises(DataError, match=r"merged.safetensors was made with `add_context_broadcast`.* is asked for"):
+    with pytest.raises(DataError, match=r"merged.safetensors was made with `add_context_broadcast`.* is requested"):
         finetune(config(**more, cb=True))
     again = load_task(finetune(config(**more)).task)
     assert again.card.transforms == pack.card.transforms

@@ -21,7 +21,7 @@ from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import Mirroring
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
-from vtk.models.weights.class_names import match_rows, read_names, tell_rows
+from vtk.models.weights.class_names import describe_rows, match_rows, read_names
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune, finetune_tasks
 from vtk.training.runs.views import describe_views
@@ -117,10 +117,10 @@ def start(config: Any, tmp_path: Path, names: tuple[str, ...]) -> tuple[Path, di
     ("names", "rows", "said"),
     [
         (("blue", "green", "red"), (0, 1, 2), ""),
-        (("red", "blue", "green"), (1, 2, 0), "in another order: their rows are taken by name"),
-        (("x", "red", "green", "blue", "y"), (3, 2, 1), "among 5: their rows are taken by name"),
-        (("cat", "dog", "bird"), None, "other classes (3, without blue, green, red): this one starts anew"),
-        (("red", "green", "cyan"), None, "other classes (3, without blue): this one starts anew"),
+        (("red", "blue", "green"), (1, 2, 0), "in another order: rows are matched by name"),
+        (("x", "red", "green", "blue", "y"), (3, 2, 1), "among 5: rows are matched by name"),
+        (("cat", "dog", "bird"), None, "other classes (3, without blue, green, red): a new one is initialised"),
+        (("red", "green", "cyan"), None, "other classes (3, without blue): a new one is initialised"),
         (("LABEL_0", "LABEL_1", "LABEL_2"), (0, 1, 2), ""),  # placeholders are no names
     ],
     ids=lambda value: "".join(map(str, value))[:12] if isinstance(value, tuple) else "",
@@ -150,7 +150,7 @@ def test_a_classifier_of_a_model_that_timm_builds_without_one_is_taken_by_name(t
         name, num_classes=2, img_size=28, weights=tmp_path / "own.safetensors", kwargs=kwargs, classes=("c", "a")
     )
     assert torch.equal(made.model.state_dict()["head.weight"], first["head.weight"][[2, 0]])
-    assert any("their rows are taken by name" in note for note in made.notes)
+    assert any("rows are matched by name" in note for note in made.notes)
 
 
 def test_a_pack_to_start_from_gives_its_rows_by_name(config: Any, photos: Path, tmp_path: Path, capsys: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_pack_to_start_from_gives_its_rows_by_name(config: Any, photos: Path, 
     found = load_task(finetune(run).task).model.state_dict()["head.weight"]
     known = load_task(first.task).model.state_dict()["head.weight"]
     assert torch.allclose(found, known[[1, 2]], atol=1e-6)  # green, red
-    assert "among 3: their rows are taken by name" in " ".join(capsys.readouterr().out.split())
+    assert "among 3: rows are matched by name" in " ".join(capsys.readouterr().out.split())
 
 
 def test_names_beside_weights_are_those_of_timm_and_transformers(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_names_beside_weights_are_those_of_timm_and_transformers(tmp_path: Path)
         assert read_names(path, None) == wanted, value
     told.write_text("no json")
     assert read_names(path, None) == ()
-    assert match_rows("abc", "cb") == [2, 1] and match_rows("abc", "cx") is None and not tell_rows("ab", "ab")
+    assert match_rows("abc", "cb") == [2, 1] and match_rows("abc", "cx") is None and not describe_rows("ab", "ab")
 
 
 def test_a_start_that_knows_the_held_out_images_is_said(config: Any, photos: Path, tmp_path: Path, capsys: Any) -> None:

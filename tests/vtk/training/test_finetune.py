@@ -233,7 +233,7 @@ def test_a_diverging_run_stops_and_keeps_its_best_pack(config, photos, tmp_path,
         return (loss * float("nan") if len(seen) > 7 else loss), logs  # 5 steps an epoch
 
     monkeypatch.setattr(objective.Classification, "loss", explode)
-    monkeypatch.setattr("vtk.training.engine.loop.PATIENCE", 3)
+    monkeypatch.setattr("vtk.training.engine.stepper.PATIENCE", 3)
     with pytest.raises(DivergedError, match=r"epoch 2 .*the best pack, of epoch 1, is kept in .*task") as info:
         finetune(config(epochs=3))
     assert "\n" not in str(info.value)

@@ -15,8 +15,7 @@ from vtk.training.engine.precision import Bf16
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune_config import MODES, FinetuneConfig
 from vtk.training.frozen_ffn import apply_memory_mode, remove_memory_mode
-from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
-from vtk.training.frozen_ffn.estimate import Footprint, footprints
+from vtk.training.frozen_ffn.estimate import Footprint, footprints, kept_bytes, tensors_of
 from vtk.training.memory import MemoryChoice, Subject, batch_sizes, choose_memory, free_bytes
 from vtk.training.policies import policy
 

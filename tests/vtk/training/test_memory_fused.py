@@ -1,4 +1,4 @@
-"""What a memory mode fuses: norms folded into the frozen layers behind them, additions into the norms behind them."""
+"""Fusions of the memory modes: norms folded into frozen layers, additions into the norms behind them."""
 
 import copy
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What each memory mode keeps for backward, in units of C elements per token and block, counted to the byte."""
+"""Memory that each mode keeps for backward, in units of C elements per token and block, counted to the byte."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from vtk.models.meta_model import shapes_only
 from vtk.training.engine.precision import Bf16
 from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
-from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
+from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 from vtk.training.policies import policy
 
 BOUNDS = {"plain": 11.3, "gelu8": 8.3, "recompute": 6.3, "minimal": 3.3}

@@ -1,4 +1,4 @@
-"""Which epoch is the best one, and when a run has learned enough."""
+"""The choice of the best epoch, and early stopping."""
 
 import json
 

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from tests.vtk._faults import tree
-from vtk.training.engine.fitting import DivergedError, fit
-from vtk.training.engine.loop import PATIENCE
+from vtk.training.engine.fitting import fit
 from vtk.training.engine.precision import Fp32
+from vtk.training.engine.stepper import PATIENCE, DivergedError
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.objectives.base import Batch, Classification

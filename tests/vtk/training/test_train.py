@@ -169,7 +169,7 @@ def test_overwrite_takes_only_what_a_run_wrote(scratch, tmp_path):
     ("values", "text"),
     [
         ({"weights": "a.pth", "pretrained": True}, "--weights.*--pretrained"),
-        ({"bce_threshold": 0.2}, "--bce-threshold` is of --loss bce"),
+        ({"bce_threshold": 0.2}, "--bce-threshold` needs --loss bce"),
         ({"loss": "bce", "multi_label": True}, "--loss` bce: --multi-label"),
         ({"loss": "bce", "class_weights": "balanced"}, "--class-weights` balanced.*--sampler balanced"),
         ({"loss": "mse"}, "--loss` is mse; allowed is ce, bce or bce-sum"),

@@ -4,7 +4,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,11 @@ from vtk.errors import UsageError
 class Draws:
     """Random numbers for the images of one batch.
 
-    Those of an image come from the seed, its place among all images and a name: not from the batch size, the device,
-    or what else is measured. Strengths of one change that take the same name share them, so that their curve is smooth.
+    Those of an image depend on the seed, its index and a name, but not on the batch size, the device or other
+    measurements. Strengths of one change that use the same name share them, so that their curve is smooth.
 
     Attributes:
-        first: place of the batch's first image.
+        first: index of the batch's first image.
     """
 
     def __init__(self, seed: int, first: int, like: Tensor) -> None:
@@ -62,7 +62,7 @@ class Draws:
 
 
 Change = Callable[[Tensor, Draws], Tensor]
-"""From pixels (B, C, H, W), 0 to 1, to changed ones of the same shape."""
+"""Function from pixels (B, C, H, W), 0 to 1, to modified pixels of the same shape."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Accuracies:
     """Accuracy of a model by change of its images.
 
     Attributes:
-        clean: of the images as they are, as a fraction.
+        clean: on the original images, as a fraction.
         changed: by name of the change, as a fraction.
-        classes: outputs of the model; guessing is right once in so many.
-        images: over which.
+        classes: number of outputs; chance is one over it.
+        images: number of images.
     """
 
     clean: float
@@ -88,9 +88,9 @@ class Curve(MeasureResult):
 
     Attributes:
         name: of the change.
-        unit: of the strengths, in words.
-        strengths: growing.
-        accuracies: at each of them, as fractions.
+        unit: of the strengths.
+        strengths: in increasing order.
+        accuracies: at each strength, as fractions.
     """
 
     name: str
@@ -104,10 +104,10 @@ class AccuracyCurves:
     """Accuracy of a model by strength of several changes.
 
     Attributes:
-        clean: accuracy on the images as they are, as a fraction.
+        clean: accuracy on the original images, as a fraction.
         curves: of each change.
-        classes: outputs of the model; guessing is right once in so many.
-        images: over which.
+        classes: number of outputs; chance is one over it.
+        images: number of images.
     """
 
     clean: float
@@ -118,6 +118,24 @@ class AccuracyCurves:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {**vars(self), "curves": [curve.to_dict() for curve in self.curves]}
+
+
+class AccuracyOptions(TypedDict, total=False):
+    """Keywords of every measure of accuracy on changed images.
+
+    Attributes:
+        spec: mean and std of the model's input; required.
+        seed: of the changes' random numbers; default 0.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
+    """
+
+    spec: Required[InputSpec]
+    seed: int
+    max_images: int | None
+    share: Share
+    title: str
 
 
 @torch.no_grad()
@@ -133,7 +151,7 @@ def accuracies(
     share: Share = ALONE,
     title: str = "",
 ) -> Accuracies:
-    """Return the accuracy of a model, in eval mode, on images that are changed in every one of several ways.
+    """Return the accuracy of a model, in eval mode, under each of several changes of the images.
 
     One pass over the images. Memory: one batch, its random numbers and its changed pixels with their spectra, about ten
     times the batch, and the model's activations.
@@ -142,15 +160,15 @@ def accuracies(
         model: classifier, (B, C, H, W) to (B, classes).
         batches: normalised images and labels (B,).
         changes: of pixels, by name.
-        spec: mean and std, by which pixels become the model's input.
+        spec: mean and std of the model's input.
         seed: of the changes' random numbers.
-        clamp: whether changed pixels are cut off at 0 and 1, as in any picture.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        clamp: whether changed pixels are clipped to 0 and 1.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
+        title: of the progress bar; empty for no bar.
 
     Raises:
-        UsageError: labels are not one number for each image, or channels are not those of ``spec``.
+        UsageError: labels are not one number per image, or channels are not those of ``spec``.
         DataError: there are no images.
     """
     device = next(model.parameters()).device
@@ -178,10 +196,10 @@ def accuracies(
 def placed_batches(
     model: nn.Module, batches: Batches, max_images: int | None, share: Share
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield this process's batches on the model's device, each with the place of its first image among all.
+    """Yield this process's batches on the model's device, each with the index of its first image.
 
     Raises:
-        UsageError: labels are not one number for each image.
+        UsageError: labels are not one number per image.
         DataError: there are no images.
     """
     first = 0
@@ -197,7 +215,7 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Return the model's logits (B, classes).
 
     Raises:
-        UsageError: it gives something else, or fewer classes than there are labels.
+        UsageError: the output has another shape, or fewer classes than the labels need.
     """
     logits = model(images)
     if not isinstance(logits, Tensor) or logits.ndim != 2:
@@ -209,11 +227,11 @@ def logits_of(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(images: int) -> float:
-    """Return by how much an accuracy over so many images may be off by chance: at 95 %, and at worst (one half)."""
+    """Return the half-width of the 95 % interval of an accuracy over so many images, at worst (one half)."""
     return 1.96 * math.sqrt(0.25 / images)
 
 
 def remaining_lead(accuracy: float, clean: float, classes: int) -> float | None:
-    """Return how much of its lead over guessing a model keeps: 1 is all of it, 0 none; None where it never had one."""
+    """Return the share of its lead over chance that a model keeps: 1 is all of it, 0 none; None if it has no lead."""
     guess = 1 / max(classes, 1)
     return (accuracy - guess) / (clean - guess) if clean > guess else None

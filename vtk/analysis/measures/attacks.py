@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.measures.accuracy import (
     AccuracyCurves,
+    AccuracyOptions,
     Curve,
     Draws,
     logits_of,
     placed_batches,
 )
 from vtk.analysis.probes.batches import Batches, eval_mode
-from vtk.analysis.probes.share import ALONE, Share
+from vtk.analysis.probes.share import ALONE
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_input, to_pixels
 from vtk.errors import UsageError
@@ -31,13 +33,9 @@ def attack_accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     epsilons: Sequence[float] = EPSILONS,
     steps: int = STEPS,
-    seed: int = 0,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> AccuracyCurves:
     """Return a model's accuracy under FGSM and PGD in L∞ balls around the pixels.
 
@@ -52,25 +50,23 @@ def attack_accuracy(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
-        epsilons: radii in 255ths of the pixel range.
+        epsilons: radii in 1/255 of the pixel range.
         steps: of PGD, each an eighth of the radius, as Chen et al.'s.
-        seed: of PGD's starts, uniform in the ball.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Returns:
-        Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 255ths of the pixel range.
+        Curves ``FGSM`` and ``PGD-10``, the number being that of its steps; strengths in 1/255 of the pixel range.
 
     Raises:
-        UsageError: an option is out of range, or labels are not one number for each image.
+        UsageError: an option is out of range, or labels are not one number per image.
         DataError: there are no images.
     """
     if not epsilons or not all(math.isfinite(e) and e >= 0 for e in epsilons):
-        raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 255ths of the pixel range")
+        raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 1/255 of the pixel range")
     if steps < 1:
         raise UsageError(f"`steps` is {steps}; give 1 or more")
+    spec, share, title = options["spec"], options.get("share", ALONE), options.get("title", "")
+    max_images, seed = options.get("max_images"), options.get("seed", 0)
     radii = sorted({float(e) for e in epsilons})
     device = next(model.parameters()).device
     right = torch.zeros(2, len(radii), dtype=torch.int64, device=device)
@@ -122,7 +118,7 @@ def _under_pgd(
 
 
 def fgsm(model: nn.Module, pixels: Tensor, labels: Tensor, epsilon: float, *, spec: InputSpec) -> Tensor:
-    """Return pixels one step of the gradient's sign away: x + ε·sign(∇ₓ L), cut off at 0 and 1 (Goodfellow et al.).
+    """Return pixels after one FGSM step: x + ε·sign(∇ₓ L), clipped to 0 and 1 (Goodfellow et al. 2015).
 
     Args:
         model: classifier in eval mode.
@@ -145,7 +141,7 @@ def pgd(
     steps: int = STEPS,
     step: float | None = None,
 ) -> Tensor:
-    """Return pixels after projected gradient ascent of the loss in the L∞ ball (Madry et al.).
+    """Return pixels after projected gradient ascent of the loss in the L∞ ball (Madry et al. 2018).
 
     Args:
         model: classifier in eval mode.
@@ -153,7 +149,7 @@ def pgd(
         labels: (B,).
         epsilon: radius, in units of the pixel range.
         spec: mean and std of the input.
-        start: where it starts, in units of the radius: (B, C, H, W) from −1 to 1.
+        start: initial perturbation, in units of the radius: (B, C, H, W) from −1 to 1.
         steps: number of steps.
         step: length of a step, in units of the pixel range; by default an eighth of the radius.
     """
@@ -166,7 +162,7 @@ def pgd(
 
 
 def gradient(model: nn.Module, pixels: Tensor, labels: Tensor, *, spec: InputSpec) -> Tensor:
-    """Return the gradient (B, C, H, W) of the summed cross-entropy with respect to the pixels; parameters get none."""
+    """Return the gradient (B, C, H, W) of the summed cross-entropy with respect to the pixels, and to nothing else."""
     with torch.enable_grad():
         leaf = pixels.detach().requires_grad_(True)
         logits = model(to_input(leaf, spec))

@@ -20,7 +20,7 @@ _EDGE = 1.01
 
 @dataclass(frozen=True)
 class Bin:
-    """Images whose largest probability lies in one bin.
+    """Images whose confidence (largest probability) lies in one bin.
 
     Attributes:
         low: lower edge, not part of the bin.
@@ -39,21 +39,21 @@ class Bin:
 
 @dataclass(frozen=True)
 class Calibration(MeasureResult):
-    """How true the probabilities are.
+    """Calibration of a model.
 
     Attributes:
         bins: of equal width, from 0 to 1.
         ece: expected calibration error, Σ (count / images)·|accuracy − confidence| over bins; 0 to 1.
-        ece_by_chance: 95th percentile of what a perfectly calibrated model of the same confidences would have on so
-            many images, from draws of its labels. An ``ece`` below it says nothing against the model.
+        ece_by_chance: 95th percentile of the ``ece`` of a perfectly calibrated model with the same confidences, from
+            random labels. An ``ece`` below it is no evidence of miscalibration.
         accuracy: share of images whose most likely class is the label.
         confidence: mean largest probability; above the accuracy, the model is over-confident.
         nll: mean −ln of the label's probability, nats.
-        temperature: by which all logits divided would have the lowest NLL on these same images; None where there is
-            no such number, because every image is right or the logits say nothing of the labels.
-        fitted_ece: the ``ece`` with it. It was fitted to the images on which it is judged, and so looks too good.
+        temperature: divisor of all logits that minimises the NLL on these same images; None if there is no minimum,
+            because every image is right or the logits do not depend on the labels.
+        fitted_ece: the ``ece`` with it; too optimistic, because it was fitted on the same images.
         fitted_nll: the ``nll`` with it.
-        images: how many.
+        images: number of images.
     """
 
     bins: tuple[Bin, ...]
@@ -72,7 +72,7 @@ class Calibration(MeasureResult):
 def model_calibration(
     model: nn.Module, batches: Batches, *, bins: int = 15, max_images: int | None = None, seed: int = 0
 ) -> Calibration:
-    """Return how well a model's softmax probabilities agree with how often it is right, the model in eval mode.
+    """Return how well a model's softmax probabilities match its accuracy, the model in eval mode.
 
     Memory: 8 bytes for each image and class.
 
@@ -80,12 +80,12 @@ def model_calibration(
         model: gives logits (B, classes), at least two.
         batches: images and labels (B,) int64.
         bins: number of bins of equal width.
-        max_images: from the first.
-        seed: of the draws behind ``ece_by_chance``.
+        max_images: use only the first ones.
+        seed: of the draws after ``ece_by_chance``.
 
     Raises:
         UsageError: ``bins`` is below 1, the model gives one number, or labels are not one for each image.
-        DataError: there are no images, a label is not of the model's classes, or a logit is not a number.
+        DataError: there are no images, a label is not a class of the model, or a logit is not finite.
     """
     if bins < 1:
         raise UsageError(f"`bins` is {bins}; give 1 or more")
@@ -94,7 +94,7 @@ def model_calibration(
         for images, labels in stream(model, batches, max_images):
             logits = model(images)
             if labels.ndim != 1:
-                raise UsageError(f"calibration needs one label for each image; these labels are {tuple(labels.shape)}")
+                raise UsageError(f"calibration needs one label per image; these labels are {tuple(labels.shape)}")
             if logits.ndim != 2 or logits.shape[1] < 2:
                 raise UsageError(f"calibration needs logits (B, classes); the model gives {tuple(logits.shape)}")
             parts.append(logits.double().cpu().numpy())
@@ -156,7 +156,7 @@ def _ece(rows: tuple[Bin, ...], count: int) -> float:
 
 
 def _by_chance(confidence: np.ndarray, bins: int, seed: int) -> float:
-    """Let every image be right with the probability that the model gives: what is left is chance."""
+    """Return the 95th percentile of the ECE if every image is right with the probability that the model gives."""
     draw = np.random.default_rng(seed)
     place = _places(confidence, bins)
     errors = []
@@ -167,7 +167,7 @@ def _by_chance(confidence: np.ndarray, bins: int, seed: int) -> float:
 
 
 def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return T > 0 of the lowest NLL, which is convex in 1/T; None at an end of the range, where there is no lowest."""
+    """Return T > 0 that minimises the NLL, which is convex in 1/T; None at an end of the range: no minimum."""
     low, high = _TEMPERATURES
     minimum = minimize_scalar(
         lambda t: _softmax(logits / math.exp(t), labels)[1],

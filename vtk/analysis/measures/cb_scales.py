@@ -13,16 +13,16 @@ from vtk.models.transforms.context_broadcast import ContextBroadcast
 
 @dataclass(frozen=True)
 class LayerScales:
-    """Λ of one layer. CB_S gives x + Λ ⊙ mean(x), so that 0 broadcasts nothing; plain CB has ½ and ½ in its place.
+    """Λ of one layer. CB_S computes x + Λ ⊙ mean(x), so that 0 broadcasts nothing; plain CB uses ½ and ½ instead.
 
     Attributes:
         name: of the module with Λ.
         block: number of its block in the model, from 1.
-        where: ``mlp`` or ``msa``, to which it belongs.
+        where: ``mlp`` or ``msa``, the sublayer.
         placement: ``front``, ``mid`` or ``end`` of it.
         mean: over channels.
         deviation: standard deviation over channels, of the population.
-        negative: share of channels with λ < 0, in which the mean is taken away.
+        negative: share of channels with λ < 0, which subtract the mean.
         ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 where all are alike; None where
             the latter is 0.
         channels: length of Λ.
@@ -41,7 +41,7 @@ class LayerScales:
 
 @dataclass(frozen=True)
 class ContextScales(MeasureResult):
-    """Λ of every layer that has one.
+    """Λ of every layer with scaled Context Broadcasting.
 
     Attributes:
         layers: in order of depth.
@@ -52,23 +52,24 @@ class ContextScales(MeasureResult):
 
 @torch.no_grad()
 def context_scales(model: nn.Module) -> ContextScales:
-    """Return statistics of Λ by layer; no image is needed.
+    """Return statistics of Λ by layer; needs no images.
 
     The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it tells how similar high and low values of the scaling
     weights are; quantiles are taken of their magnitudes here, since those of the values may have any sign.
 
     Raises:
-        UsageError: the model has no Context Broadcasting, or the plain one, which has no Λ.
+        UsageError: the model has no Context Broadcasting, or only plain one, which has no Λ.
     """
     kind = type(model).__name__
     broadcasts = {name: module for name, module in model.named_modules() if isinstance(module, ContextBroadcast)}
     if not broadcasts:
         raise UsageError(
-            f"{kind} has no Context Broadcasting; `vtk finetune … --cb-scale` trains it in a ViT, PiT or MLP-Mixer"
+            f"{kind} has no Context Broadcasting; `vtk finetune … --cb-scale` adds it to a ViT, PiT or MLP-Mixer"
         )
     if all(module.scale is None for module in broadcasts.values()):
         raise UsageError(
-            f"{kind} has plain Context Broadcasting, which has no Λ: it takes ½ everywhere; train --cb-scale"
+            f"{kind} has plain Context Broadcasting, whose weight is ½ everywhere; train with --cb-scale for a learned "
+            "Λ"
         )
     blocks = list(block_modules(model))
     layers: list[LayerScales] = []

@@ -24,7 +24,7 @@ class FeatureSimilarity(MeasureResult):
         kinds: of the units.
         similarity: symmetric, a row for each unit: 1 for features that are alike up to rotation and scale, about 0 for
             independent ones; None where a unit gives every image the same.
-        images: over which.
+        images: number of images.
         left_out: images of batches of fewer than four.
     """
 
@@ -47,12 +47,12 @@ def feature_similarity(model: nn.Module, batches: Batches, *, max_images: int | 
     Memory: (B, B) numbers in fp64 for each unit, and the features of one unit at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports.
         batches: of four images or more, labels unused; smaller ones are left out.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model, or all batches are too small.
+        UsageError: the model has no recognised blocks, or all batches are too small.
         DataError: there are no images.
     """
     units = residual_units(model)

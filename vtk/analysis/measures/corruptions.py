@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
-from vtk.analysis.measures.accuracy import Change, Curve, accuracies
+from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, accuracies
 from vtk.analysis.measures.pixel_corruptions import KINDS, corrupt
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.share import ALONE, Share
-from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 SEVERITIES = (1, 3, 5)
@@ -27,8 +25,8 @@ class CorruptionAccuracy:
         groups: of every kind: ``noise``, ``blur``, ``weather`` or ``digital``.
         mean: over kinds and severities.
         relative: the mean as a share of ``clean``; None where that is 0.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -48,13 +46,9 @@ def corruption_accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     kinds: Sequence[str] = (),
     severities: Sequence[int] = SEVERITIES,
-    seed: int = 0,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> CorruptionAccuracy:
     """Return a model's accuracy under the corruptions of `KINDS`.
 
@@ -68,13 +62,9 @@ def corruption_accuracy(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
         kinds: names in `KINDS`; by default all.
         severities: from 1 to 5.
-        seed: of noise, directions and weather.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Raises:
         UsageError: a kind is unknown or a severity not from 1 to 5.
@@ -89,9 +79,7 @@ def corruption_accuracy(
     changes: dict[str, Change] = {
         f"{kind} {severity}": partial(corrupt, kind=kind, severity=severity) for kind in chosen for severity in levels
     }
-    accuracy = accuracies(
-        model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title
-    )
+    accuracy = accuracies(model, batches, changes, **options)
     curves = tuple(
         Curve(kind, "severity", tuple(levels), tuple(accuracy.changed[f"{kind} {severity}"] for severity in levels))
         for kind in chosen

@@ -14,15 +14,15 @@ from vtk.errors import UsageError
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """How far the queries of one attention layer look. Units are the image's side, see `attention_distance`.
+    """Attention distance of one layer, in image sides; see `attention_distance`.
 
     Attributes:
-        name: of its module.
+        name: of the module.
         mean: over images, heads and queries.
         heads: mean over images and queries of each head; those that do not attend (`uniform_heads`) are not
             among them.
-        uniform: that of uniform attention over the same places.
-        relative: Hyeon-Woo et al.'s relative distance.
+        uniform: that of uniform attention over the same positions.
+        relative: relative distance of Hyeon-Woo et al. (2023).
         prefix: share of the patches' attention that goes to class and register tokens.
         grid: height and width, in tokens, of what a query sees: the map, or its window.
         map: height and width of the map.
@@ -40,11 +40,11 @@ class LayerDistance:
 
 @dataclass(frozen=True)
 class AttentionDistance(LayerResults[LayerDistance]):
-    """How far every attention layer of a model looks.
+    """Attention distance of every attention layer of a model.
 
     Attributes:
-        unplaced: layers that attend to tokens whose places are not known.
-        unseen: modules that look like attention and whose weights could not be seen.
+        unplaced: layers whose tokens have unknown positions.
+        unseen: modules that look like attention but whose weights could not be observed.
     """
 
     unplaced: tuple[str, ...]
@@ -70,10 +70,11 @@ def attention_distance(model: nn.Module, batches: Batches, *, max_images: int | 
     Args:
         model: fused attention too, parallel branches, windows.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: the model has no attention, none whose weights can be seen, or none whose tokens have known places.
+        UsageError: the model has no attention, none whose weights can be observed, or none whose tokens have known
+            places.
         DataError: there are no images.
     """
     sums: dict[str, _Sums] = {}

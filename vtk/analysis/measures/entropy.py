@@ -19,7 +19,7 @@ class LayerEntropy:
     """Entropy of one attention layer, in nats.
 
     Attributes:
-        name: of its module.
+        name: of the module.
         mean: over images, heads and queries.
         percentile15: below which 15 % of the values of all images, heads and queries are.
         cls: mean over images and heads of the class token's; None where a layer has none, or it is not known to.
@@ -42,7 +42,7 @@ class AttentionEntropy(LayerResults[LayerEntropy]):
     """Entropy of every attention layer of a model.
 
     Attributes:
-        unseen: modules that look like attention and whose weights could not be seen.
+        unseen: modules that look like attention but whose weights could not be observed.
     """
 
     unseen: tuple[str, ...]
@@ -58,10 +58,10 @@ def attention_entropy(model: nn.Module, batches: Batches, *, max_images: int | N
     Args:
         model: fused attention too, parallel branches, windows.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: the model has no attention, or none whose weights can be seen.
+        UsageError: the model has no attention, or none whose weights can be observed.
         DataError: there are no images.
     """
     values: dict[str, list[Tensor]] = {}

@@ -23,7 +23,7 @@ class Flatness(MeasureResult):
         standard_error: of ``noisy_loss``, over pairs of draws; NaN of one pair.
         sigma: σ.
         draws: how many ε.
-        images: of the loss.
+        images: number of images.
     """
 
     loss: float
@@ -53,14 +53,14 @@ def average_flatness(
     back from a copy, bit for bit.
 
     Args:
-        model: all of whose parameters get noise, frozen ones too; on return it is as it was.
+        model: all of whose parameters get noise, frozen ones too; unchanged on return.
         batches: held in memory.
         sigma: σ, in units of the weights.
         draws: even, 2 or more.
         loss: by default plain cross-entropy.
-        max_images: of the batches, from the first.
+        max_images: use only the first ones.
         seed: of the noise.
-        show_progress: a bar over the draws.
+        show_progress: show a progress bar.
 
     Raises:
         UsageError: an argument is out of range.

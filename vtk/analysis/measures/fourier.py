@@ -15,7 +15,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class UnitSpectrum(UnitMap):
-    """Spectrum of the feature map behind a unit.
+    """Spectrum of the feature map after a unit.
 
     Attributes:
         frequencies: along the half diagonal, in units of π per position: from 0 to just below 1.
@@ -34,7 +34,7 @@ class FeatureSpectra(MapsByDepth[UnitSpectrum]):
 
 
 def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureSpectra:
-    """Return the Δ log amplitude behind every residual unit, the model in eval mode.
+    """Return the Δ log amplitude after every residual unit, the model in eval mode.
 
     A(f) is the mean over images and channels of ln(|FFT2(map)| + 1e-6) at the frequency f of both axes (the half
     diagonal of the shifted transform), and Δ is A(f) − A(0): how much weaker a frequency is than the map's mean. As in
@@ -45,14 +45,14 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows. Other than the paper's notebook, BatchNorm
-            uses its running statistics, and LayerScale is there.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports. Other than the paper's notebook,
+            BatchNorm uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model, or none has a map behind it.
+        UsageError: the model has no recognised blocks, or none has a map after it.
         DataError: there are no images.
     """
     means, without_map, images = means_over_maps(model, batches, log_amplitudes, max_images)

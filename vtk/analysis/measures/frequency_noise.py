@@ -4,15 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vtk.analysis.measures.accuracy import Change, Curve, Draws, accuracies
+from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.share import ALONE, Share
-from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 CENTRES = tuple(i / 10 for i in range(11))
@@ -31,8 +29,8 @@ class FrequencyNoise:
         rms: of the noise, in units of the pixel range: of each band's where ``equal_power``, else of the white noise
             that bands are cut from.
         equal_power: whether all bands' noise is equally strong.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -52,15 +50,11 @@ def frequency_noise(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     centres: Sequence[float] = CENTRES,
     window: float = WINDOW,
     rms: float = RMS,
     equal_power: bool = True,
-    seed: int = 0,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> FrequencyNoise:
     """Return a model's accuracy on x + F⁻¹(F(δ) ⊙ M_f) for every centre frequency f, δ Gaussian.
 
@@ -76,15 +70,11 @@ def frequency_noise(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
         centres: of the bands, in units of π, from 0 to 1.
         window: width of the bands, in units of π.
         rms: strength, see `FrequencyNoise`.
         equal_power: scale every band's noise to ``rms``.
-        seed: of δ; all bands are cut from the same one.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Raises:
         UsageError: a band has no frequency at this image size, or an option is out of range.
@@ -98,9 +88,7 @@ def frequency_noise(
         f"{centre:g}": partial(_noisy, centre=centre, window=window, rms=rms, equal_power=equal_power)
         for centre in centres
     }
-    accuracy = accuracies(
-        model, batches, changes, spec=spec, seed=seed, clamp=False, max_images=max_images, share=share, title=title
-    )
+    accuracy = accuracies(model, batches, changes, clamp=False, **options)
     bands = Curve("band noise", "units of π per pixel", tuple(centres), tuple(accuracy.changed.values()))
     return FrequencyNoise(accuracy.clean, bands, window, rms, equal_power, accuracy.classes, accuracy.images)
 

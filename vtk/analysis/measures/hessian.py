@@ -23,8 +23,8 @@ class HessianSpectrum:
 
     Attributes:
         values: of each mini-batch, largest magnitude first, with signs.
-        converged: share of them that settled.
-        images: all mini-batches together.
+        converged: share of them that converged.
+        images: number of images, over all mini-batches.
     """
 
     values: tuple[tuple[float, ...], ...]
@@ -54,9 +54,9 @@ class HessianMax(MeasureResult):
 
     Attributes:
         values: of each group of parameters, largest magnitude first; ``whole`` is the whole Hessian.
-        converged: of each group, whether all settled.
+        converged: of each group, whether all converged.
         products: Hessian-vector products, all groups together.
-        images: of the operator.
+        images: number of images.
     """
 
     values: dict[str, tuple[float, ...]]
@@ -93,15 +93,15 @@ def hessian_spectrum(
     (`vtk.analysis.probes.eigenvalues`).
 
     Args:
-        model: is put into eval mode meanwhile.
+        model: in eval mode during the call.
         batches: the mini-batches; held in memory.
         loss: by default plain cross-entropy.
         top: eigenvalues of each mini-batch.
         method: ``lanczos``, or ``power`` as in the paper.
         max_iter: products at most, of each mini-batch; with ``power`` of each value.
-        tol: relative.
-        max_images: of the batches, from the first.
-        seed: of the start vector, which is the same for all mini-batches.
+        tol: relative tolerance.
+        max_images: use only the first ones.
+        seed: of the start vector, the same for all mini-batches.
         steps: how mini-batches are resumed, saved, divided between processes and shown.
 
     Raises:
@@ -151,7 +151,7 @@ def hessian_max(
     batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
 
     Args:
-        model: is put into eval mode meanwhile.
+        model: in eval mode during the call.
         batches: of evaluation's or training's transform; held in memory.
         loss: by default plain cross-entropy.
         top: eigenvalues of each group.
@@ -159,8 +159,8 @@ def hessian_max(
             `vtk.analysis.parameter_blocks` (Chen et al. 2022, Table 4). Default the whole.
         method: ``lanczos``, or ``power`` as in the paper.
         max_iter: products at most.
-        tol: relative.
-        max_images: of the batches, from the first.
+        tol: relative tolerance.
+        max_images: use only the first ones.
         seed: of the start vector.
         steps: how groups are resumed, saved and shown; processes divide the batches of each product.
 

@@ -25,7 +25,7 @@ class Landscape:
             infinite where the loss has no value.
         l2: the l2 term alone, at the same points; zeros without weight decay.
         directions: how d₁ and d₂ are scaled.
-        images: of the loss.
+        images: number of images.
     """
 
     steps: tuple[float, ...]
@@ -70,14 +70,14 @@ def loss_landscape(
     of the weights.
 
     Args:
-        model: on return it is as it was.
+        model: unchanged on return.
         batches: held in memory.
         grid: points along each axis, an odd number from 3.
         span: of each axis, in norms of the weights.
         directions: ``filter`` or ``reference``, see `vtk.analysis.probes.directions.random_directions`.
         vectors: tensors of one axis move too.
         loss: by default plain cross-entropy.
-        max_images: of the batches, from the first.
+        max_images: use only the first ones.
         seed: of the directions.
         options: how points are resumed, saved, divided between processes and shown.
 

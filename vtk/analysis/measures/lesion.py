@@ -47,8 +47,8 @@ class Lesions(MeasureResult):
     Attributes:
         accuracy: of the whole model, as a fraction.
         units: in order, the stem first.
-        classes: outputs of the model; guessing is right once in so many.
-        images: over which.
+        classes: number of outputs; chance is one over it.
+        images: number of images.
     """
 
     accuracy: float
@@ -79,14 +79,14 @@ def lesion_study(
     Args:
         model: classifier of a kind that `vtk.analysis.probes.residual_units` knows, (B, C, H, W) to (B, classes).
         batches: images and labels (B,).
-        max_images: from the first.
-        share: this process's part, where several measure together.
+        max_images: use only the first ones.
+        share: this process's part, if several processes measure together.
         kept: what ``save`` was given last by an earlier run with the same arguments: those batches are not done again.
         save: gets the counts so far after every batch, or every round of batches where processes share them.
-        title: of the progress bar; empty for none.
+        title: of the progress bar; empty for no bar.
 
     Raises:
-        UsageError: no unit of the model can be removed; or labels are not one number for each image, below the number
+        UsageError: no unit of the model can be removed; or labels are not one number per image, below the number
             of the model's outputs.
         DataError: there are no images.
     """

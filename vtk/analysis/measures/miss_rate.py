@@ -16,7 +16,7 @@ class MissRate(MeasureResult):
 
     Attributes:
         rate: R, from 0 to 1.
-        pairs: how many.
+        pairs: number of pairs.
     """
 
     rate: float
@@ -35,7 +35,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
     """
     held = load_batches(model, batches, max_images)
     if any(labels.ndim != 1 for _, labels in held):
-        raise UsageError("the miss rate needs one label for each image; give images that are not mixed")
+        raise UsageError("the miss rate needs one label per image; give images that are not mixed")
     images = torch.cat([images for images, _ in held])
     labels = torch.cat([labels for _, labels in held])
     if len(images) < 2:

@@ -23,8 +23,8 @@ class LayerNeurons:
         function: class of the activation, such as GELU.
         neurons: how many there are; channels of a map.
         active: share of them above 0, mean over images and positions (of a token MLP, over images and channels).
-        never: number of those above 0 at no position of any image.
-        always: number of those above 0 at every position of every image, where they are linear or nearly so.
+        never: number of neurons above 0 at no position of any image.
+        always: number of neurons above 0 at every position of every image, which are (nearly) linear.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ActiveNeurons(LayerResults[LayerNeurons]):
 
 @torch.no_grad()
 def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> ActiveNeurons:
-    """Return how many neurons of every hidden layer are above 0 behind their activation, the model in eval mode.
+    """Return how many neurons of every hidden layer have an activation above 0, the model in eval mode.
 
     Chen et al. (2022) count so because the derivative of GELU is much smaller below 0; there GELU and SiLU still let a
     little pass. Of a gated MLP (GluMlp, SwiGLU) the neuron's gate counts. Memory: 8 bytes a neuron.
@@ -59,10 +59,10 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         model: a timm ViT (parallel branches too), MLP-Mixer, Swin, PiT, ResNet and others whose blocks hold modules of
             ReLU, GELU, SiLU or another activation that keeps the sign.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: the model has no blocks that are known, or no such activation in them.
+        UsageError: the model has no recognised blocks, or no such activation in them.
         DataError: there are no images.
     """
     counts: dict[Hidden, Tensor] = {}
@@ -85,7 +85,7 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         why = "calls its activation as a function, which no hook sees" if unseen[0] in functional else (
             "has no module of ReLU, GELU, SiLU or the like"
         )  # fmt: skip
-        raise UsageError(f"{type(model).__name__}: `{unseen[0]}` {why}; neurons are counted behind such modules")
+        raise UsageError(f"{type(model).__name__}: `{unseen[0]}` {why}; neurons are counted after such modules")
     layers = []
     for hidden, count in counts.items():
         of, total = places[hidden], count.double()

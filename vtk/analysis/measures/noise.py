@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 from torch import Tensor, nn
 
-from vtk.analysis.measures.accuracy import AccuracyCurves, Change, Curve, Draws, accuracies
+from vtk.analysis.measures.accuracy import AccuracyCurves, AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.share import ALONE, Share
-from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 DEVIATIONS = (5.0, 10.0, 20.0, 40.0, 80.0)
@@ -20,13 +19,9 @@ def noise_accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     deviations: Sequence[float] = DEVIATIONS,
     blurs: Sequence[float] = BLURS,
-    seed: int = 0,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> AccuracyCurves:
     """Return a model's accuracy under Gaussian noise, shot noise and Gaussian blur.
 
@@ -39,16 +34,12 @@ def noise_accuracy(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
-        deviations: of both noises, in 255ths of the pixel range, growing; shot noise's is that of a white pixel.
+        deviations: of both noises, in 1/255 of the pixel range, growing; shot noise's is that of a white pixel.
         blurs: deviations of the blur in pixels of the model's input, growing.
-        seed: of the noise.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Returns:
-        Curves ``Gaussian noise`` and ``shot noise`` by deviation in 255ths of the pixel range, the latter of a white
+        Curves ``Gaussian noise`` and ``shot noise`` by deviation in 1/255 of the pixel range, the latter of a white
         pixel; ``Gaussian blur`` by deviation in pixels of the model's input.
 
     Raises:
@@ -73,9 +64,7 @@ def noise_accuracy(
         for name, _, change, values in kinds
         for i, value in enumerate(values)
     }
-    accuracy = accuracies(
-        model, batches, changes, spec=spec, seed=seed, max_images=max_images, share=share, title=title
-    )
+    accuracy = accuracies(model, batches, changes, **options)
     curves = []
     for (name, unit, _, values), shown in zip(kinds, (deviations, deviations, blurs), strict=True):
         fractions = tuple(accuracy.changed[f"{name} {i}"] for i in range(len(values)))

@@ -59,7 +59,7 @@ class TokenNorm:
 
 @dataclass(frozen=True)
 class HiddenNorm:
-    """Norm of a hidden layer, behind its activation: Chen et al.'s ‖a‖₂, root mean square over images.
+    """Norm of a hidden layer, after its activation: Chen et al.'s ‖a‖₂, root mean square over images.
 
     The paper does not say over what its norm goes; here it is over all positions and neurons of an image.
 
@@ -84,7 +84,7 @@ class Norms(MeasureResult):
         weights: of `parameter_blocks`, of ``head``, and of the parts of each block: ``block 1: msa``, ``block 1: mlp``.
         tokens: of each point, by depth.
         hidden: of each hidden layer that can be seen.
-        images: over which.
+        images: number of images.
         prefix: number of class and register tokens.
     """
 
@@ -121,10 +121,10 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
     Args:
         model: with blocks that are known: a timm ViT, Swin, PiT, Mixer, ResNet.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
         DataError: there are no images, or the model's activations are not finite.
     """
     prefix = prefix_tokens(model)
@@ -163,7 +163,7 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
             continue
         total, cls, outliers = totals[point.name].tolist()
         if not math.isfinite(total):
-            raise DataError(f"the tokens behind `{point.name}` are not all finite; their norms cannot be given")
+            raise DataError(f"the tokens after `{point.name}` are not all finite; their norms cannot be given")
         of = counts[point.name]
         mean_cls = None if cls != cls else cls / images
         tokens.append(TokenNorm(point.name, total / of, mean_cls, largest[point.name], outliers / of))

@@ -68,15 +68,15 @@ def ntk_condition(
     bytes, and the activations of a backward of as many images.
 
     Args:
-        model: on return it is as it was.
+        model: unchanged on return.
         batches: labels are not looked at.
         block: images of a block, 2 or more. Images that do not fill a block are left out; if there are fewer than one
             block, all of them are one.
         outputs: ``sum`` or ``all``.
         rectified: measure with ReLU in place of every GELU module.
-        max_images: of the batches, from the first.
+        max_images: use only the first ones.
         share: blocks are divided between processes.
-        show_progress: a bar over the images.
+        show_progress: show a progress bar.
 
     Raises:
         UsageError: an argument is out of range, or the model does something that cannot be differentiated image by
@@ -191,7 +191,7 @@ def _condition(values: list[float], dtype: torch.dtype) -> float:
 
 @contextlib.contextmanager
 def _relu(model: nn.Module) -> Iterator[None]:
-    """Let ReLU take the place of GELU inside of the context."""
+    """Let ReLU take the place of GELU within the context."""
     activations = [
         (parent, name, child)
         for parent in model.modules()

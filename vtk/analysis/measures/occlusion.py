@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from vtk.analysis.measures.accuracy import Change, Curve, Draws, accuracies
+from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
-from vtk.analysis.probes.share import ALONE, Share
-from vtk.card import InputSpec
 from vtk.errors import UsageError
 
 SIDES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -24,8 +22,8 @@ class OcclusionAccuracy:
         clean: accuracy with nothing hidden, as a fraction.
         centre: accuracy by side of the hidden rectangle, as a fraction of the image's side; Hyeon-Woo et al.'s is 0.5.
         areas: share of the pixels that each of them hides.
-        classes: outputs of the model.
-        images: over which.
+        classes: number of outputs.
+        images: number of images.
     """
 
     clean: float
@@ -43,11 +41,8 @@ def occlusion_accuracy(
     model: nn.Module,
     batches: Batches,
     *,
-    spec: InputSpec,
     sides: Sequence[float] = SIDES,
-    max_images: int | None = None,
-    share: Share = ALONE,
-    title: str = "",
+    **options: Unpack[AccuracyOptions],
 ) -> OcclusionAccuracy:
     """Return a model's accuracy with a centred rectangle of every image black.
 
@@ -59,11 +54,8 @@ def occlusion_accuracy(
     Args:
         model: classifier.
         batches: normalised images and labels (B,).
-        spec: mean and std of the input.
         sides: of the hidden rectangle as fractions of the image's sides, growing.
-        max_images: from the first.
-        share: this process's part, where several measure together.
-        title: of the progress bar; empty for none.
+        options: see `vtk.analysis.measures.accuracy.AccuracyOptions`.
 
     Raises:
         UsageError: a side is not from 0 to 1.
@@ -72,7 +64,8 @@ def occlusion_accuracy(
     if not sides or not all(0 <= side <= 1 for side in sides):
         raise UsageError(f"`sides` are {list(sides)}; give fractions of the image's side from 0 to 1")
     changes: dict[str, Change] = {f"{i}": partial(_hide, side=side) for i, side in enumerate(sides)}
-    accuracy = accuracies(model, batches, changes, spec=spec, max_images=max_images, share=share, title=title)
+    accuracy = accuracies(model, batches, changes, **options)
+    spec = options["spec"]
     areas = tuple(_hidden(spec.height, side) * _hidden(spec.width, side) / (spec.height * spec.width) for side in sides)
     curve = Curve("centre hidden", "fraction of the image's side", tuple(sides), tuple(accuracy.changed.values()))
     return OcclusionAccuracy(accuracy.clean, curve, areas, accuracy.classes, accuracy.images)

@@ -17,7 +17,7 @@ Grid = list[list[float]]
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """How one image's patches are attended to.
+    """Attention to the patches of one image.
 
     Attributes:
         mean: mean over heads, (height, width) of the grid, fp32; weights as they are, so that they sum to ``patches``.
@@ -47,8 +47,8 @@ class AttentionMaps:
     """Maps of several images.
 
     Attributes:
-        layer: whose attention it is, or ``all layers``.
-        query: whose: ``class token``, ``mean of all queries``, or the single query of a pooling layer.
+        layer: name of the layer, or ``all layers``.
+        query: ``class token``, ``mean of all queries``, or the single query of a pooling layer.
         maps: of each image.
     """
 
@@ -63,7 +63,7 @@ class AttentionMaps:
 
 @torch.no_grad()
 def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> AttentionMaps:
-    """Return what the class token attends to in the last layer, of each image, the model in eval mode.
+    """Return the attention of the class token in the last layer, for each image, the model in eval mode.
 
     A layer of one query (attention pooling, CaiT's class attention) tells what that query attends to. A model without
     class token tells the mean over the queries of all patches; in windows, over those of each patch's own window.
@@ -73,10 +73,11 @@ def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None
     Args:
         model: fused attention too. Of parallel branches the last one of the last block.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: the model has no attention, none whose weights can be seen, or the places of its last are not known.
+        UsageError: the model has no attention, none whose weights can be observed, or the places of its last are not
+            known.
         DataError: there are no images.
     """
     kept: dict[str, Tensor | None] = {}
@@ -102,15 +103,15 @@ def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None
             ((layer, attention_rows),) = kept.items()
             if attention_rows is None:
                 raise UsageError(
-                    f"{type(model).__name__}: where the tokens of its last attention ({layer}) stand is not known; "
-                    "overlays are of patches, as in a ViT or Swin"
+                    f"{type(model).__name__}: the positions of the tokens of its last attention ({layer}) are not "
+                    "known; overlays need patches, as in a ViT or Swin"
                 )
             parts.append(attention_rows)
     return AttentionMaps(layer, query, tuple(of_heads(one) for part in parts for one in part))
 
 
 def query_attention(attention: Tensor, places: Places, class_token: bool) -> tuple[Tensor, str]:
-    """Return what is attended to (B·windows, H, keys) and by whom, in words.
+    """Return the attention of the query (B·windows, H, keys), and a name for the query.
 
     Args:
         attention: (B·windows, H, queries, keys).
@@ -131,7 +132,7 @@ def of_heads(heads: Tensor) -> AttentionMap:
 
 
 def half_share(weights: Tensor) -> float:
-    """Return the smallest share of all places on which half of the weight lies, from 0 to 0.5, between places linear.
+    """Return the smallest share of positions that holds half of the weight, 0 to 0.5, interpolated linearly.
 
     All weight on one of n places gives 0.5/n, uniform weights 0.5; NaN of weights that sum to 0.
     """

@@ -33,7 +33,7 @@ class LayerResults(MeasureResult, Generic[Layer]):
 
 @dataclass(frozen=True)
 class UnitMap:
-    """The feature map behind a residual unit; measures add their values.
+    """The feature map after a residual unit; measures add their values.
 
     Attributes:
         name: of the unit, as `vtk.analysis.probes.residual_units.residual_units` gives it.

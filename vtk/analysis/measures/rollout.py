@@ -17,7 +17,7 @@ _BRANCH = re.compile(r"(.+)\.attns\.\d+\.\w+")
 
 @torch.no_grad()
 def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> AttentionMaps:
-    """Return what reaches the class token from every patch, of each image, the model in eval mode.
+    """Return the attention rollout from every patch to the class token, for each image, the model in eval mode.
 
     With Āₗ the mean over the heads of layer l, rollout is Π (½Āₗ + ½I), the last layer to the left: half of a token is
     the skip connection's. Heads of uniform attention (`uniform_heads`) count as such. Parallel branches of a
@@ -29,7 +29,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     Args:
         model: whose layers all see all tokens, and all the same ones: ViT, DeiT, DINOv2, BEiT, EVA, parallel blocks.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
         UsageError: the model has no attention, or some that is in windows, over another number of tokens, of two kinds
@@ -54,7 +54,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
 
 
 class _Rollout:
-    """The product of one batch, which grows layer by layer."""
+    """The product of attention matrices of one batch, layer by layer."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.kind = model, type(model).__name__
@@ -92,7 +92,7 @@ class _Rollout:
         self.branches = 0
 
     def finish(self) -> tuple[Tensor, str]:
-        """Return the maps (B, height, width) and whose they are."""
+        """Return the maps (B, height, width) and the name of their query."""
         self._close()
         hidden = unseen(self.model, self.seen)
         if hidden:

@@ -16,7 +16,7 @@ class TokenSimilarity(MeasureResult):
 
     Attributes:
         values: of each point: ``stem``, ``pos_embed``, then the blocks by name; −1 to 1.
-        images: over which.
+        images: number of images.
     """
 
     values: dict[str, float]
@@ -31,7 +31,7 @@ def token_similarity(model: nn.Module, batches: Batches, *, max_images: int | No
     the fourteen points of the paper: its stem, the position table, the blocks.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
         DataError: there are no images.
     """
     sums: dict[str, Tensor] = {}

@@ -11,7 +11,7 @@ from vtk.analysis.probes.feature_maps import means_over_maps
 
 @dataclass(frozen=True)
 class UnitVariance(UnitMap):
-    """Variance of the feature map behind a unit.
+    """Variance of the feature map after a unit.
 
     Attributes:
         variance: mean over images and channels of the variance over positions; None of a single position.
@@ -26,7 +26,7 @@ class FeatureVariance(MapsByDepth[UnitVariance]):
 
 
 def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> FeatureVariance:
-    """Return the variance over positions behind every residual unit, the model in eval mode.
+    """Return the variance over positions after every residual unit, the model in eval mode.
 
     Unbiased, of every channel of every image on its own, then the mean of these. Class and register tokens are left
     out. It has the square of the features' unit, so that only its steps can be compared between models.
@@ -34,12 +34,12 @@ def feature_variance(model: nn.Module, batches: Batches, *, max_images: int | No
     Memory: the map of one unit and batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports.
         batches: images, labels unused.
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Raises:
-        UsageError: no blocks are known in the model, or none has a map behind it.
+        UsageError: the model has no recognised blocks, or none has a map after it.
         DataError: there are no images.
     """
     means, without_map, images = means_over_maps(model, batches, _variances, max_images)

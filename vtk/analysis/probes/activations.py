@@ -1,8 +1,8 @@
 """Hidden activations of a model's blocks: the outputs of ReLU, GELU, SiLU and similar functions.
 
-They are seen by hooks on the modules of these functions, so no block has to be known. What lies inside of attention (a
-small network for relative positions, say) or of a gate such as squeeze-and-excitation is not a hidden layer of the
-block and is passed over.
+They are observed by hooks on the modules of these functions, independently of the block. Activations inside attention
+(as in a network for relative positions) or inside a gate such as squeeze-and-excitation are not hidden layers and are
+skipped.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Kind = Literal["MLP", "token MLP", "conv"]
 _SIGNED = frozenset(
     "ReLU ReLU6 LeakyReLU PReLU RReLU GELU GELUTanh QuickGELU SiLU Swish SwishMe Mish MishMe Hardswish HardSwish "
     "HardSwishMe HardMish HardMishMe ELU CELU SELU".split()
-)  # of the sign of their input, or 0: above 0 where the neuron is active. A sigmoid, which is always above 0, is not
+)  # their output has the sign of their input, or is 0: above 0 where the neuron is active (unlike a sigmoid)
 _FUNCTIONS = frozenset({
     F.relu, F.relu_, F.relu6, F.leaky_relu, F.gelu, F.silu, F.mish, F.hardswish, F.elu, F.celu, F.selu,
     torch.relu, torch.relu_, Tensor.relu, Tensor.relu_,
@@ -36,13 +36,13 @@ _MAP_LAYERS = (nn.Conv2d, nn.BatchNorm2d, nn.GroupNorm)
 
 @dataclass(frozen=True)
 class Hidden:
-    """A layer of activations.
+    """A hidden layer.
 
     Attributes:
-        name: of its module; a number behind it tells further calls of the same one.
-        block: number of the block that it is in, from 1.
-        kind: ``token MLP`` of an MLP-Mixer, where a neuron reads one channel at all positions; ``conv`` where it is a
-            channel of a map behind a convolution or its norm; else ``MLP``.
+        name: of its module, with a number for further calls of the same one.
+        block: number of its block, from 1.
+        kind: ``token MLP`` in an MLP-Mixer, where a neuron reads one channel at all positions; ``conv`` if it is a
+            channel of a map after a convolution or its norm; else ``MLP``.
         function: class of the activation.
     """
 
@@ -57,24 +57,22 @@ See = Callable[[Hidden, Tensor], None]
 
 @contextlib.contextmanager
 def watch_activations(model: nn.Module, see: See) -> Iterator[set[str]]:
-    """Inside of the context, hand the output of every activation in a block to ``see``, neurons last.
+    """Within the context, pass the output of every activation in a block to ``see``, neurons last.
 
     Args:
-        model: with blocks that are known, as of a timm ViT, Mixer, Swin or ResNet. Of a gated MLP (GluMlp, SwiGLU) the
-            gate is seen.
-        see: gets the layer and its output (B, …, neurons), B images or windows. It may not change it.
+        model: with recognised blocks, such as a timm ViT, Mixer, Swin or ResNet. Of a gated MLP (GluMlp, SwiGLU) the
+            gate is observed.
+        see: called with the layer and its output (B, …, neurons), B images or windows; must not modify it.
 
     Yields:
-        Names of the blocks that call an activation as a function, where no hook sees it; filled as the model runs.
+        Names of the blocks that call an activation as a function, which hooks cannot observe; filled as the model runs.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
     """
     blocks = block_modules(model)
     if not blocks:
-        raise UsageError(
-            f"{type(model).__name__} has no blocks that are known, such as a timm ViT, Mixer or ResNet has"
-        )
+        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Mixer, ResNet or the like")
     watch = _Watch(see)
     handles: list[Any] = []
 
@@ -110,7 +108,7 @@ def _signed(module: nn.Module) -> str | None:
 
 
 class _Watch(TorchFunctionMode):
-    """What is running: the block, whether activations are expected, and which kind of layer came last."""
+    """State of the forward pass: the block, whether activations count, and the kind of the last layer."""
 
     def __init__(self, see: See) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ class _Watch(TorchFunctionMode):
         self.on_map = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note a block that calls an activation itself; every function does what it always does."""
+        """Record a block that calls an activation function; the call itself is unchanged."""
         if self.block is not None and not self.quiet and func in _FUNCTIONS:
             self.functional.add(self.block)
         return func(*args, **(kwargs or {}))
@@ -131,7 +129,7 @@ class _Watch(TorchFunctionMode):
         self.block = block
         self.calls.clear()
 
-    def leave(self, *_: object) -> None:  # what a hook returns would take the place of the output
+    def leave(self, *_: object) -> None:  # a returned value would replace the output
         self.block = None
 
     def hush(self, *_: object) -> None:

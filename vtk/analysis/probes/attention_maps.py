@@ -1,9 +1,8 @@
 """Attention weights of any model, layer by layer, including fused attention, which never stores them.
 
-Fused attention is one call of torch's ``scaled_dot_product_attention``; inside of `watch_attention` that call is seen
-with the q, k, scale and mask that the model gives it, whatever it did to them before (norms, rotary positions, tables
-of relative positions), and softmax(scale·q·kᵀ + mask) is rebuilt from them. Unfused attention is seen as the softmax
-of its class. So no class has to be known; one that hides both is named by `unseen`.
+Fused attention is one call of torch's ``scaled_dot_product_attention``; within `watch_attention` softmax(scale·q·kᵀ +
+mask) is recomputed from the arguments of that call, after norms, rotary positions and relative positions. Unfused
+attention is observed at its softmax. So any class is supported; modules that hide both are returned by `unseen`.
 """
 
 import contextlib
@@ -22,20 +21,20 @@ See = Callable[[str, Tensor], None]
 
 @contextlib.contextmanager
 def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
-    """Inside of the context, hand every layer's attention to ``see`` as soon as it is computed.
+    """Within the context, pass every layer's attention to ``see`` as soon as it is computed.
 
     Args:
-        model: on any device; parallel branches are layers of their own.
-        see: gets the layer's name (of the module that attends) and its attention (B, H, queries, keys) in fp32 or
-            wider, each row summing to 1. With windows, B counts windows.
+        model: on any device; parallel branches are separate layers.
+        see: called with the name of the attention module and its attention (B, H, queries, keys) in fp32 or wider,
+            whose rows sum to 1. With windows, B counts windows.
 
-    A layer that folds its heads into the batch (B·H, queries, keys) has them taken apart again, image by image.
+    Heads that a layer folds into the batch (B·H, queries, keys) are separated again.
     """
     stack: list[str] = [""]
     handles = []
     attends = {name: _heads(module) for name, module in model.named_modules() if looks_like_attention(module)}
 
-    def leave(*_: object) -> None:  # what a hook returns would take the place of the output
+    def leave(*_: object) -> None:  # a returned value would replace the output
         stack.pop()
 
     try:
@@ -50,7 +49,7 @@ def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Return whether a module has heads and projections of its own."""
+    """Return whether a module has heads and projections."""
     heads = _heads(module)
     return isinstance(heads, int) and any(isinstance(m, (nn.Linear, nn.Conv2d)) for m in module.children())
 
@@ -60,7 +59,7 @@ def _heads(module: nn.Module) -> Any:
 
 
 def unseen(model: nn.Module, seen: set[str]) -> tuple[str, ...]:
-    """Return the modules that look like attention and were not seen to attend, nor hold one that was."""
+    """Return the modules that look like attention but were not observed, nor contain a module that was."""
     return tuple(
         name
         for name, module in model.named_modules()
@@ -75,7 +74,7 @@ class _Watch(TorchFunctionMode):
         self.stack, self.attends, self.see = stack, attends, see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at fused attention and at softmax inside of attention; every function does what it always does."""
+        """Observe fused attention, and softmax inside attention; the calls themselves are unchanged."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             self._seen(rebuild_attention(*args, **kwargs))
@@ -93,7 +92,7 @@ class _Watch(TorchFunctionMode):
         self.see(name, attention)
 
     def _layer(self) -> str:
-        """The module that attends: the innermost that looks like attention, else the innermost of all."""
+        """Return the attention module: the innermost that looks like attention, else the innermost of all."""
         return next((name for name in reversed(self.stack) if name in self.attends), self.stack[-1])
 
     def _inside(self) -> bool:

@@ -14,7 +14,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 def load_batches(model: nn.Module, batches: Batches, max_images: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """Return the batches on the model's device, in its floating-point type, at most ``max_images`` images of them.
 
-    They stay in memory, 4·C·H·W bytes an image: methods that iterate must see the same images each time.
+    They stay in memory, 4·C·H·W bytes per image, because iterative methods need the same images each time.
 
     Raises:
         DataError: there are no images.
@@ -44,7 +44,7 @@ def stream(model: nn.Module, batches: Batches, max_images: int | None = None) ->
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into eval mode inside of the context: no dropout, running statistics in BatchNorm."""
+    """Put a model into eval mode within the context: no dropout, running statistics in BatchNorm."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -21,13 +21,13 @@ def random_directions(
 ) -> list[Direction]:
     """Return random Gaussian directions whose parts have the norms of the model's weights.
 
-    ``filter`` is that of Li et al. (2018), which Chen et al. (2022) use: every output filter of a direction, its
+    ``filter`` follows Li et al. (2018), as in Chen et al. (2022): every output filter of a direction, its
     numbers for one index of the first axis, gets the norm of the model's. ``reference`` is what Park and Kim's code
     does: the norm is taken along the first axis, so that there is one for every input of a linear layer, and for every
     place in the window of a convolution; of a class token, whose first axis has length 1, every number is a part of its
     own.
 
-    In both, as in Park and Kim 2022, tables of positions do not move, nor do tensors of one axis (biases, norms,
+    In both, as in Park and Kim (2022), position embeddings do not move, nor do tensors of one axis (biases, norms,
     LayerScale) unless ``vectors``, nor do buffers: BatchNorm keeps the statistics that it has.
 
     Args:
@@ -44,18 +44,20 @@ def random_directions(
         UsageError: the mode is unknown, or nothing moves.
     """
     if mode not in MODES:
-        raise UsageError(f"directions {mode!r} are not known; give {' or '.join(MODES)}")
+        raise UsageError(f"unknown directions {mode!r}; give {' or '.join(MODES)}")
     generator = torch.Generator().manual_seed(seed)
     directions: list[Direction] = []
     for _ in range(count):
         direction: Direction = {}
         for name, p in model.named_parameters():
-            drawn = torch.randn(p.shape, generator=generator)  # of all of them, so that options do not change others
+            drawn = torch.randn(
+                p.shape, generator=generator
+            )  # also for tensors that do not move, so that options do not change the others
             if (p.ndim >= 2 or vectors) and not any(part in name for part in _POSITIONS):
                 direction[name] = _scaled(drawn.to(p), p.detach(), mode)
         directions.append(direction)
     if not directions or not directions[0]:
-        raise UsageError("no weights to move: the model has no tensor of two axes or more; try vectors too")
+        raise UsageError("no weights to move: the model has no tensor with two or more axes; use `vectors`")
     return directions
 
 

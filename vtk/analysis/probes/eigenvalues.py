@@ -12,17 +12,17 @@ from vtk.errors import UsageError
 Method = Literal["lanczos", "power"]
 METHODS: tuple[Method, ...] = ("lanczos", "power")
 BASIS_BYTES = 2**30
-"""What the basis of ``lanczos`` may take; never fewer than 2·top + 6 vectors."""
+"""Maximum size of the basis of ``lanczos``, which has at least 2·top + 6 vectors."""
 
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """What an iteration found.
+    """Result of an eigenvalue iteration.
 
     Attributes:
         values: largest magnitude first, signs kept.
-        converged: of each, whether it settled within the tolerance before the iterations ran out.
-        products: how often the operator was applied.
+        converged: of each, whether it converged within the tolerance.
+        products: number of products with the operator.
     """
 
     values: tuple[float, ...]
@@ -51,10 +51,10 @@ def top_eigenvalues(
     Args:
         product: symmetric; maps (n,) to (n,).
         start: (n,), not zero; gives device and number format.
-        top: how many, at most n.
+        top: number of eigenvalues, at most n.
         method: ``lanczos`` or ``power``.
         max_iter: products at most; with ``power`` for each value.
-        tol: relative.
+        tol: relative tolerance.
         generator: on the CPU, for further start vectors.
 
     Raises:
@@ -103,7 +103,7 @@ def _lanczos(
     size = len(start)
     steps = min(max(max_iter, top), size)
     room = min(steps, max(2 * top + 6, BASIS_BYTES // start.nbytes), size)
-    basis = start.new_empty(room, size)  # pages that are never written take no memory
+    basis = start.new_empty(room, size)  # untouched pages take no memory
     basis[0] = start / start.norm()
     inner = torch.zeros(room, room, dtype=torch.float64)  # the operator on the basis
     count = 1
@@ -117,7 +117,7 @@ def _lanczos(
         order = values.abs().argsort(descending=True)
         best = order[:top]
         scale = max(float(values.abs().max()), 1e-30)
-        # numerically nothing is left: the basis spans all that the start vector reaches
+        # the basis spans the whole Krylov space of the start vector
         exhausted = norm <= 1e-7 * scale or count == size
         if count >= top and (exhausted or bool((bounds[best] <= tol * values[best].abs()).all())):
             break
@@ -139,10 +139,10 @@ def _lanczos(
 
 
 def _expand(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a vector's coefficients in an orthonormal basis (k, n) and what is left of it."""
+    """Return a vector's coefficients in an orthonormal basis (k, n) and the remainder."""
     column = basis @ vector
     rest = vector - column @ basis
-    if float(rest.norm()) < 0.3 * float(vector.norm()):  # what cancelled has left rounding errors
+    if float(rest.norm()) < 0.3 * float(vector.norm()):  # cancellation left rounding errors
         again = basis @ rest
         column, rest = column + again, rest - again @ basis
     return column, rest

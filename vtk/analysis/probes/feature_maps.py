@@ -11,14 +11,14 @@ from vtk.analysis.probes.residual_units import Unit, residual_units, watch_units
 from vtk.analysis.probes.token_positions import prefix_tokens
 from vtk.errors import UsageError
 
-_SKEW = 1.5  # by how much cells may be longer than wide; a grid of fewer fits is no grid
+_SKEW = 1.5  # maximum ratio of the sides of a cell
 
 
 class Maps:
-    """Lays out the features of a model's units, whatever form the model holds them in.
+    """Arranges the features of a model's units as maps, whatever their layout.
 
     Args:
-        model: a timm model; its number of prefix tokens and the layout of its maps are known from it.
+        model: a timm model, which gives the number of prefix tokens and the layout of maps.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,7 +33,7 @@ class Maps:
             image: height and width in pixels: the grid of tokens has nearly its proportions.
 
         Returns:
-            The map; None where tokens are no grid, as class tokens on their own.
+            The map; None if the tokens form no grid, such as class tokens alone.
         """
         if features.ndim == 4:
             return features.movedim(-1, 1) if self._last else features
@@ -50,7 +50,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class UnitMean:
-    """What a statistic of the map behind a unit is on average.
+    """Mean of a statistic of the map after a unit.
 
     Attributes:
         unit: of `vtk.analysis.probes.residual_units.residual_units`.
@@ -69,21 +69,21 @@ class UnitMean:
 def means_over_maps(
     model: nn.Module, batches: Batches, statistic: Callable[[Tensor], Tensor], max_images: int | None = None
 ) -> tuple[tuple[UnitMean, ...], tuple[str, ...], int]:
-    """Return the mean of a statistic of the map behind every residual unit, the model in eval mode.
+    """Return the mean of a statistic of the map after every residual unit, the model in eval mode.
 
     Memory: the maps of one unit and batch at a time, and what the statistic makes of them.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` knows.
+        model: of any kind that `vtk.analysis.probes.residual_units` supports.
         batches: images, labels unused.
         statistic: from maps (B, C, H, W) to (B, C, ...).
-        max_images: from the first.
+        max_images: use only the first ones.
 
     Returns:
-        The units in order, the stem first; names of those left out, since their tokens are no grid; number of images.
+        The units in order, the stem first; names of those left out because their tokens form no grid; number of images.
 
     Raises:
-        UsageError: no blocks are known in the model, none has a map behind it, or images are of different sizes.
+        UsageError: the model has no recognised blocks, none has a map after it, or images are of different sizes.
         DataError: there are no images.
     """
     units, maps = residual_units(model), Maps(model)
@@ -98,7 +98,7 @@ def means_over_maps(
             return
         sides = (int(grid.shape[2]), int(grid.shape[3]))
         if sizes.setdefault(number, sides) != sides:
-            raise UsageError("images are of different sizes, and so are their feature maps; give images of one size")
+            raise UsageError("images have different sizes, and so have their feature maps; give images of one size")
         value = statistic(grid).sum(dim=(0, 1), dtype=torch.float64)
         sums[number] = sums[number] + value if number in sums else value
         counts[number] = counts.get(number, 0) + grid.shape[0] * grid.shape[1]
@@ -110,7 +110,7 @@ def means_over_maps(
             model(batch)
             images += len(batch)
     if not sums:
-        raise UsageError(f"the features of {type(model).__name__} are no maps, whose positions could be compared")
+        raise UsageError(f"the features of {type(model).__name__} form no maps, so positions cannot be compared")
     means = tuple(UnitMean(units[n], *sizes[n], sums[n] / counts[n]) for n in sorted(sums))
     return means, tuple(unit.name for number, unit in enumerate(units) if number not in sums), images
 

@@ -14,7 +14,7 @@ class Loss(Protocol):
 
     @property
     def weight_decay(self) -> float:
-        """The loss counts as having ½·weight_decay·‖w‖² added, whose Hessian is known: it is not part of the call."""
+        """Factor of the l2 term ½·weight_decay·‖w‖², which is added outside the call because its Hessian is known."""
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mean loss (scalar, with graph)."""
@@ -24,12 +24,12 @@ class Loss(Protocol):
 class CrossEntropy:
     """Cross-entropy in fp32 or wider.
 
-    Park and Kim (2022) look at the loss that was trained: augmented images, soft labels of mixup (give such batches)
-    and the l2 term. Its factor is written nowhere; ½·weight_decay·‖w‖² is the one whose gradient is weight_decay·w, as
-    optimisers have it. Chen et al. (2022) take plain cross-entropy for all models, which is the default here.
+    Park and Kim (2022) use the training loss: augmented images, soft labels of mixup (give such batches) and the l2
+    term. Its factor is written nowhere; ½·weight_decay·‖w‖² is the one whose gradient is weight_decay·w, as optimisers
+    have it. Chen et al. (2022) take plain cross-entropy for all models, which is the default here.
 
     Attributes:
-        smoothing: of labels given as numbers.
+        smoothing: of labels given as class indices.
         weight_decay: factor of the l2 term.
     """
 
@@ -46,7 +46,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """Binary cross-entropy averaged over classes and images, in fp32 or wider, as models of several labels are trained.
+    """Binary cross-entropy, averaged over classes and images, in fp32 or wider, for multi-label models.
 
     Attributes:
         weight_decay: factor of the l2 term, as in `CrossEntropy`.

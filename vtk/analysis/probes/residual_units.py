@@ -1,9 +1,9 @@
 """Residual units of a model: its attention, MLP and convolution branches, one by one.
 
-Park and Kim (2022) look at features after every residual sum: behind the attention of a block, behind its MLP, behind a
-block of convolutions. The point in the middle of a block is what the block's second half is called with, so it is seen
-as the model computes it, LayerScale, stochastic depth and norms behind the branch included; the paper's code builds the
-blocks anew from norm, attention and MLP and leaves those out. Hooks see and remove; no module or weight is changed.
+Park and Kim (2022) measure features after every residual sum: after the attention of a block, after its MLP, after a
+block of convolutions. The features in the middle of a block are the input of its second half, so they include
+LayerScale, stochastic depth and norms after the branch; the paper's code rebuilds blocks from norm, attention and MLP
+without these. Units are observed and removed by hooks; no module or weight is changed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from vtk.errors import UsageError
 
 _MIXERS = {"attn": "msa", "mlp_tokens": "other", "linear_tokens": "other"}
 _MLPS = ("mlp", "mlp_channels")
-# children of a block of two branches, x + a(norm1(x)) and then x + b(norm2(x)), with the norms before or behind
+# children of a block of two branches, x + a(norm1(x)) and then x + b(norm2(x)), with the norms before or after
 _TWO_BRANCHES = frozenset(
     {"norm1", "norm2", "ls1", "ls2", "drop_path", "drop_path1", "drop_path2", "shortcut", *_MIXERS, *_MLPS}
 )
@@ -32,17 +32,17 @@ _DOWN = ("downsample", "pool")
 
 @dataclass(frozen=True)
 class Unit:
-    """A step of a model's depth: what leads from one residual sum to the next.
+    """A unit of a model: the step from one residual sum to the next.
 
     Attributes:
-        name: ``stem``, or of the block, with its branch behind it where it has two: ``blocks.3.attn``.
+        name: ``stem``, or of the block, followed by its branch if it has two: ``blocks.3.attn``.
         kind: ``msa``, ``mlp``, ``conv``; ``subsampling`` halves the map, on its own (Swin, PiT, ConvNeXt) or as the
             first convolution block of a ResNet's stage; ``other`` is the rest: the stem, token mixing, attention and
             MLP that share a sum.
         outlets: modules whose output is the unit's part of the sum, up to a factor; if they give 0 the unit is removed.
-            Empty where there is no such part: a stem, a subsampling layer.
-        seen: modules, the first of which that runs in `host` shows the features behind the unit.
-        side: whether those are what it is called with or what it returns.
+            Empty if there is no such part, as for a stem or a subsampling layer.
+        seen: modules; the first of them that runs in `host` gives the features after the unit.
+        side: whether the features are its input or its output.
         host: the block.
     """
 
@@ -57,21 +57,21 @@ class Unit:
 def residual_units(model: nn.Module) -> list[Unit]:
     """Return the units of a timm model in the order in which they run, the stem first.
 
-    ``stem`` is what the first block gets: patches with class token and positions, or the map behind a ResNet's pooling.
-    Blocks of two branches have two units: ViT, DeiT, DINOv2, EVA, Swin, PiT, CaiT, MLP-Mixer, norms before or behind
+    ``stem`` is what the first block gets: patches with class token and positions, or the map after a ResNet's pooling.
+    Blocks of two branches have two units: ViT, DeiT, DINOv2, EVA, Swin, PiT, CaiT, MLP-Mixer, norms before or after
     the branch. Blocks of P parallel branches have two as well, each all P of a kind, as their residual sums are two.
     Every other block is one unit.
 
     Raises:
-        UsageError: no blocks are known in the model.
+        UsageError: the model has no recognised blocks.
     """
     blocks = block_modules(model)
     if not blocks:
-        raise UsageError(f"{type(model).__name__} has no blocks that are known, such as a timm ViT, Swin or ResNet has")
+        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, ResNet or the like")
     names = list(blocks)
     first = blocks[names[0]]
     units = [Unit("stem", "other", (), (first,), "input", first)]
-    between = False  # the stem's pooling belongs to the stem, and the one behind the last block to the head
+    between = False  # the stem's pooling belongs to the stem, and the one after the last block to the head
     for name, module in model.named_modules():
         if name in blocks:
             units += _of_block(name, module)
@@ -93,9 +93,9 @@ def _of_block(name: str, block: Any) -> list[Unit]:
     mixer, mlp_name = (next((n for n in names if n in children), None) for names in (_MIXERS, _MLPS))
     if mixer and mlp_name and children <= _TWO_BRANCHES:
         own = dict(block.named_children())
-        # a norm behind its branch has the last word, one before it none: that both give 0 is right for either
+        # a norm after its branch has the last word, one before it none: that both give 0 is right for either
         outlets = [tuple(own[n] for n in pair if n in own) for pair in ((mixer, "norm1"), (mlp_name, "norm2"))]
-        # the sum goes to the norm before the second branch, or, if that norm is behind it, to the branch itself
+        # the sum goes to the norm before the second branch, or, if that norm is after it, to the branch itself
         middle = tuple(own[n] for n in ("norm2", mlp_name) if n in own)
         kind: Any = _MIXERS[mixer]
         return [
@@ -137,15 +137,15 @@ def _pair(value: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Inside of the context, hand the features behind every unit to ``see`` as soon as they are computed.
+    """Within the context, pass the features after every unit to ``see`` as soon as they are computed.
 
     They are tokens (B, N, C) or a map (B, C, H, W) or (B, H, W, C), as the model holds them; PiT's subsampling gives
     the map without its class token.
 
     Args:
         units: of `residual_units`.
-        see: gets the unit's place in ``units``, and the features. It must not keep them: a later layer of the model
-            may overwrite them.
+        see: called with the unit's index in ``units`` and the features. It must not keep them: a later layer may
+            overwrite them.
     """
     due: set[int] = set()
     handles = []
@@ -159,7 +159,7 @@ def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> It
         due.discard(number)
         features = value[0] if isinstance(value, (tuple, list)) else value
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
-            raise UsageError(f"`{units[number].name}` has no tokens (B, N, C) and no map (B, C, H, W) behind it")
+            raise UsageError(f"`{units[number].name}` has no tokens (B, N, C) and no map (B, C, H, W) after it")
         see(number, features)
 
     try:
@@ -180,17 +180,17 @@ def watch_units(units: Sequence[Unit], see: Callable[[int, Tensor], None]) -> It
 
 @contextlib.contextmanager
 def without_unit(unit: Unit) -> Iterator[None]:
-    """Inside of the context, the unit adds nothing: its branch gives 0, the skip passes on what came.
+    """Within the context, the unit is removed: its branch gives 0, and only the skip connection remains.
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
     and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
     where it halves the map or changes the channels; so every kind of unit is removed alike here.
 
     Raises:
-        UsageError: the unit has no branch of its own; or it did not run inside of the context, so nothing was removed.
+        UsageError: the unit has no branch of its own; or it did not run within the context, so nothing was removed.
     """
     if not unit.outlets:
-        raise UsageError(f"`{unit.name}` has no branch beside a skip, so it cannot be removed")
+        raise UsageError(f"`{unit.name}` has no branch beside a skip connection, so it cannot be removed")
     handles = []
     ran = False
 

@@ -1,7 +1,7 @@
 """Hessian-vector products of a loss, for any model, by differentiating the gradient again.
 
 Fused attention has no second derivative in torch, so the products run torch's own unfused formula of it. That is
-chosen inside of the context; the model is not changed.
+chosen within the context; the model is not changed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Product = Callable[[Tensor], Tensor]
 """From a vector (n,) to the Hessian times it (n,)."""
 
 KEEP = 2**30
-"""Bytes that graphs of gradients may take between products."""
+"""Maximum bytes of gradient graphs that are kept between products."""
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def hessian_product(
 
 
 class _Store:
-    """What is left of the bytes for graphs."""
+    """The remaining bytes for graphs."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -95,7 +95,7 @@ class _Store:
 
 
 class _Graph:
-    """The gradient of a batch's loss with its graph, kept if there is room."""
+    """The gradient of a batch's loss with its graph, which is kept if there is room."""
 
     def __init__(self, model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], tensors: Sequence[Tensor]) -> None:
         self.model, self.loss, self.batch, self.tensors = model, loss, batch, tensors
@@ -126,12 +126,12 @@ class _Graph:
 
 
 class _Bytes(TorchDispatchMode):
-    """Adds up the sizes of all that is computed inside: no graph of it can hold more."""
+    """Adds up the sizes of all computed tensors, an upper bound for the graph."""
 
     total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do what is always done, and count its outputs."""
+        """Call the function and count its outputs."""
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
             self.total += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, Tensor))
@@ -140,7 +140,7 @@ class _Bytes(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _only(model: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Let only these need gradients: nothing is computed or kept for others."""
+    """Require gradients of these tensors only, so that nothing is computed for others."""
     wanted = {id(p) for p in tensors}
     before = [(p, p.requires_grad) for p in model.parameters()]
     for p, _ in before:

@@ -12,10 +12,10 @@ from torch import Tensor
 from vtk.errors import UsageError
 
 Rows = Sequence[Sequence[float]]
-"""Numbers of steps that are done, all of one length: what is kept for a run that goes on later."""
+"""Numbers of completed steps, all of one length; saved for a resume."""
 
 Save = Callable[[list[list[float]]], None]
-"""Keeps the rows so far."""
+"""Saves the rows so far."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Share:
     total: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def of(self, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Return this process's batches; where there are fewer than processes, its images of each."""
+        """Return this process's batches; with fewer batches than processes, its images of each batch."""
         if len(batches) >= self.world:
             return list(batches[self.rank :: self.world])
         parts = [(images[self.rank :: self.world], labels[self.rank :: self.world]) for images, labels in batches]
         return [part for part in parts if len(part[0])]
 
     def agree(self, rows: Rows, width: int, device: torch.device) -> list[list[float]]:
-        """Return the main process's rows of ``width`` numbers: another may have read a file that was not yet there."""
+        """Return the main process's rows of ``width`` numbers, because processes may have read different files."""
         own = rows if self.rank == 0 else ()
         count = int(self.total(torch.tensor([len(own)], device=device)))
         kept = torch.zeros(count, width, dtype=torch.float64, device=device)
         if own:
-            # what is no number was kept as None
+            # NaN was saved as None
             plain = [[math.nan if value is None else value for value in row] for row in own]
             kept += torch.tensor(plain, dtype=torch.float64, device=device)
         return self._join(kept)
@@ -94,10 +94,10 @@ class Share:
 
     @contextlib.contextmanager
     def together(self, device: torch.device) -> Iterator[None]:
-        """Do something that may be refused; if one process is, all are: none waits for sums that never come.
+        """Let all processes fail if one does, so that none waits for sums that never come.
 
         Raises:
-            UsageError: of this process, or because another had one.
+            UsageError: raised by this process or by another one.
         """
         failure: UsageError | None = None
         try:
@@ -108,7 +108,7 @@ class Share:
         if self.world > 1:
             failed = float(self.total(torch.tensor([float(failed)], device=device))) > 0
         if failed:
-            raise failure or UsageError("another process could not measure its part of this; its message says why")
+            raise failure or UsageError("another process could not measure its part; see its message")
 
     def _join(self, rows: Tensor) -> list[list[float]]:
         joined: list[list[float]] = (self.total(rows) if rows.numel() else rows).tolist()

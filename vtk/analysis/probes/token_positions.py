@@ -17,13 +17,13 @@ _PIT_STAGE = re.compile(r"transformers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Places:
-    """Where the keys of an attention layer stand. Sizes are height and width in tokens.
+    """Positions of the keys of an attention layer. Sizes are height and width in tokens.
 
     Attributes:
-        prefix: keys in front that stand nowhere: class and register tokens.
-        grid: of the keys after them, row by row: of the whole map, or of one window.
+        prefix: number of prefix tokens (class and register tokens), which have no position.
+        grid: of the other keys, row by row: the whole map, or one window.
         map: of the whole map.
-        shift: by how much the map was moved up and left before it was cut into windows (Swin).
+        shift: by which the map was moved up and left before it was divided into windows (Swin).
     """
 
     prefix: int
@@ -33,18 +33,18 @@ class Places:
 
     @property
     def windows(self) -> Size:
-        """Rows and columns of windows that the map is cut into; one where all tokens see each other."""
+        """Rows and columns of windows; one each for global attention."""
         return (-(-self.map[0] // self.grid[0]), -(-self.map[1] // self.grid[1]))
 
     def coordinates(self, device: torch.device | None = None) -> Tensor:
-        """Return row and column of each key with a place, (n, 2) in fp32, in units of the image's height and width."""
+        """Return row and column of each key that has a position, (n, 2) in fp32, in units of image height and width."""
         sides = [torch.arange(cells, device=device) / side for cells, side in zip(self.grid, self.map, strict=True)]
         return torch.cartesian_prod(*sides).reshape(-1, 2)
 
     def assemble(self, values: Tensor) -> Tensor:
-        """Return values of each key with a place (B·windows, …, n) as maps (B, …, height, width).
+        """Return values of the keys that have a position (B·windows, …, n) as maps (B, …, height, width).
 
-        What belongs to a window's padding is cut off, and a shift taken back.
+        Padding of windows is removed, and a shift undone.
         """
         (rows, columns), (height, width) = self.windows, self.grid
         middle = values.shape[1:-1]
@@ -60,10 +60,10 @@ SeePlaces = Callable[[str, Tensor, Places | None], None]
 
 @contextlib.contextmanager
 def watch_places(model: nn.Module, see: SeePlaces) -> Iterator[None]:
-    """Inside of the context, hand every layer's attention to ``see``, as `watch_attention`, and where its keys stand.
+    """Within the context, pass every layer's attention to ``see``, as `watch_attention`, with the keys' positions.
 
-    Known are models whose tokens are a grid of patches, after prefix tokens or not (ViT, DeiT, DINOv2, BEiT, EVA and
-    others, CaiT), PiT, whose grid is halved, and windows of maps (Swin, AlterNet). Of other layers it is None.
+    Supported are models whose tokens are a grid of patches, with or without prefix tokens (ViT, DeiT, DINOv2, BEiT,
+    EVA, CaiT and others), PiT, whose grid is halved, and windows of maps (Swin, AlterNet). For other layers it is None.
     """
     maps: dict[str, tuple[int, int, int]] = {}
     handles = []
@@ -99,7 +99,7 @@ def prefix_tokens(model: nn.Module) -> int:
     declared = getattr(model, "num_prefix_tokens", None)
     if isinstance(declared, int):
         return declared
-    token = getattr(model, "cls_token", None)  # a PiT declares none
+    token = getattr(model, "cls_token", None)  # PiT does not declare it
     return int(token.shape[1]) if isinstance(token, Tensor) and token.ndim == 3 else 0
 
 
@@ -134,7 +134,7 @@ def _places(
     stage = _PIT_STAGE.match(name)
     for _ in range(int(stage[1]) if stage else 0):
         grid = (-(-grid[0] // 2), -(-grid[1] // 2))
-    for front in (prefix_tokens(model), 0):  # CaiT's class token comes in at its end
+    for front in (prefix_tokens(model), 0):  # in CaiT the class token is added at the end
         if grid[0] * grid[1] + front == keys:
             return Places(front, grid, grid)
     return None

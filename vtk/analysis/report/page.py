@@ -50,7 +50,7 @@ def prose(sentence: str) -> str:
 
 
 def _whole_words(code: str) -> str:
-    """Keep options in one piece: a browser breaks lines behind hyphens."""
+    """Keep options in one piece: a browser breaks lines after hyphens."""
     words = (f"<span>{word}</span>" if "-" in word and len(word) < _LONG_WORD else word for word in code.split(" "))
     return " ".join(words)
 

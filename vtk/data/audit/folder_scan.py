@@ -1,4 +1,4 @@
-"""The look at the data before training: every file decoded once, classes and split decided, everything odd named."""
+"""Scans a set of images before training: decodes every file once and decides classes and held-out part."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
 from vtk.data.audit.result import BadFile, DataAudit, Sample
 from vtk.data.audit.split import Named, divide
-from vtk.data.audit.unusual import find_odd
+from vtk.data.audit.unusual import find_unusual
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.decoding.rules import Decoding
 from vtk.data.decoding.thin_images import NOMINAL
 from vtk.data.probing.probe import Probe
 from vtk.data.probing.probe_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
-from vtk.data.sources.image_set import gather
+from vtk.data.sources.image_set import read_image_set
 from vtk.data.sources.layout import EXPECTED, Files, ImageSet, Layout
-from vtk.data.sources.listing import Found, natural
+from vtk.data.sources.listing import ImageFile, natural
 from vtk.data.sources.table import separator_of
 from vtk.data.sources.timm_datasets import fetch, is_named
 from vtk.data.value_range.choice import choose_scan_range
@@ -48,50 +48,50 @@ def scan(
     value_range: Sequence[str] = (),
     decoding: Decoding | None = None,
 ) -> DataAudit:
-    """Decode every image below ``root`` once and say what is there.
+    """Decode every image below ``root`` once and return the audit.
 
     Args:
         root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a table of labels
             (`vtk.data.sources.single_label_table`); or a data set of timm's readers such as ``torch/cifar10``
             (`vtk.data.sources.timm_datasets`).
         val_split: fraction of each class held out where the folder itself does not say.
-        seed: of that division.
-        classes: names in index order, when a trained model has them already; by default the folders of the training
-            part, naturally sorted.
-        on_bad_image: ``skip`` leaves out what cannot be read and names it; ``fail`` stops.
-        on_leak: ``warn`` of held-out images whose bytes are in the training part, too; ``fail`` stops.
-        keep_empty_classes: make classes of folders without (readable) images, too.
-        in_chans: channels of the model's input, which a file must be able to fill (`vtk.data.decoding.bands`).
-        max_pixels: a larger image, width × height, is a bad one.
+        seed: random seed of that split.
+        classes: class names of a trained model, in index order; by default the folders of the training part,
+            naturally sorted.
+        on_bad_image: ``skip`` leaves out unreadable images and reports them; ``fail`` raises an error.
+        on_leak: on held-out images that are byte-identical to training images: ``warn`` or ``fail``.
+        keep_empty_classes: keep classes that have no (readable) images.
+        in_chans: channels of the model's input, which each file must provide (`vtk.data.decoding.bands`).
+        max_pixels: largest image (width × height); a larger one is unreadable.
         workers: processes that decode; None for one per CPU, 0 for this process.
-        cache: remember what was decoded; a file is decoded again when its size or time changes.
+        cache: reuse and store the results; a file is decoded again when its size or times change.
         show_progress: draw a progress bar.
-        look: how closely files are looked at (`Look`); without decoding, those that cannot be read
-            are found only where they are used, and neither sizes nor modes are known.
-        together: copies of one image come to one side where a folder is divided here; version 0.1 did not do that.
-        field_separator: of a table's columns, by name (comma, semicolon, tab) or as it is; None to find it.
-        spec: of the input; an image that it cannot be made of is a bad one (`vtk.data.decoding.thin_images`).
-        value_range: LOW and HIGH of images of more than 8 bits, as ``--value-range`` takes them; by default settled
-            here (`vtk.data.value_range`).
-        decoding: of a trained model, which settles nothing anew; None for a new one.
+        look: how much of each file is read (`Look`); without decoding, unreadable files are found only when they are
+            used, and sizes and modes are unknown.
+        together: keep copies of one image in one part of a split made here; version 0.1 did not.
+        field_separator: of a table's columns, by name (comma, semicolon, tab) or the character; None: detected.
+        spec: the model's input; an image too thin for it is unreadable (`vtk.data.decoding.thin_images`).
+        value_range: LOW and HIGH of images of more than 8 bits, as for ``--value-range``; by default chosen from the
+            images (`vtk.data.value_range`).
+        decoding: rules and value range of a trained model; None for a new one.
 
     Raises:
-        DataError: no images, no layout that is known, a class without a readable training image, a folder that is not
-            a known class, bad files with ``on_bad_image="fail"``, or leaks with ``on_leak="fail"``.
+        DataError: no images, unknown layout, a class without a readable training image, a folder that is not a known
+            class, unreadable files with ``on_bad_image="fail"``, or leaks with ``on_leak="fail"``.
         UsageError: ``val_split`` is not in [0, 1), or another value is out of range.
     """
     parse_option(value_range)
     start = time.perf_counter()
     if not 0 <= val_split < 1:
-        raise UsageError(f"`--val-split` is {val_split}; give 0 (hold out nothing) or more, below 1")
+        raise UsageError(f"`--val-split` is {val_split}; allowed is at least 0 (no held-out part) and below 1")
     if on_bad_image not in ("skip", "fail"):
-        raise UsageError(f"`--on-bad-image` {on_bad_image} is not known; give skip or fail")
+        raise UsageError(f"`--on-bad-image` is {on_bad_image}; allowed is skip or fail")
     if on_leak not in ("warn", "fail"):
-        raise UsageError(f"`--on-leak` {on_leak} is not known; give warn or fail")
+        raise UsageError(f"`--on-leak` is {on_leak}; allowed is warn or fail")
     if max_pixels < 1 or in_chans < 1:
-        raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; both are at least 1")
+        raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; allowed is at least 1")
     root = fetch(root) if is_named(root := Path(root)) else root
-    gathered = gather(root, classes, keep_empty=keep_empty_classes, separator=separator_of(field_separator))
+    gathered = read_image_set(root, classes, keep_empty=keep_empty_classes, separator=separator_of(field_separator))
     base, layout, parts = gathered.base, gathered.layout, gathered.parts
     notes, warnings = [*layout.notes, *gathered.notes, *gathered.left.notes()], list(layout.warnings)
     train, val = (part.files for part in parts)
@@ -117,11 +117,11 @@ def scan(
         notes.insert(0, _split_note(layout.train, len(train_named), len(val_named), val_split, seed))
     train_samples, val_samples = ([Sample(base / n, label) for n, label in of] for of in (train_named, val_named))
     if not train_samples and not val_samples:
-        raise DataError(f"{root}: none of its {len(probes)} image files can be read; {first_bad(probes)}")
+        raise DataError(f"{root}: none of its {len(probes)} image files can be read, {first_bad(probes)}")
     if layout.val and not val_samples:
-        raise DataError(f"{layout.val}: none of its image files can be read; {first_bad(probes)}")
+        raise DataError(f"{layout.val}: none of its image files can be read, {first_bad(probes)}")
     if val_samples and (absent := [names[i] for i in sorted(set(labels.values()) - {s.label for s in val_samples})]):
-        notes.append(f"no held-out images of: {_some(absent)}")
+        notes.append(f"classes without held-out images: {_some(absent)}")
     parts_named = {"train": train_named, "val": val_named}
     classed = {part: [(name, names[label]) for name, label in of] for part, of in parts_named.items()}
     copies = find_copies(base, classed, probes)
@@ -141,7 +141,7 @@ def scan(
         exif_rotated=sum(probe.orientation != 1 for probe in good),
         notes=(*notes, *found.notes, *copies.notes()),
         warnings=(*warnings, *found.warnings, *copies.warnings()),
-        odd=find_odd(
+        odd=find_unusual(
             (f.name, of, probes[f.name]) for part in (train, val) for of, files in part.items() for f in files
         ),
         val_split=val_split,
@@ -162,28 +162,29 @@ def _class_names(gathered: ImageSet, classes: Sequence[str] | None) -> tuple[str
     layout, parts = gathered.layout, gathered.parts
     train, val = (part.files for part in parts)
     if not any(train.values()) and not any(val.values()):
-        raise DataError(f"{layout.train or layout.val} has folders, but no image files in them; {EXPECTED}")
+        raise DataError(f"{layout.train or layout.val} has folders but no image files in them; {EXPECTED}")
     if classes is not None:
         known = tuple(classes)
         if unknown := natural({*train, *val} - set(known)):
-            what = "folders that are not classes" if gathered.table is None else "labels that are not classes"
+            what = "folders" if gathered.table is None else "labels"
             raise DataError(
-                f"{layout.train or layout.val} has {what} of the model: {_some(unknown)}; it knows {_some(known, 20)}"
+                f"{layout.train or layout.val} has {what} that are not classes of the model: {_some(unknown)}; its "
+                f"classes are {_some(known, 20)}"
             )
         return known
     unknown = natural(set(val) - set(train))
     if unknown and gathered.table is not None:
         raise DataError(
-            f"{gathered.table} holds out images of classes that no training image has: {_some(unknown)}; put some into "
+            f"{gathered.table} has held-out images of classes without training images: {_some(unknown)}; put some into "
             "train"
         )
     if unknown:
         lost = set(unknown) & set(parts[0].empty)
         do = "fill those folders, or give --keep-empty-classes" if lost else "move or rename those folders"
-        raise DataError(f"{layout.val} has classes that {layout.train} has not: {_some(unknown)}; {do}")
+        raise DataError(f"{layout.val} has classes that are not in {layout.train}: {_some(unknown)}; {do}")
     if len(train) < 2:
-        expected = EXPECTED if gathered.table is None else "give images of two or more"
-        raise DataError(f"{layout.train} has images of one class only ({_some(list(train))}); {expected}")
+        expected = EXPECTED if gathered.table is None else "give images of two or more classes"
+        raise DataError(f"{layout.train} has images of only one class ({_some(list(train))}); {expected}")
     return tuple(natural(train))
 
 
@@ -195,11 +196,11 @@ def _empty_note(gathered: ImageSet, empty: Sequence[str], kept: bool) -> str:
     else:
         found = f"{_some(empty)} in {name} {have} no images"
     if kept:
-        return f"{found}: a class that cannot be learnt"
-    return f"{found}, so no class is made of it (--keep-empty-classes makes one)"
+        return f"{found}: these classes cannot be learnt"
+    return f"{found}; empty classes are dropped (--keep-empty-classes keeps them)"
 
 
-def _flatten(files: Files) -> list[Found]:
+def _flatten(files: Files) -> list[ImageFile]:
     return [file for of_class in files.values() for file in of_class]
 
 
@@ -219,17 +220,17 @@ def _check_classes(
     if lost := [name for i, name in enumerate(names) if i not in present]:
         tried = {file.name: probes[file.name] for file in train[lost[0]]}
         raise DataError(
-            f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} tried; {first_bad(tried)}); "
-            f"repair or remove {'that folder' if layout.train and layout.train.is_dir() else 'its lines'}"
+            f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} files, {first_bad(tried)}); "
+            f"repair the files, or remove {'that folder' if layout.train and layout.train.is_dir() else 'its lines'}"
         )
 
 
 def _split_note(folder: Path, train: int, val: int, fraction: float, seed: int) -> str:
     if not fraction:
-        return f"{folder} has no held-out part, and none was split off (--val-split 0)"
+        return f"{folder} has no held-out part, and --val-split is 0: no images are held out"
     return (
-        f"{folder} has no held-out part: {val} of {train + val} images were split off, "
-        f"class by class (--val-split {fraction:g}, seed {seed})"
+        f"{folder} has no held-out part: {val} of {train + val} images are held out, "
+        f"stratified by class (--val-split {fraction:g}, seed {seed})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Sets whose images have any number of labels: every image decoded once, and a part of every label held out."""
+"""Scans a multi-label set: decodes every image once and holds out a part of every label."""
 
 import time
 from collections import Counter
@@ -12,13 +12,13 @@ import numpy as np
 from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
 from vtk.data.audit.result import BadFile, DataAudit, Sample
-from vtk.data.audit.unusual import find_odd
+from vtk.data.audit.unusual import find_unusual
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.decoding.rules import Decoding, Rules
 from vtk.data.decoding.thin_images import NOMINAL
 from vtk.data.probing.probe_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.sources.listing import natural, stat_file
-from vtk.data.sources.multilabel_samples import list_labelled
+from vtk.data.sources.multilabel_set import read_multilabel_set
 from vtk.data.sources.table import separator_of
 from vtk.data.sources.timm_datasets import is_named
 from vtk.data.value_range.choice import choose_scan_range
@@ -29,7 +29,7 @@ from vtk.text import one_line
 
 @dataclass(frozen=True)
 class MultiAudit(DataAudit):
-    """What a multi-label set holds; the label of a sample is an array (classes,) fp32 of zeros and ones."""
+    """The audit of a multi-label set; the label of a sample is an array (classes,) fp32 of zeros and ones."""
 
     noun: ClassVar[tuple[str, str]] = ("label", "labels")
 
@@ -60,24 +60,24 @@ def scan_multi(
     value_range: Sequence[str] = (),
     decoding: Decoding | None = None,
 ) -> MultiAudit:
-    """Decode every image of a multi-label set once and say what is there; arguments are those of `vtk.data.scan`.
+    """Decode every image of a multi-label set once and return the audit; see also `vtk.data.scan`.
 
     Args:
-        root: a table of labels, a folder with ``labels.csv``, or folders (``train/`` and ``val/`` above them
-            or not).
-        val_split: fraction held out where the set does not say; of every label with two images at least one.
-        seed: of that division.
-        classes: labels in index order, when a trained model has them already.
+        root: a table of labels, a folder with ``labels.csv``, or folders (with or without
+            ``train/`` and ``val/`` above them).
+        val_split: fraction to hold out if the set has no split; at least one image of every label with two images.
+        seed: random seed of that split.
+        classes: labels of a trained model, in index order.
         on_bad_image: ``skip`` or ``fail``.
         on_leak: ``warn`` or ``fail``.
         in_chans: channels of the model's input.
-        max_pixels: a larger image is a bad one.
+        max_pixels: largest image; a larger one is unreadable.
         workers: processes that decode.
-        cache: remember what was decoded.
+        cache: reuse and store the results of decoding.
         show_progress: draw a progress bar.
-        look: how closely files are looked at.
-        together: copies of one image come to one side where the set is divided here.
-        field_separator: of a table's columns, by name or as it is; None to find it.
+        look: how much of each file is read.
+        together: keep copies of one image in one part of a split made here.
+        field_separator: of a table's columns, by name or the character; None: detected.
         label_separator: of an image's labels in a table, likewise.
         spec: of the input.
         value_range: LOW and HIGH of images of more than 8 bits.
@@ -85,20 +85,20 @@ def scan_multi(
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
-        UsageError: a data set by name, or a value out of range.
+        UsageError: a dataset by name, or a value out of range.
     """
     parse_option(value_range)
     start, root = time.perf_counter(), Path(root)
     if is_named(root):
-        raise UsageError(f"`{root}`: data sets by name have one label an image; leave out --multi-label")
-    listed = list_labelled(
+        raise UsageError(f"`{root}`: datasets by name have one label per image; leave out --multi-label")
+    listed = read_multilabel_set(
         root, known=classes or (),
         field_separator=separator_of(field_separator), label_separator=separator_of(label_separator),
     )  # fmt: skip
     found = {label for labels in listed.labels.values() for label in labels} | set(listed.known)
     names = tuple(natural(found)) if classes is None else tuple(classes)
     if unknown := natural(found - set(names)):
-        raise DataError(f"{root} has labels that the model does not know: {', '.join(map(one_line, unknown[:5]))}")
+        raise DataError(f"{root} has labels that are not labels of the model: {', '.join(map(one_line, unknown[:5]))}")
     if not names:
         raise DataError(f"{root} has no labels; give lines path,label1;label2 or images in folders named by labels")
     files = [stat_file(listed.root, name) for name in listed.labels]
@@ -110,12 +110,12 @@ def scan_multi(
         refuse_bad(listed.root, probes)
     good = [name for name in listed.labels if not probes[name].bad]
     if not good:
-        raise DataError(f"{root}: none of its {len(files)} image files can be read; {first_bad(probes)}")
+        raise DataError(f"{root}: none of its {len(files)} image files can be read, {first_bad(probes)}")
     index = {name: i for i, name in enumerate(names)}
     labels = {name: sorted(index[label] for label in listed.labels[name]) for name in good}
     held = {name for name in good if listed.parts.get(name) == "val"}
     if classes is None and len(held) == len(good):
-        raise DataError(f"{root}: all {len(good)} images are held out, none is left to train on; put some into train")
+        raise DataError(f"{root}: all {len(good)} images are held out; put some into train")
     split, notes = bool(listed.parts), []
     if not split:
         same = {name: probes[name].digest or name for name in good} if together else {name: name for name in good}
@@ -123,14 +123,14 @@ def scan_multi(
         notes = [f"{len(held)} of {len(good)} images are held out (--val-split {val_split}, seed {seed})"]
     samples = [Sample(listed.root / name, cast(int, _one_hot(labels[name], len(names)))) for name in good]
     many = Counter(len(labels[name]) for name in good)
-    notes.append("labels an image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many)))
+    notes.append("labels per image: " + ", ".join(f"{n} in {many[n]}" for n in sorted(many)))
     warnings = list(listed.warnings)
     if classes is None and max(many) < 2:
-        warnings.append("no image has two labels: leave out --multi-label to train classes that exclude each other")
+        warnings.append("no image has two labels; leave out --multi-label to train mutually exclusive classes")
     if classes is None and (absent := _absent(names, labels, [name for name in good if name not in held])):
-        warnings.append(f"no training image has the {absent}")
+        warnings.append(f"no training image has {absent}")
     if held and (absent := _absent(names, labels, held)):
-        notes.append(f"no held-out image has the {absent}")
+        notes.append(f"no held-out image has {absent}")
     seen = choose_scan_range(probes, decoding, value_range, in_chans)
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
@@ -151,7 +151,7 @@ def scan_multi(
         exif_rotated=sum(probes[name].orientation != 1 for name in good),
         notes=(*notes, *listed.notes, *listed.left.notes(), *seen.notes, *copies.notes()),
         warnings=(*warnings, *listed.left.warnings(), *seen.warnings, *copies.warnings()),
-        odd=find_odd((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
+        odd=find_unusual((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         val_split=val_split,
         seed=seed,
         max_pixels=max_pixels,
@@ -167,7 +167,7 @@ def scan_multi(
 
 
 def _absent(names: Sequence[str], labels: Mapping[str, Sequence[int]], part: Iterable[str]) -> str:
-    """Return which labels no image of a part has, for a message; empty if there are none."""
+    """Return the labels that no image of a part has, for a message; empty if there are none."""
     present = {label for name in part for label in labels[name]}
     absent = [one_line(name) for i, name in enumerate(names) if i not in present]
     more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
@@ -188,24 +188,24 @@ def _hold_out_together(
     fraction: float,
     seed: int,
 ) -> set[str]:
-    """Divide so that names of the same image (``same``: what tells it) come to one side, with the labels of all."""
+    """Split as `_hold_out`; images with the same key in ``same`` stay in one part, with the labels of all."""
     first: dict[str, str] = {}
-    united: dict[str, set[int]] = {}
+    merged: dict[str, set[int]] = {}
     for name in names:
-        united.setdefault(first.setdefault(same[name], name), set()).update(labels[name])
-    held = _hold_out(list(united), {name: sorted(own) for name, own in united.items()}, classes, fraction, seed)
+        merged.setdefault(first.setdefault(same[name], name), set()).update(labels[name])
+    held = _hold_out(list(merged), {name: sorted(own) for name, own in merged.items()}, classes, fraction, seed)
     return {name for name in names if first[same[name]] in held}
 
 
 def _hold_out(
     names: Sequence[str], labels: Mapping[str, Sequence[int]], classes: int, fraction: float, seed: int
 ) -> set[str]:
-    """Divide label by label, the rarest first, so that each has about ``fraction`` of its images held out.
+    """Hold out about ``fraction`` of the images of each label, the rarest label first.
 
-    The idea is the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011).
+    This is iterative stratification (Sechidis, Tsoumakas and Vlahavas 2011).
     """
     if not 0 <= fraction < 1:
-        raise UsageError(f"`--val-split` is {fraction}; give 0 (hold out nothing) or more, below 1")
+        raise UsageError(f"`--val-split` is {fraction}; allowed is at least 0 (no held-out part) and below 1")
     order = [names[i] for i in np.random.default_rng(seed).permutation(len(names))]
     counts = Counter(label for name in names for label in labels[name])
     done: set[str] = set()

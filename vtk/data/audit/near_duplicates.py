@@ -1,4 +1,4 @@
-"""Near duplicates: which of many fingerprints differ in few bits, without comparing each with each."""
+"""Near duplicates: pairs of fingerprints that differ in few bits, without comparing all pairs."""
 
 import math
 from collections.abc import Sequence
@@ -7,30 +7,30 @@ from statistics import NormalDist
 import numpy as np
 
 NEAR = 12
-"""Bits of 128 that two images may differ in.
+"""Most bits of 128 in which near duplicates differ.
 
-Of the 8 million pairs of 4,000 photographs (32 px, CIFAR-10) the five with up to 18 show the same photograph twice; the
-first that does not has 19. Of their JPEG copies of quality 60, 98 in 100 differ by up to 12, of copies of double size
-97, of 1.25 times the size 87.
+Of the 8 million pairs of 4,000 photographs (32 px, CIFAR-10) the five that differ in up to 18 bits show the same
+photograph twice; the first pair that does not differs in 19. Of their JPEG copies of quality 60, 98 in 100 differ in up
+to 12 bits, of copies of double size 97, of 1.25 times the size 87.
 """
 
 _CHANCE = 0.05
 
 MOST = 1_000_000
-"""Pairs that are compared. Sets of many alike images, such as the frames of a video, have more than anyone reads."""
+"""Most pairs that are compared; sets of similar images, such as video frames, can have more."""
 
 _ORDER = np.random.default_rng(0).permutation(128)
-"""Neighbouring bits go with each other: words of them would take few values, and many images share one."""
+"""A permutation of the bits: neighbouring bits are correlated, so that words of them would take few values."""
 
 _BITS = np.array([bin(i).count("1") for i in range(1 << 16)], dtype=np.uint8)
 
 
 def near_limit(prints: Sequence[str]) -> int:
-    """Return in how many bits near duplicates of a set may differ: `NEAR`, less where its images are all alike.
+    """Return the most bits in which near duplicates of a set differ: `NEAR`, or fewer if all its images are similar.
 
-    Drawn digits, scans of one form or the frames of one scene have distances that reach down to those of copies. The
-    limit is where `_CHANCE` pairs of different images are to be expected, by a normal distribution whose middle and
-    upper half are those of the distances (copies are in the lower). Below zero, nothing can be told.
+    Digits, scans of one form or frames of one scene have distances as small as those of copies. The limit is where
+    `_CHANCE` pairs of different images are expected by a normal distribution with the median and the upper half of
+    the distances (copies are in the lower half). If it is negative, near duplicates cannot be found.
     """
     count = len(prints)
     if count < 3:
@@ -49,23 +49,22 @@ def near_limit(prints: Sequence[str]) -> int:
 
 
 def _words(prints: Sequence[str]) -> np.ndarray:
-    """Return fingerprints as (count, 8) uint16, bits in another order."""
+    """Return fingerprints as (count, 8) uint16, bits permuted."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex("".join(prints)), np.uint8).reshape(-1, 16), axis=1)
     return np.ascontiguousarray(np.packbits(bits[:, _ORDER], axis=1)).view(np.uint16)
 
 
 def near_pairs(prints: Sequence[str], limit: int = NEAR, most: int = MOST) -> list[tuple[int, int]]:
-    """Return the pairs (i, j), i < j, of fingerprints that differ in at most ``limit`` bits, the most alike first.
+    """Return the pairs (i, j), i < j, of fingerprints that differ in at most ``limit`` bits, most similar first.
 
-    Where more than ``most`` pairs would be compared, some of the alike ones are not found.
-
-    Only pairs that agree in one of eight words of 16 bits are compared: all that differ in up to seven bits are among
-    them, and of real copies that differ in eight to twelve 96 in 100.
+    Only pairs with an equal word, of eight words of 16 bits, are compared: these include all pairs that differ in up
+    to seven bits, and 96 in 100 of the real copies that differ in eight to twelve. If there are more than ``most``
+    such pairs, some are not compared.
 
     Args:
         prints: 32 hexadecimal digits each.
-        limit: bits; below zero there are no such pairs.
-        most: pairs to compare.
+        limit: bits; negative: no pairs.
+        most: pairs to compare, at most.
     """
     if len(prints) < 2 or limit < 0:
         return []

@@ -1,4 +1,4 @@
-"""The page of ``vtk data audit``: one file, small pictures inside, nothing is fetched, readable on a phone."""
+"""The HTML page of ``vtk data audit``: one file with embedded thumbnails, readable on a phone."""
 
 import base64
 import io
@@ -10,7 +10,7 @@ from PIL import Image
 
 from vtk.data.audit import page_files
 from vtk.data.audit.result import DataAudit
-from vtk.data.audit.unusual import Odd, OddImage
+from vtk.data.audit.unusual import UnusualImage, UnusualKind
 from vtk.data.decoding.decode import preview
 from vtk.data.decoding.rules import SRGB, Decoding
 from vtk.errors import DataError
@@ -62,7 +62,7 @@ _BROKEN = (
 
 
 def check_page(path: Path, *, overwrite: bool) -> None:
-    """Make sure that a page may go to ``path``: it is new, or an earlier page of this command.
+    """Refuse to overwrite a file that is not an earlier page of this command.
 
     Raises:
         DataError: it is a folder, or another file and ``overwrite`` is not given.
@@ -71,11 +71,11 @@ def check_page(path: Path, *, overwrite: bool) -> None:
     if path.exists() and not overwrite:
         with path.open("rb") as file:
             if _MARK.encode() not in file.read(4096):
-                raise DataError(f"`--out` {path} is a file of something else; give another name, or --overwrite")
+                raise DataError(f"`--out` {path} exists and is not an audit page; give another name, or --overwrite")
 
 
 def write_page(path: Path, audit: DataAudit) -> None:
-    """Write the page of an audit, whole or not at all.
+    """Write the page of an audit atomically.
 
     Raises:
         DataError: it cannot be written.
@@ -84,7 +84,7 @@ def write_page(path: Path, audit: DataAudit) -> None:
 
 
 def page(audit: DataAudit) -> str:
-    """Return the page as HTML; every text from outside is escaped."""
+    """Return the page as HTML; all text is escaped."""
     title = f"Audit of {audit.root.name or audit.root}"
     parts = [f"<h1>{_text(title)}</h1><p class=dim>{_text(str(audit.root))}</p>", _facts(audit)]
     parts += [f'<p class="warning">{_text(warning)}</p>' for warning in audit.warnings]
@@ -92,7 +92,7 @@ def page(audit: DataAudit) -> str:
     parts.append(page_files.copies(audit, lambda image: _figure(audit, image)))
     parts += [_kind(audit, odd) for odd in audit.odd]
     if not audit.odd:
-        parts.append("<h2>Nothing odd</h2><p>Every file was read, and no image is unusual.</p>")
+        parts.append("<h2>Nothing unusual</h2><p>Every file was read, and no image is unusual.</p>")
     parts += [page_files.files(audit), _classes(audit)]
     head = (
         f'<meta charset="utf-8">\n{_MARK}\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -105,7 +105,7 @@ def page(audit: DataAudit) -> str:
 def _facts(audit: DataAudit) -> str:
     s = audit.sizes
     facts = [
-        (len(audit.classes), audit.noun[1]), (len(audit.train), "to train on"), (len(audit.val), "held out"),
+        (len(audit.classes), audit.noun[1]), (len(audit.train), "training images"), (len(audit.val), "held out"),
         (len(audit.bad), "unreadable"), (audit.left.total, "not used"),
     ]  # fmt: skip
     cells = [f"<div><b>{value:,}</b>{escape(name)}</div>" for value, name in facts]
@@ -117,21 +117,21 @@ def _facts(audit: DataAudit) -> str:
     return f'<div class="facts">{"".join(cells)}</div><p class=dim>Modes: {_text(modes)}</p>'
 
 
-def _kind(audit: DataAudit, odd: Odd) -> str:
+def _kind(audit: DataAudit, odd: UnusualKind) -> str:
     shown = f", {len(odd.examples)} shown" if odd.total > len(odd.examples) else ""
     head = f"<h2>{_text(odd.title)} <span class=dim>({odd.total:,}{shown})</span></h2>"
     figures = "".join(_figure(audit, example) for example in odd.examples)
     return f'{head}<p class=dim>{_text(odd.handling)}</p><div class="grid">{figures}</div>'
 
 
-def _figure(audit: DataAudit, example: OddImage) -> str:
+def _figure(audit: DataAudit, example: UnusualImage) -> str:
     path = audit.folder / example.name
     inside = audit.is_inside(path)
     data = thumbnail(path, audit.max_pixels, audit.decoding) if inside else ""
     frame = f'<img alt="" src="data:image/jpeg;base64,{data}">' if data else _BROKEN
     tone = "dim" if data else "bad"
-    told = example.text if inside else f"{example.text}; not shown: it lies outside of the folder"
-    caption = f'{_text(example.name)}<br><span class="{tone}">{_text(told)}</span>'
+    reason = example.text if inside else f"{example.text}; not shown: the file is outside the folder"
+    caption = f'{_text(example.name)}<br><span class="{tone}">{_text(reason)}</span>'
     return f'<figure><div class="frame">{frame}</div><figcaption>{caption}</figcaption></figure>'
 
 
@@ -149,22 +149,22 @@ def _classes(audit: DataAudit) -> str:
     top = f'<th>{audit.noun[0]}</th><th>train</th><th>held out</th><th class="bar">'
     top += '<i class="t">train</i> <i class="h">held out</i></th>'
     noun = audit.noun[1]
-    more = f"<p class=dim>The smallest and the largest {noun}; {left:,} between them are left out.</p>" if left else ""
+    more = f"<p class=dim>The smallest and the largest {noun}; {left:,} in between are not shown.</p>" if left else ""
     body = "".join(rows)
     return f'<h2>{noun.capitalize()}</h2>{more}<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
 def thumbnail(path: Path, max_pixels: int, decoding: Decoding = SRGB) -> str:
-    """Return a small upright JPEG as base64, of many bands the first; empty if the file cannot be shown."""
+    """Return a small upright JPEG as base64 (the first band of many); empty if the file cannot be shown."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             small = preview(path, max_pixels, decoding, 2 * _SIDE)
-        scale = min(_SIDE / max(small.size), 4)  # what is tiny is shown larger, but seen to be tiny
+        scale = min(_SIDE / max(small.size), 4)  # tiny images are enlarged without smoothing
         size = [max(round(side * scale), 1) for side in small.size]
         resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
         out = io.BytesIO()
         small.resize((size[0], size[1]), resample).save(out, "JPEG", quality=80)
-    except Exception:  # the audit has said why; the page shows a sign in its place
+    except Exception:  # the audit has the reason; the page shows an icon
         return ""
     return base64.b64encode(out.getvalue()).decode("ascii")

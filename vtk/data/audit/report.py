@@ -1,4 +1,4 @@
-"""``audit``: a folder of images looked at before anything is trained on it, and the page that shows it."""
+"""`vtk.audit`: scans a set of images, prints the audit and writes its page."""
 
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,19 @@ from vtk.options import expect
 
 
 def audit(folder: str | Path, config: AuditConfig | None = None) -> DataAudit:
-    """Decode every image of a folder once, say what training would make of it, and write the page of ``config.out``.
+    """Decode every image of a set once, print what training would use, and write the page ``config.out``.
 
     Args:
         folder: with train/ and val/, or with one folder per class, or a table of labels; with ``multi_label`` a table
             or label folders.
-        config: how it is read, and where the page goes; by default there is none.
+        config: options of reading, and the page; by default no page is written.
 
     Returns:
-        Classes, split, unreadable files with the reason, sizes and modes.
+        The audit: classes, split, unreadable files with the reason, sizes and modes.
 
     Raises:
-        DataError: no images or no layout that is known, a page that cannot be written, or, with
-            ``on_bad_image="fail"``, a file that cannot be read, or, with ``on_leak="fail"``, a held-out image that is
-            in the training part, too; the page is written before.
+        DataError: no images, unknown layout, a page that cannot be written, an unreadable file with
+            ``on_bad_image="fail"``, or a leak with ``on_leak="fail"``; the page is written first.
     """
     config = config or AuditConfig()
     expect(config, AuditConfig, "audit")

@@ -1,4 +1,4 @@
-"""What a scan found: images with their labels, files that were skipped, and the audit that people read."""
+"""The result of a scan: samples, skipped files, and the audit with its printed form."""
 
 import os
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtk import console
 from vtk.data.audit.copies import Copies
-from vtk.data.audit.unusual import Odd
+from vtk.data.audit.unusual import UnusualKind
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.decoding.rules import SRGB, Decoding
 from vtk.data.sources.unused_files import LeftOut
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 
 class BadFile(NamedTuple):
-    """An image file that is skipped, and why."""
+    """A skipped image file, and the reason."""
 
     path: Path
     reason: str
@@ -35,31 +35,31 @@ class BadFile(NamedTuple):
 
 @dataclass(frozen=True)
 class DataAudit:
-    """What a folder of images holds.
+    """The audit of a set of images.
 
     Attributes:
         root: the folder as given.
-        layout: ``split`` (the folder says what is held out) or ``flat`` (divided here, by ``val_split`` and ``seed``).
+        layout: ``split`` (the set has a held-out part) or ``flat`` (split here, by ``val_split`` and ``seed``).
         classes: names in index order, naturally sorted.
         train: images to train on.
         val: held-out images.
-        bad: files that were skipped.
+        bad: skipped files.
         sizes: ``min|median|max_height|width`` of the good images after turning upright, in pixels.
         modes: Pillow mode → number of good images.
-        exif_rotated: good images that EXIF turns or mirrors.
-        notes: what else the user should know, one sentence each.
-        warnings: what is probably not meant, one sentence each.
+        exif_rotated: number of good images that EXIF rotates or mirrors.
+        notes: for the user, one sentence each.
+        warnings: probable mistakes, one sentence each.
         odd: kinds of unusual images, with examples.
         val_split: fraction held out of a flat folder.
-        seed: of that division.
-        max_pixels: of the largest image that counted as good.
+        seed: random seed of the split.
+        max_pixels: limit of an image's size (width × height).
         seconds: wall time of the scan.
-        cached: files known from an earlier scan.
-        copies: what is there more than once.
-        left: files that are not used, and why.
+        cached: number of files known from an earlier scan.
+        copies: duplicates and near duplicates.
+        left: unused files, by reason.
         digests: of the bytes of each good image, by its path (`vtk.data.probing.probe.content_digest`).
-        decoding: how the images become 8-bit ones, with the value range of those that have more.
-        values: what images of more than 8 bits hold (`vtk.data.value_range`); empty where there are none.
+        decoding: rules of decoding, with the value range of images of more than 8 bits.
+        values: facts of images of more than 8 bits (`vtk.data.value_range`); empty if there are none.
         colors: kind of embedded colour profile → number of images.
     """
 
@@ -76,7 +76,7 @@ class DataAudit:
     exif_rotated: int = 0
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    odd: tuple[Odd, ...] = ()
+    odd: tuple[UnusualKind, ...] = ()
     val_split: float = 0.2
     seed: int = 0
     max_pixels: int = MAX_PIXELS
@@ -91,11 +91,11 @@ class DataAudit:
 
     @property
     def folder(self) -> Path:
-        """The folder that names of files start at: ``root``, or that of a table."""
+        """The folder that file names are relative to: ``root``, or the folder of a table."""
         return self.root if self.root.is_dir() else self.root.parent
 
     def is_inside(self, path: Path) -> bool:
-        """Tell whether a file lies in the folder, and if it is a link, what it leads to: only such are shown on pages.
+        """Return whether a file, or the target of a link, is inside the folder: only such files are shown on pages.
 
         A table may name any file of this machine by its absolute path. Links to folders are followed.
         """
@@ -105,12 +105,12 @@ class DataAudit:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """All good images, those to train on first."""
+        """All good images, training images first."""
         return self.train + self.val
 
     @property
     def seen(self) -> int:
-        """All files that the set holds: used, unreadable and left out."""
+        """Number of all files of the set: used, unreadable and unused."""
         return len(self.train) + len(self.val) + len(self.bad) + self.left.total
 
     def counts(self, part: Literal["train", "val"]) -> list[int]:
@@ -119,7 +119,7 @@ class DataAudit:
         return [count[i] for i in range(len(self.classes))]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; the images themselves are counted, bad files listed."""
+        """Return plain JSON values; images are counted, bad files listed."""
         return {
             "root": str(self.root),
             "layout": self.layout,
@@ -149,12 +149,12 @@ class DataAudit:
         }
 
     def account(self) -> str:
-        """Return one line that adds up all files: used, unreadable, and left out by reason."""
+        """Return one line that accounts for all files: used, unreadable, and unused by reason."""
         again = sum(len(group) - 1 for group in self.copies.groups)
-        used = f"used ({again:,} of them copies of others)" if again else "used"
+        used = f"used ({again:,} of them duplicates)" if again else "used"
         terms = {used: len(self.samples), "unreadable": len(self.bad), **self.left.reasons()}
-        told = " + ".join(f"{count:,} {what}" for what, count in terms.items() if count)
-        return f"files: {self.seen:,} = {told}"
+        total = " + ".join(f"{count:,} {what}" for what, count in terms.items() if count)
+        return f"files: {self.seen:,} = {total}"
 
     def print(self) -> None:
         """Print the audit for people."""
@@ -172,7 +172,7 @@ class DataAudit:
                 f"size (height×width): smallest {s['min_height']}×{s['min_width']}, median {s['median_height']}×"
                 f"{s['median_width']}, largest {s['max_height']}×{s['max_width']} px; modes: "
                 + ", ".join(f"{mode} {count}" for mode, count in self.modes.items())
-                + (f"; {self.exif_rotated} turned upright by EXIF" if self.exif_rotated else "")
+                + (f"; {self.exif_rotated} rotated by EXIF" if self.exif_rotated else "")
             )
         if self.seen > len(self.samples) or self.copies.groups:
             console.say(self.account())
@@ -186,4 +186,4 @@ class DataAudit:
             console.say(f"… and {len(self.bad) - _BAD_SHOWN} more", style="yellow")
         if self.bad:
             console.say(f"{len(self.bad)} unreadable file{'s' * (len(self.bad) > 1)} skipped", style="yellow")
-        console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files known from an earlier scan)", style="dim")
+        console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files from the cache)", style="dim")

@@ -1,4 +1,4 @@
-"""Divides a set that has no held-out part: a part of every class, and all copies of one image on one side."""
+"""Splits a set into training and held-out part, stratified by class, with all copies of an image in one part."""
 
 import hashlib
 from collections import Counter
@@ -11,7 +11,7 @@ from vtk.errors import UsageError
 T = TypeVar("T")
 
 Named = tuple[str, int]
-"""An image before its path is made: its name below the folder, and the index of its class."""
+"""An image: its name below the folder, and the index of its class."""
 
 
 def split(files: Sequence[T], names: Sequence[str], fraction: float, seed: int) -> tuple[list[T], list[T]]:

@@ -1,4 +1,4 @@
-"""What is unusual among the images of a folder, and what will be done about it: the body of the audit's page."""
+"""Finds unusual images of a set, by kind, with how each kind is handled."""
 
 import functools
 from collections.abc import Iterable
@@ -9,42 +9,42 @@ from vtk.data.decoding.images import BACKGROUND, is_wide
 from vtk.data.probing.probe import TRANSPARENT, Probe
 
 SHOWN = 12
-"""Examples kept of each kind."""
+"""Most examples stored of each kind."""
 
 LONG = 3.0
-"""Sides that differ by more than this factor make an image long: a centre crop shows little of it."""
+"""Aspect ratio above which an image is long: a centre crop shows little of it."""
 
 SMALL = 32
 """Pixels; an image whose shorter side has fewer is small."""
 
 LARGE = 25_000_000
-"""Pixels; more take a tenth of a second and longer to decode."""
+"""Pixels; decoding more takes a tenth of a second or longer."""
 
 
-class OddImage(NamedTuple):
-    """One example: its path below the root (with ``/``), its class, and what is odd."""
+class UnusualImage(NamedTuple):
+    """An unusual image: its path below the root (with ``/``), its class, and the reason."""
 
     name: str
     of_class: str
     text: str
 
 
-class Odd(NamedTuple):
+class UnusualKind(NamedTuple):
     """One kind of unusual image.
 
     Attributes:
         kind: short name.
         title: what they are.
-        handling: what the toolkit does with them, and what the user can do.
-        total: how many there are.
-        examples: the first `SHOWN` of them; of kinds that are about size the most extreme.
+        handling: how they are handled, and options that change it.
+        total: number of images.
+        examples: the first `SHOWN` of them, or the most extreme of kinds about size.
     """
 
     kind: str
     title: str
     handling: str
     total: int
-    examples: tuple[OddImage, ...]
+    examples: tuple[UnusualImage, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -52,59 +52,62 @@ class Odd(NamedTuple):
 
 
 _KINDS = {
-    "bad": ("Cannot be read", "Skipped and counted; no other image takes their place (--on-bad-image fail stops)."),
+    "bad": ("Unreadable", "Skipped and counted, not replaced by other images (--on-bad-image fail refuses the set)."),
     "transparent": (
         "Transparent pixels",
-        "Shown on white {background}. With --in-chans 2 or 4 the opacity is a channel of its own.",
+        "Composited on white, {background}. With --in-chans 2 or 4, opacity is a channel.",
     ),
     "wide": (
         "More than 8 bits",
-        "The value range of the data set becomes 0 to 255, one range for all images (--value-range sets another).",
+        "Mapped to 0 to 255 by one value range for all images (--value-range sets another).",
     ),
-    "bands": ("Several channels", "Every one of them is a channel of the input."),
+    "bands": ("Several channels", "Each is a channel of the input."),
     "profile": (
         "Colour profiles other than sRGB",
-        "Converted to sRGB (relative colorimetric); one that is damaged or of other colours is ignored.",
+        "Converted to sRGB (relative colorimetric); a damaged profile, or one of another colour space, is ignored.",
     ),
-    "ink": ("Inks or Lab in place of RGB", "Converted to RGB."),
-    "grey": ("Grey among colour", "The one channel is repeated; fewer than half of the images are grey."),
-    "turned": ("Turned by EXIF", "Turned upright, as viewers do."),
+    "ink": ("CMYK, YCbCr, Lab or HSV", "Converted to RGB."),
+    "grey": (
+        "Grey images among colour images",
+        "The grey channel is repeated. Fewer than half of the images are grey.",
+    ),
+    "turned": ("Rotated by EXIF", "Turned upright, as image viewers do."),
     "long": (
         "Long and thin",
-        "The default --resize-mode crop shows the middle only; pad or squash show all of it.",
+        "The default --resize-mode crop keeps only the middle; pad and squash keep all of it.",
     ),
-    "small": ("Small", "Enlarged, so blurred; a small --img-size costs less and loses nothing."),
-    "large": ("Large", "Decoded in every epoch; smaller copies would train faster."),
+    "small": ("Small", "Enlarged and therefore blurred; a smaller --img-size costs less and loses nothing."),
+    "large": ("Large", "Decoded at full size in every epoch; smaller copies train faster."),
 }
 
 
 _Kind = tuple[str, str, float]
 
 
-def find_odd(images: Iterable[tuple[str, str, Probe]]) -> tuple[Odd, ...]:
-    """Sort (name, class, probe) into kinds; an image may be of several."""
-    found: dict[str, list[tuple[float, OddImage]]] = {kind: [] for kind in _KINDS}
+def find_unusual(images: Iterable[tuple[str, str, Probe]]) -> tuple[UnusualKind, ...]:
+    """Return the kinds of unusual images among (name, class, probe); an image may be of several kinds."""
+    found: dict[str, list[tuple[float, UnusualImage]]] = {kind: [] for kind in _KINDS}
     good = 0
     for name, of_class, probe in images:
         good += not probe.bad
         for kind, text, rank in _odd(*probe[:5], probe.colors):
-            found[kind].append((rank, OddImage(name, of_class, text)))
+            found[kind].append((rank, UnusualImage(name, of_class, text)))
     if 2 * len(found["grey"]) >= good:
         del found["grey"]
     result = []
     for kind, of_kind in found.items():
         if of_kind:
             title, handling = _KINDS[kind]
-            extreme = sorted(of_kind, key=lambda pair: pair[0])[:SHOWN]  # stable: of one rank the first ones
+            extreme = sorted(of_kind, key=lambda pair: pair[0])[:SHOWN]  # stable: the first ones of equal rank
             white = "#{:02x}{:02x}{:02x}".format(*BACKGROUND)
             examples = tuple(image for _, image in extreme)
-            result.append(Odd(kind, title, handling.format(background=white), len(of_kind), examples))
+            result.append(UnusualKind(kind, title, handling.format(background=white), len(of_kind), examples))
     return tuple(result)
 
 
-@functools.lru_cache(4096)  # images of a set are alike
+@functools.lru_cache(4096)  # most images of a set have equal arguments
 def _odd(width: int, height: int, mode: str, orientation: int, bad: str, colors: str) -> tuple[_Kind, ...]:
-    """Return (kind, what is odd, rank: the lowest first) of a probe."""
+    """Return (kind, reason, rank: lowest first) for a probe."""
     return tuple(_kinds(width, height, mode, orientation, bad, colors))
 
 
@@ -128,7 +131,7 @@ def _kinds(width: int, height: int, mode: str, orientation: int, bad: str, color
     if mode in ("L", "1", "LA", "La") or is_wide(mode):
         yield "grey", mode, 0
     if orientation != 1:
-        yield "turned", f"orientation {orientation}", 0
+        yield "turned", f"EXIF orientation {orientation}", 0
     if max(width, height) > LONG * short:
         yield "long", size, -max(width, height) / short
     if short < SMALL:

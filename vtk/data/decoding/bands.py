@@ -1,16 +1,16 @@
-"""Images for models that take other than grey or colour: which file fills which channels.
+"""Channels of images for models with other inputs than grey or RGB.
 
 ====  =================================================================================
 in    from
 ====  =================================================================================
 1     the luminance of the RGB image (transparent pixels on white)
-2     luminance and opacity, each as it is stored; opacity is 255 where a file has none
+2     luminance and opacity, each as stored; opacity is 255 if a file has none
 3     RGB (transparent pixels on white)
 4     RGB and opacity, likewise
-any   a TIFF file of several pages whose channels are so many together (grey pages are one, RGB pages are three)
+any   a TIFF file whose pages have this number of channels in total (a grey page has one, an RGB page three)
 ====  =================================================================================
 
-Channels other than 1 and 3 are resized one by one, so that a transparent pixel keeps the colour it was stored with.
+With other than 1 or 3 channels, each is resized separately, so that transparent pixels keep their stored colour.
 """
 
 from PIL import Image, ImageSequence
@@ -34,7 +34,7 @@ def to_bands(image: Image.Image, in_chans: int, max_pixels: int = MAX_PIXELS) ->
     """Return the channels of an opened image, upright.
 
     Raises:
-        ValueError: it does not have so many, or its pages differ in size.
+        ValueError: another number of channels, or pages of different sizes.
     """
     pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
     if pages > 1:
@@ -45,7 +45,7 @@ def to_bands(image: Image.Image, in_chans: int, max_pixels: int = MAX_PIXELS) ->
             if len(found) > in_chans:
                 break
         if len({band.size for band in found}) > 1:
-            raise ValueError("its pages differ in size; store one page of each channel, all of one size")
+            raise ValueError("its pages differ in size; store pages of one size")
         if len(found) == in_chans:
             return tuple(found)
         if in_chans not in _WITH_OPACITY:
@@ -56,21 +56,21 @@ def to_bands(image: Image.Image, in_chans: int, max_pixels: int = MAX_PIXELS) ->
 
 
 def of_one_page(image: Image.Image, in_chans: int, turn: int | None = None) -> Bands:
-    """Return the channels of an image of grey or colours and, for 2 and 4, of its opacity, upright.
+    """Return the channels of a grey or colour image with its opacity (``in_chans`` 2 or 4), upright.
 
     Args:
-        image: opened, or already decoded.
+        image: opened or decoded.
         in_chans: of the model.
-        turn: EXIF orientation, of an image that was decoded; by default its own.
+        turn: EXIF orientation of a decoded image; by default read from the image.
 
     Raises:
-        ValueError: it does not have so many.
+        ValueError: another number of channels.
     """
     if in_chans not in _WITH_OPACITY:
         count = len(image.getbands())
         raise ValueError(
-            f"it has {count} channel{'s' * (count > 1)}; --in-chans {in_chans} wants a TIFF file whose pages have "
-            f"{in_chans} together"
+            f"it has {count} channel{'s' * (count > 1)}; --in-chans {in_chans} needs a TIFF file whose pages have "
+            f"{in_chans} in total"
         )
     bands = _with_opacity(image, _WITH_OPACITY[in_chans])
     return tuple(_upright(bands, image) if turn is None else [upright(band, turn) for band in bands])
@@ -78,13 +78,13 @@ def of_one_page(image: Image.Image, in_chans: int, turn: int | None = None) -> B
 
 def _with_opacity(image: Image.Image, mode: str) -> list[Image.Image]:
     grey = to_grey(image) if is_wide(image.mode) else image
-    straight = grey.convert("RGBA")  # from any mode; a colour that is transparent keeps its value
+    straight = grey.convert("RGBA")  # from any mode; transparent pixels keep their colour
     bands = list(straight.split())
     return bands if mode == "RGBA" else [grey if grey.mode == "L" else straight.convert("RGB").convert("L"), bands[-1]]
 
 
 def _planes(page: Image.Image) -> list[Image.Image]:
-    """Return the channels of one page: what it stores, eight bits each; a palette becomes its colours."""
+    """Return the channels of one page, 8 bits each; a palette image becomes RGB."""
     if is_wide(page.mode):
         return [to_grey(page)]
     mode = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA"}.get(page.mode, page.mode)
@@ -92,5 +92,5 @@ def _planes(page: Image.Image) -> list[Image.Image]:
 
 
 def _upright(bands: list[Image.Image], image: Image.Image) -> list[Image.Image]:
-    turn = orientation(image)  # after decoding: of TIFF Pillow turns the pixels itself, and then forgets the tag
+    turn = orientation(image)  # after decoding: Pillow rotates a TIFF itself and drops the tag
     return [upright(band, turn) for band in bands]

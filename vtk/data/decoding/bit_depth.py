@@ -1,4 +1,4 @@
-"""Tells by its header, before NumPy is needed, whether an image holds more than Pillow's 8-bit reading of it shows.
+"""Detects images of more than 8 bits by their header, without NumPy.
 
 Needs Pillow only: servers run a copy of this file.
 """
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def is_special(image: Image.Image) -> bool:
-    """Tell whether an opened image may need `vtk.data.decoding.read_pixels`: a TIFF, or more than 8 bits a sample."""
+    """Return whether an opened image may need `vtk.data.decoding.read_pixels`: TIFF, or more than 8 bits per sample."""
     kind, mode = image.format, image.mode
     if kind == "TIFF" or mode == "I" or mode == "F" or mode.startswith("I;16"):
         return True
@@ -19,7 +19,7 @@ def is_special(image: Image.Image) -> bool:
 
 
 def deep_ppm(image: Image.Image) -> tuple[int, int] | None:
-    """Return where the 16-bit samples of a PPM of colours begin, and which of their values is white."""
+    """Return the offset of the 16-bit samples of an RGB PPM, and the value of white; None for another image."""
     for tile in getattr(image, "tile", ()):
         top: Any = tile[3][-1] if isinstance(tile[3], tuple) and tile[3] else tile[3]
         if tile[0] == "ppm" and image.mode == "RGB" and isinstance(top, int) and top > 255:

@@ -1,16 +1,15 @@
-"""Decoding: a file's pixels become the 8-bit image that a model sees, by the rules that a card stores.
+"""Decodes image files to the 8-bit images that a model sees, by the rules in its card.
 
 ====  ===================================================================================================
-rules what they do
+rules effect
 ====  ===================================================================================================
-v0.1  as version 0.1: profiles are ignored, samples of 16 bits are scaled by their type or by their own
-      file, Pillow chooses which bands of a TIFF there are
-srgb  embedded profiles are converted to sRGB (`vtk.data.decoding.icc_profiles`), every band of a TIFF reaches the
-      model or the file is refused (`vtk.data.decoding.tiff`), and more than 8 bits are mapped by the value range
-      of the data set (`vtk.data.value_range`)
+v0.1  as version 0.1: profiles are ignored, samples of more than 8 bits are scaled by their type or by the
+      values of the file, and Pillow decides which bands of a TIFF are read
+srgb  embedded profiles are converted to sRGB (`icc_profiles`), every band of a TIFF is used or the file is
+      refused (`tiff`), and more than 8 bits are mapped by the value range of the data set (`vtk.data.value_range`)
 ====  ===================================================================================================
 
-Nothing here imports NumPy before an image needs it: the scan's workers start without.
+NumPy is imported only when an image needs it, so that the scan's workers start quickly.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ _PLAIN_GAMMA = 1 / 2.2
 _SRGB_PRIMARIES = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 _NEAR = 0.02
 OUTSIDE = "vtk_outside"
-"""Key of an image's ``info`` that says that values were cut off."""
+"""Key in an image's ``info``: values outside the value range were clipped."""
 
 
 def read_image(
@@ -45,26 +44,26 @@ def read_image(
 ) -> Image.Image | Bands:
     """Decode ``path`` for a model of ``in_chans`` channels: an upright RGB image for 1 and 3, `Bands` for others.
 
-    ``info`` of the (first) image has `OUTSIDE` where values lie outside of the value range.
+    ``info`` of the (first) image has `OUTSIDE` if values are outside the value range.
 
     Args:
         path: the file.
         in_chans: channels of the model.
-        max_pixels: a larger image is refused by its header.
-        decoding: what is done with profiles, bands of a TIFF, and more than 8 bits; by default as in version 0.1.
+        max_pixels: a larger image is refused after reading its header.
+        decoding: rules for profiles, bands of a TIFF, and more than 8 bits; by default those of version 0.1.
 
     Raises:
-        DataError: the file cannot be read, or has not the channels.
+        DataError: the file cannot be read, or has other channels.
     """
     try:
         with opened(path, max_pixels) as (image, file):
             return decode(image, file, in_chans, max_pixels, decoding)
-    except Exception as error:  # decoders of damaged files raise nearly anything; the reason is passed on
+    except Exception as error:  # decoders raise nearly anything on damaged files
         raise unreadable(path, error) from error
 
 
 def pixel_limit(card: Card) -> int:
-    """Return the ``--max-pixels`` of a model's training run, so that all later commands read what it read."""
+    """Return the ``--max-pixels`` of a model's training run, which later commands apply too."""
     limit = card.data.get("max_pixels", MAX_PIXELS)
     return limit if isinstance(limit, int) and limit >= 1 else MAX_PIXELS
 
@@ -73,7 +72,7 @@ def pixel_limit(card: Card) -> int:
 def opened(
     path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS
 ) -> Iterator[tuple[Image.Image | None, IO[bytes] | None]]:
-    """Give the opened image of a file, None of a TIFF for which Pillow has no mode, and the file."""
+    """Open an image file; yields the image (None for a TIFF that Pillow has no mode for) and the file."""
     try:
         image = open_image(path, max_pixels)
     except UnidentifiedImageError:
@@ -89,11 +88,11 @@ def opened(
 def decode(
     image: Image.Image | None, file: IO[bytes] | None, in_chans: int, max_pixels: int, decoding: Decoding
 ) -> Image.Image | Bands:
-    """Return the 8-bit image of one that was opened.
+    """Return the 8-bit image of an opened one.
 
     Raises:
-        ValueError: it has not the channels, or a form that cannot be read.
-        OSError: it is damaged, or Pillow read it before and kept not all of it.
+        ValueError: other channels, or an unsupported form.
+        OSError: damaged, or already loaded by Pillow with a loss.
     """
     if decoding.rules == "v0.1":
         if image is None:
@@ -125,12 +124,12 @@ def decode(
 def special(
     image: Image.Image | None, file: IO[bytes] | None, max_pixels: int, in_chans: int | None = None
 ) -> "Pixels | None":
-    """Return the bands of a TIFF or of an image of more than 8 bits; None where Pillow's own reading has them all."""
+    """Return the bands of a TIFF or of an image of more than 8 bits; None if Pillow's own 8-bit reading is complete."""
     if image is not None and not is_special(image):  # nearly every image
         return None
     from vtk.data.decoding import read_pixels
 
-    if image is not None and (file is None or file.closed):  # in memory, and read before: what Pillow keeps is all
+    if image is not None and (file is None or file.closed):  # already loaded: only Pillow's pixels are left
         if image.format == "TIFF" and not images.is_wide(image.mode):
             read_pixels.check_kept(image)
             return None
@@ -165,7 +164,7 @@ def read_raw(path: str | os.PathLike[str], spec: InputSpec, max_pixels: int) -> 
 
 
 def preview(path: str | os.PathLike[str], max_pixels: int, decoding: Decoding, side: int) -> Image.Image:
-    """Return a file as a person sees it, perhaps smaller but not below ``side``; of many bands the first, as grey.
+    """Return a file as a viewer shows it, at reduced size but not below ``side``; the first of many bands, as grey.
 
     Raises:
         Exception: whatever a decoder raises.
@@ -176,7 +175,7 @@ def preview(path: str | os.PathLike[str], max_pixels: int, decoding: Decoding, s
             if image is None:
                 raise UnidentifiedImageError
             if image.format == "JPEG":
-                image.draft("RGB", (side, side))  # a large photograph is decoded at an eighth
+                image.draft("RGB", (side, side))  # decodes large photographs at an eighth of the size
             return upright(to_rgb(image if decoding.rules == "v0.1" else converted(image)), orientation(image))
         from vtk.data.decoding.pixels import check_bands, rgb_of
 
@@ -189,13 +188,13 @@ def preview(path: str | os.PathLike[str], max_pixels: int, decoding: Decoding, s
 
 
 def outside_of(image: Image.Image | Bands) -> bool:
-    """Tell whether values of a decoded image were cut off by the value range."""
+    """Return whether values of a decoded image were clipped by the value range."""
     first = image[0] if isinstance(image, tuple) else image
     return bool(first.info.get(OUTSIDE))
 
 
 def colors_of(image: Image.Image, mode: str) -> str:
-    """Return what an image, of ``mode`` before it was decoded, says of its colours; empty where it says nothing."""
+    """Return the description of an image's colour profile (``mode``: before decoding); empty if there is none."""
     info = image.info
     if profile := info.get("icc_profile"):
         return "" if mode == "LAB" else profile_name(profile, space_of(mode))

@@ -1,8 +1,8 @@
-"""Embedded colour profiles (ICC): pixels are converted to sRGB, by Pillow's lcms.
+"""Converts images with embedded colour profiles (ICC) to sRGB, with Pillow's lcms.
 
-The intent is relative colorimetric with black point compensation, which keeps every colour that sRGB has. A profile
-that says nothing but sRGB leaves the pixels as they are, bit for bit; one that is damaged, or of another kind of
-colours than the pixels, is passed over. So are gamma and primaries that a PNG tells without a profile (gAMA, cHRM).
+The intent is relative colorimetric with black point compensation, which preserves every colour of sRGB. With an sRGB
+profile the pixels stay unchanged, bit for bit. A damaged profile, or one of another colour space than the pixels, is
+ignored, as are gamma and primaries of a PNG without a profile (gAMA, cHRM).
 
 Needs Pillow only: servers run a copy of this file.
 """
@@ -14,23 +14,23 @@ from typing import Any
 from PIL import Image
 
 SRGB = "sRGB"
-"""What `profile_name` calls a profile that changes nothing."""
+"""Name of a profile that changes nothing."""
 
 IGNORED = "ignored: "
-"""What stands before the name of a profile that is passed over."""
+"""Prefix of the name of an ignored profile."""
 
-_NEAR = 2  # levels of 255 in which profiles of sRGB by several makers differ
+_NEAR = 2  # levels of 255 by which sRGB profiles of different vendors differ
 _KEPT = 64
-_BLACK_POINT: Any = 0x2000  # lcms's flag, which older versions of Pillow have another name for
+_BLACK_POINT: Any = 0x2000  # lcms's flag; its name differs between versions of Pillow
 _SPACES = {"L": ("GRAY", "RGB"), "RGB": ("RGB",), "CMYK": ("CMYK",)}
 
 
 def profile_name(profile: bytes, mode: str) -> str:
-    """Return what an embedded profile is, for people; `SRGB` where it changes nothing.
+    """Return the name of an embedded profile; `SRGB` if it changes nothing.
 
     Args:
-        profile: as it is in the file.
-        mode: Pillow's name of the pixels: L, RGB or CMYK.
+        profile: its bytes.
+        mode: Pillow's mode of the pixels: L, RGB or CMYK.
     """
     return _conversion(bytes(profile), mode)[0]
 
@@ -49,9 +49,9 @@ def to_srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def converted(image: Image.Image) -> Image.Image:
-    """Return an opened image of 8 bits with its colours in sRGB, opacity as it is; the same one if nothing changes.
+    """Return an opened 8-bit image converted to sRGB, opacity unchanged; the same object if nothing changes.
 
-    What changes is of mode L, RGB or, with opacity, RGBA.
+    A converted image has mode L, RGB or, with opacity, RGBA.
     """
     profile = image.info.get("icc_profile")
     if not profile or image.mode == "LAB":
@@ -62,7 +62,7 @@ def converted(image: Image.Image) -> Image.Image:
         return image
     if image.mode not in ("RGBA", "LA", "PA", "RGBa", "La") and "transparency" not in image.info:
         image.load()
-        if "transparency" not in image.info:  # a PNG may tell of it at its end
+        if "transparency" not in image.info:  # a PNG may have this chunk at its end
             return to_srgb(image if image.mode == mode else image.convert(mode), profile)
     straight = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
     colours = straight.convert("RGB")
@@ -71,20 +71,20 @@ def converted(image: Image.Image) -> Image.Image:
 
 
 def space_of(mode: str) -> str:
-    """Return the colours that a profile of an image of Pillow's ``mode`` is of: L, RGB or CMYK."""
+    """Return the colour space of a profile for an image of Pillow's ``mode``: L, RGB or CMYK."""
     return {"1": "L", "L": "L", "LA": "L", "La": "L", "CMYK": "CMYK"}.get(mode, "RGB")
 
 
 @lru_cache(_KEPT)
 def _conversion(profile: bytes, mode: str) -> tuple[str, Any]:
-    """Return the profile's name and what it does: a transform, a table for grey, or None for nothing."""
+    """Return the profile's name and its conversion: a transform, a table for grey, or None for no change."""
     from PIL import ImageCms
 
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         space = source.profile.xcolor_space.strip()
         name = _clean(source.profile.profile_description or "") or f"unnamed {space}"
-    except Exception:  # lcms and Pillow raise several kinds for what is no profile
+    except Exception:  # lcms and Pillow raise several types on invalid profiles
         return f"{IGNORED}a damaged profile", None
     if space not in _SPACES[mode]:
         return f"{IGNORED}{name}, of {space or 'unknown'} colours in an image of mode {mode}", None
@@ -114,7 +114,7 @@ def _ramp() -> Image.Image:
 
 
 def _grid() -> Image.Image:
-    """Return greys in all levels, and colours at even distances."""
+    """Return all levels of grey, and a grid of colours."""
     steps = range(0, 256, 17)
     colours = bytes(value for r in steps for g in steps for b in steps for value in (r, g, b))
     greys = bytes(value for level in range(256) for value in (level, level, level))

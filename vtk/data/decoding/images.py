@@ -1,4 +1,4 @@
-"""One image file to one upright RGB image, whatever its mode, bit depth, transparency or EXIF orientation."""
+"""Opens image files and converts any mode, bit depth, transparency and EXIF orientation to upright RGB."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from PIL import (
     Image,
     ImageFile,
-    TiffImagePlugin,  # noqa: F401  imported, like the next ones, for its registration
+    TiffImagePlugin,  # noqa: F401  imported, like the next ones, to register the format
     UnidentifiedImageError,
     WebPImagePlugin,  # noqa: F401
 )
@@ -28,17 +28,17 @@ with contextlib.suppress(ImportError):
 Image.preinit()
 
 BACKGROUND = (255, 255, 255)
-"""What transparent pixels are composited on: white, as web pages and viewers do."""
+"""Background of transparent pixels: white, as in web pages and image viewers."""
 
 MAX_PIXELS = 178_956_970
-"""Largest image by default, width × height: what Pillow allows before it suspects a decompression bomb."""
+"""Default limit of width × height: Pillow's limit for a suspected decompression bomb."""
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .avif .heic .heif".split()
 )
-"""File name endings (lower case) that mean "this should be an image"; other files in a folder are left alone."""
+"""File suffixes (lower case) of images; other files in a folder are not used."""
 
-# Only these are tried: Pillow knows more, but its EPS reader starts Ghostscript, and a file's name proves nothing.
+# Only these formats are opened: Pillow's EPS reader, for example, starts Ghostscript, whatever a file is called.
 _WANTED = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "JPEG2000", "MPO")
 FORMATS = tuple(name for name in _WANTED if name in Image.OPEN)
 
@@ -56,20 +56,20 @@ _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa", "La")
 
 
 class TooLargeError(ValueError):
-    """An image has more pixels than ``--max-pixels`` allows; only its header was read."""
+    """An image has more pixels than ``--max-pixels``; only its header was read."""
 
 
 def load_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode ``path`` (the first frame, if it has several) to an upright 8-bit RGB image.
+    """Decode ``path`` (the first frame) to an upright 8-bit RGB image.
 
     Transparent pixels are composited on `BACKGROUND`; 16-bit values are scaled, not clipped.
 
     Args:
         path: the file.
-        max_pixels: largest width × height; a larger image is refused by its header, before memory is taken.
+        max_pixels: largest width × height; checked in the header, before memory is allocated.
 
     Raises:
-        DataError: the file cannot be read or decoded; the message names it and says why.
+        DataError: the file cannot be read or decoded; the message names it and the reason.
     """
     try:
         with open_image(path, max_pixels) as image:
@@ -79,14 +79,14 @@ def load_image(path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS) ->
 
 
 def open_image(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Read the header of ``path`` with the formats that are tried here.
+    """Open ``path`` as one of `FORMATS`, reading the header only.
 
     Raises:
         TooLargeError: it has more than ``max_pixels``.
-        OSError: it is a folder, a pipe or a device.
-        Exception: whatever Pillow raises for a file that is no image.
+        OSError: not a regular file.
+        Exception: whatever Pillow raises for a file that is not an image.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for whoever writes into it
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
         raise OSError("not a regular file")
     own = Image.MAX_IMAGE_PIXELS
     if own is not None and max_pixels > 2 * own:
@@ -114,16 +114,16 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
 
 
 def unreadable(path: str | os.PathLike[str], error: BaseException) -> DataError:
-    """Return the error for a file that cannot be used, in one line even if the file's name has several."""
+    """Return the error of an unreadable file, in one line even if the file's name contains line breaks."""
     return DataError(f"cannot read the image {one_line(path)}: {reason(error, path)}")
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF (or XMP) orientation 1–8 of an opened image; 1 where it has none or its metadata is damaged."""
+    """Return the EXIF (or XMP) orientation 1–8 of an opened image; 1 if it has none or its metadata is damaged."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, struct.error):
-        return 1  # viewers show such a file as it is stored; the pixels decide whether it is a bad one
+        return 1  # viewers show such a file as stored; only undecodable pixels make it unreadable
     return value if value in _UPRIGHT else 1
 
 
@@ -132,15 +132,15 @@ def upright(image: Image.Image, orientation: int) -> Image.Image:
     if orientation == 1:
         return image
     turned = image.transpose(_UPRIGHT[orientation])
-    turned.info = {}  # its EXIF block still holds the old orientation, which would turn the image twice
+    turned.info = {}  # its EXIF data still has the old orientation, which would rotate the image twice
     return turned
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Convert any Pillow mode to 8-bit RGB.
 
-    ``I;16`` is divided by 257. ``I`` and ``F`` carry no range, so the smallest usual one that holds all values is
-    taken: [0, 1] (``F`` only), [0, 255], [0, 65535], else the image's own minimum and maximum.
+    ``I;16`` is divided by 257. ``I`` and ``F`` have no defined range, so the smallest common range with all values is
+    used: [0, 1] (``F`` only), [0, 255], [0, 65535], else the image's own minimum and maximum.
     """
     mode = image.mode
     if is_wide(mode):
@@ -165,12 +165,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def reason(error: BaseException, path: str | os.PathLike[str]) -> str:
-    """Say in a few words why ``path`` could not be decoded."""
+    """Return a short reason why ``path`` could not be decoded."""
     if isinstance(error, Image.DecompressionBombError):
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         return (
-            f"its header claims more than {limit // 10**6} million pixels (a decompression bomb?); make it smaller, or "
-            "give a higher --max-pixels if the file is trusted"
+            f"its header declares more than {limit // 10**6} million pixels (a decompression bomb?); make it smaller, "
+            "or give a higher --max-pixels if the file is trusted"
         )
     if isinstance(error, (UnidentifiedImageError, SyntaxError)):
         with contextlib.suppress(OSError):
@@ -187,13 +187,13 @@ def reason(error: BaseException, path: str | os.PathLike[str]) -> str:
 
 
 def is_wide(mode: str) -> bool:
-    """Tell whether the pixels of a Pillow mode have more than 8 bits."""
+    """Return whether the pixels of a Pillow mode have more than 8 bits."""
     return mode.startswith("I;16") or mode in ("I", "F")
 
 
 def to_grey(image: Image.Image) -> Image.Image:
     """Scale a wide image (`is_wide`) to 8-bit grey, as `to_rgb` says."""
-    import numpy as np  # here, so that the scan's worker processes start without it
+    import numpy as np  # imported here, so that the scan's workers start without it
 
     image.load()
     values = np.asarray(image).astype(np.float64)

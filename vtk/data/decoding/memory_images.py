@@ -1,4 +1,4 @@
-"""Images in memory: what Pillow opened or NumPy holds becomes what `read_image` returns for a file."""
+"""Converts PIL images and NumPy arrays to what `read_image` returns for a file."""
 
 from typing import Any
 
@@ -26,20 +26,22 @@ def take_image(image: Any, in_chans: int = 3, decoding: Decoding = V0_1) -> Imag
         decoding: of the model.
 
     Raises:
-        UsageError: it is neither, or has not the channels or the type.
+        UsageError: another type, or other channels.
         DataError: its pixels cannot be decoded.
     """
     if isinstance(image, np.ndarray):
         return _of_array(image, in_chans, decoding)
     if not isinstance(image, Image.Image):
-        raise UsageError(f"an image is a {type(image).__name__}; give a path, a PIL image or an array (H, W, C) uint8")
+        raise UsageError(
+            f"an image is a {type(image).__name__}; allowed is a path, a PIL image or an array (H, W, C) uint8"
+        )
     try:
         if decoding.rules != "v0.1":
             return decode(image, getattr(image, "fp", None), in_chans, MAX_PIXELS, decoding)
         return upright(to_rgb(image), orientation(image)) if in_chans in (1, 3) else to_bands(image, in_chans)
     except ValueError as error:
-        raise UsageError(f"an image of mode {image.mode} is none for {in_chans} channels: {error}") from error
-    except OSError as error:  # a file that is read only now
+        raise UsageError(f"an image of mode {image.mode} does not fit {in_chans} channels: {error}") from error
+    except OSError as error:  # a lazily loaded file
         name = getattr(image, "filename", "") or "in memory"
         raise DataError(f"cannot read the image {name}: {reason(error, name)}") from error
 

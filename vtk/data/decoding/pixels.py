@@ -17,22 +17,22 @@ from vtk.data.decoding.icc_profiles import to_srgb
 
 Range = tuple[float, float]
 Ranges = Sequence[Range]
-"""One for all bands, or one for each; empty where there is none."""
+"""One for all bands, or one per band; may be empty."""
 
 OPACITY = "Aa"
-"""Roles of opacity: as it is, and one that colours were multiplied by."""
+"""Roles of opacity: straight, and premultiplied."""
 
 
 class Pixels(NamedTuple):
     """Decoded bands of an image.
 
     Attributes:
-        planes: (height, width) each, all of one size, upright; 8 bits or more.
-        roles: a letter for each: Y grey, R, G, B, the inks C, M, Y, K as ``cmyk``, A opacity, X anything else.
+        planes: one (height, width) array per band, upright, of 8 bits or more.
+        roles: a letter per plane: Y grey, R, G, B, the inks C, M, Y, K as ``cmyk``, A opacity, X anything else.
         profile: embedded ICC profile.
-        no_data: the value that stands for none.
-        pages: of the file.
-        orientation: of a TIFF as it was stored.
+        no_data: the value of missing data.
+        pages: number of pages of the file.
+        orientation: stored EXIF orientation of a TIFF.
     """
 
     planes: tuple[np.ndarray, ...]
@@ -44,16 +44,16 @@ class Pixels(NamedTuple):
 
     @property
     def space(self) -> str:
-        """Pillow's mode of the colours that a profile is of; empty of other bands."""
+        """Pillow's mode of the colours for a profile; empty for other bands."""
         return {"Y": "L", "R": "RGB", "c": "CMYK"}.get(self.roles[:1], "") if "X" not in self.roles else ""
 
     def turned(self, orientation: int) -> "Pixels":
-        """Return it turned or mirrored as an EXIF orientation says."""
+        """Return the pixels rotated or mirrored by an EXIF orientation."""
         return self._replace(planes=tuple(turn_plane(plane, orientation) for plane in self.planes))
 
     @property
     def measured(self) -> list[int]:
-        """Positions of the planes that a value range is of: more than 8 bits, and neither opacity nor ink."""
+        """Indices of the planes that a value range applies to: more than 8 bits, neither opacity nor ink."""
         return [
             i for i, (plane, role) in enumerate(zip(self.planes, self.roles, strict=True))
             if plane.dtype != np.uint8 and role not in OPACITY and role not in "cmyk"
@@ -61,7 +61,7 @@ class Pixels(NamedTuple):
 
 
 def turn_plane(plane: np.ndarray, orientation: int) -> np.ndarray:
-    """Return a plane turned or mirrored as an EXIF orientation says."""
+    """Return a plane rotated or mirrored by an EXIF orientation."""
     if orientation in (2, 3):
         plane = plane[:, ::-1]
     if orientation in (3, 4):
@@ -74,7 +74,7 @@ def turn_plane(plane: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def straighten(planes: list[np.ndarray], roles: str) -> list[np.ndarray]:
-    """Undo the multiplication of colours by their opacity."""
+    """Return planes with straight opacity from premultiplied ones."""
     at = roles.index("a")
     top = full(planes[at].dtype)
     share = np.maximum(planes[at].astype(np.float64) / top, 1e-12)
@@ -93,12 +93,12 @@ def straighten(planes: list[np.ndarray], roles: str) -> list[np.ndarray]:
 
 
 def full(dtype: np.dtype[Any]) -> float:
-    """Return what stands for full opacity or ink in a type."""
+    """Return the value of full opacity or ink in a type."""
     return 1.0 if dtype.kind == "f" else float(np.iinfo(dtype).max)
 
 
 def scaled(plane: np.ndarray, low: float, high: float, no_data: float | None = None) -> np.ndarray:
-    """Return rint((values - low) · 255 / (high - low)) as 8 bits, cut off at both ends."""
+    """Return rint((values - low) · 255 / (high - low)) as 8 bits, clipped at both ends."""
     if plane.dtype.kind in "iu" and plane.dtype.itemsize <= 2:
         least = int(np.iinfo(plane.dtype).min)
         found = _table(plane.dtype.str, low, high)[plane.astype(np.int32) - least]
@@ -122,7 +122,7 @@ def _levels(values: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def valid(plane: np.ndarray, no_data: float | None) -> np.ndarray:
-    """Return the values of a plane that are numbers, (count,)."""
+    """Return the finite values of a plane other than ``no_data``, (count,)."""
     flat = plane.reshape(-1)
     if plane.dtype.kind == "f":
         flat = flat[np.isfinite(flat)]
@@ -130,7 +130,7 @@ def valid(plane: np.ndarray, no_data: float | None) -> np.ndarray:
 
 
 def own_range(plane: np.ndarray) -> Range:
-    """Return a range for an image of a model that was trained without one: the smallest usual one that holds all."""
+    """Return a range for a model trained without one: the smallest common range with all values."""
     if plane.dtype.kind == "u" and plane.dtype.itemsize == 2:
         return 0.0, 65535.0
     values = valid(plane, None)
@@ -148,7 +148,7 @@ def range_of(ranges: Ranges, band: int) -> Range:
 
 
 def outside(pixels: Pixels, ranges: Ranges) -> bool:
-    """Tell whether a value of an image lies outside of the ranges."""
+    """Return whether a value of an image is outside the ranges."""
     for band in pixels.measured if ranges else ():
         values, (low, high) = valid(pixels.planes[band], pixels.no_data), range_of(ranges, band)
         if values.size and (values.min() < low or values.max() > high):
@@ -157,7 +157,7 @@ def outside(pixels: Pixels, ranges: Ranges) -> bool:
 
 
 def bytes_of(pixels: Pixels, ranges: Ranges) -> list[np.ndarray]:
-    """Return the planes in 8 bits: by the ranges, opacity and inks by their type."""
+    """Return the planes in 8 bits: opacity and inks scaled by their type, others by the ranges."""
     found, measured = [], set(pixels.measured)
     for i, plane in enumerate(pixels.planes):
         if i in measured:
@@ -172,10 +172,10 @@ def bytes_of(pixels: Pixels, ranges: Ranges) -> list[np.ndarray]:
 def rgb_of(
     pixels: Pixels, ranges: Ranges, in_chans: int = 3, white: tuple[int, int, int] = (255, 255, 255)
 ) -> Image.Image:
-    """Return an RGB image, transparent pixels on white, of grey, colours, inks, or three bands.
+    """Return an RGB image, transparent pixels on white, from grey, RGB, CMYK or three bands.
 
     Raises:
-        ValueError: it has other bands than ``in_chans``, 1 or 3, can take.
+        ValueError: bands that do not fit ``in_chans``, 1 or 3.
     """
     check_bands(pixels, in_chans)
     planes = [Image.fromarray(plane) for plane in bytes_of(pixels, ranges)]
@@ -190,10 +190,10 @@ def rgb_of(
 
 
 def bands_of(pixels: Pixels, ranges: Ranges, in_chans: int) -> tuple[Image.Image, ...]:
-    """Return ``in_chans`` grey images: the bands as they are, or of a grey or colour image with its opacity.
+    """Return ``in_chans`` grey images: the bands, or the channels of a grey or colour image and its opacity.
 
     Raises:
-        ValueError: it has other bands.
+        ValueError: other bands.
     """
     check_bands(pixels, in_chans)
     roles = pixels.roles
@@ -206,10 +206,10 @@ def bands_of(pixels: Pixels, ranges: Ranges, in_chans: int) -> tuple[Image.Image
 
 
 def check_bands(pixels: Pixels, in_chans: int) -> None:
-    """Refuse an image whose bands a model of ``in_chans`` cannot all take.
+    """Refuse an image with bands that a model of ``in_chans`` cannot use.
 
     Raises:
-        ValueError: says what it has, and what to do.
+        ValueError: names the bands, and what to do.
     """
     roles = pixels.roles
     if in_chans in (1, 3):
@@ -228,10 +228,10 @@ def check_bands(pixels: Pixels, in_chans: int) -> None:
     )
     if count < in_chans:
         raise ValueError(
-            f"it has {count} channel{'s' * (count > 1)}; --in-chans {in_chans} wants a TIFF file whose pages have "
-            f"{in_chans} together"
+            f"it has {count} channel{'s' * (count > 1)}; --in-chans {in_chans} needs a TIFF file whose pages have "
+            f"{in_chans} in total"
         )
     raise ValueError(
         f"it has {count} channel{'s' * (count > 1)}{f' ({what})' if what else ''}, --in-chans is {in_chans}; give "
-        f"--in-chans {count}, or save only the channels that are meant"
+        f"--in-chans {count}, or save only the needed channels"
     )

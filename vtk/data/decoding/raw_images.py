@@ -1,7 +1,7 @@
-"""Raw images, (height, width, 3) of the type of the training images: what a model takes that prepares them itself.
+"""Raw images (height, width, 3) in the type of the training images, for models that do their own preprocessing.
 
-A model without a value range takes bytes, sRGB. One with a range takes values as its training files had them; an image
-of 8 bits is spread over the range, so that the model's own mapping brings back the 8 bits.
+A model without a value range takes sRGB bytes. One with a range takes values as in its training files; an 8-bit image
+is spread over the range, so that the model's own mapping restores the 8 bits.
 
 Needs Pillow and NumPy only: servers run a copy of this file.
 """
@@ -13,18 +13,18 @@ from vtk.data.decoding.pixels import Pixels, Ranges, range_of
 
 
 def raw_of(
-    pixels: Pixels | None, shown: Image.Image | tuple[Image.Image, ...], ranges: Ranges, kind: str
+    pixels: Pixels | None, image: Image.Image | tuple[Image.Image, ...], ranges: Ranges, kind: str
 ) -> np.ndarray:
     """Return a raw image.
 
     Args:
-        pixels: bands of more than 8 bits, None of an image that has none.
-        shown: in 8 bits, RGB or the bands.
+        pixels: bands of more than 8 bits; None for an 8-bit image.
+        image: the same in 8 bits, RGB or bands.
         ranges: of the model; empty for bytes.
         kind: NumPy's name of the type.
     """
-    bands = isinstance(shown, tuple)
-    levels = np.stack([np.asarray(band) for band in shown], -1) if isinstance(shown, tuple) else np.asarray(shown)
+    bands = isinstance(image, tuple)
+    levels = np.stack([np.asarray(band) for band in image], -1) if isinstance(image, tuple) else np.asarray(image)
     found = spread(levels, ranges, kind)
     if (
         pixels is None
@@ -32,7 +32,7 @@ def raw_of(
         or not (len(pixels.planes) == levels.shape[2] if bands else pixels.roles in ("Y", "RGB"))
     ):
         return found
-    for i in pixels.measured:  # of opacity and bytes the 8 bits are all there is
+    for i in pixels.measured:  # opacity and 8-bit bands have no more than 8 bits
         value = _typed(pixels.planes[i], kind, range_of(ranges, i)[0], pixels.no_data)
         if len(pixels.planes) == 1:
             return np.repeat(value[..., None], levels.shape[2], -1)
@@ -41,7 +41,7 @@ def raw_of(
 
 
 def spread(pixels: np.ndarray, ranges: Ranges, kind: str) -> np.ndarray:
-    """Return bytes (height, width, 3) as values that the ranges map to them."""
+    """Return the values that the ranges map to these bytes (height, width, 3)."""
     if not ranges:
         return pixels
     low, high = (np.array([pair[i] for pair in ranges], np.float64) for i in (0, 1))

@@ -16,25 +16,25 @@ from vtk.data.decoding.tiff import GREY, INKS, MASK, RGB, WHITE_IS_ZERO, Page, p
 from vtk.data.decoding.tiff_samples import read_samples
 
 _MOST_ROLES = 5
-"""Channels of an image of inks with opacity: so many a model of fewer can take."""
+"""Channels of a CMYK image with opacity: the most that a model of fewer channels can use."""
 
 _MOST_BANDS = 4
-"""Values of a TIFF in all, in shares of the largest image: as many as one of RGB and opacity has."""
+"""Limit of all values of a TIFF, in multiples of ``max_pixels``: as many as RGB with opacity has."""
 
 
 def decode(
     image: Image.Image | None, file: IO[bytes] | None, max_pixels: int, in_chans: int | None = None
 ) -> Pixels | None:
-    """Return the bands of an image; None where Pillow's own 8-bit reading of ``image`` has all that there is.
+    """Return the bands of an image; None if Pillow's own 8-bit reading of ``image`` is complete.
 
     Args:
-        image: as Pillow opened it; it is moved to its main page. None of a TIFF for which Pillow knows no mode.
-        file: it lies in; not needed for grey images that are no TIFF.
-        max_pixels: of a page.
-        in_chans: of the model: a file of many more pages is refused before they are decoded. None takes any.
+        image: opened by Pillow; moved to its main page. None for a TIFF that Pillow has no mode for.
+        file: its file; not needed for grey images other than TIFF.
+        max_pixels: largest page.
+        in_chans: of the model: a file with many more pages is refused before decoding. None: any number.
 
     Raises:
-        ValueError: bands of unlike sizes or types, or in a form that cannot be read; the text says what to do.
+        ValueError: bands of different sizes or types, or an unsupported form; the text says what to do.
         OSError: the file is damaged.
     """
     if image is None or image.format == "TIFF":
@@ -43,7 +43,7 @@ def decode(
     profile = image.info.get("icc_profile") or b""
     if image.format == "PNG" and not image.mode.startswith("I"):
         tiles: Any = image.tile  # type: ignore[attr-defined]
-        stored = str(tiles[0][3]).partition(";")[0]  # of grey with opacity Pillow's mode is another
+        stored = str(tiles[0][3]).partition(";")[0]  # differs from Pillow's mode for grey with opacity
         return Pixels(_png(_whole(file), stored), "YA" if stored == "LA" else stored, profile)
     if deep := deep_ppm(image):
         return Pixels(_ppm(_whole(file), image.size, *deep), "RGB", profile)
@@ -51,7 +51,7 @@ def decode(
 
 
 def kept(image: Image.Image) -> Pixels:
-    """Return the values of a grey image of more than 8 bits, as Pillow has them."""
+    """Return the values of a grey image of more than 8 bits, from Pillow's pixels."""
     image.load()
     values = np.asarray(image)
     if image.mode == "I" and image.format in ("PNG", "PPM"):  # Pillow scales these to 16 bits
@@ -61,7 +61,7 @@ def kept(image: Image.Image) -> Pixels:
 
 
 def check_kept(image: Image.Image) -> None:
-    """Refuse a TIFF that Pillow read before, if it kept not all of it.
+    """Refuse a TIFF that Pillow already loaded with a loss.
 
     Raises:
         ValueError: says so.
@@ -70,12 +70,12 @@ def check_kept(image: Image.Image) -> None:
     bits = tags.get(258, (8,))
     samples = int(tags.get(277, 1))
     if samples > len(image.getbands()) or max(bits if isinstance(bits, tuple) else (bits,)) > 8:
-        raise ValueError("Pillow read it before and kept not all of its bands or bits; give the path of the file")
+        raise ValueError("Pillow already loaded it and dropped bands or bits; give the path of the file")
 
 
 def _png(data: bytes, mode: str) -> tuple[np.ndarray, ...]:
-    """Return the 16-bit planes of a PNG of colours, of which Pillow has a mode for the high bytes only."""
-    if mode == "LA":  # the four bytes of a pixel are those of an 8-bit RGBA image: only its header differs
+    """Return the 16-bit planes of a colour PNG, of which Pillow's modes keep only the high bytes."""
+    if mode == "LA":  # read as an 8-bit RGBA image by changing the header
         kind = data[12:24] + bytes([8, 6]) + data[26:29]
         import zlib
 
@@ -85,7 +85,7 @@ def _png(data: bytes, mode: str) -> tuple[np.ndarray, ...]:
             found = np.asarray(image).astype(np.uint16)
         return found[..., 0] << 8 | found[..., 1], found[..., 2] << 8 | found[..., 3]
     halves = []
-    for order in "BL":  # the byte that Pillow keeps of each sample is the first, or told so the second
+    for order in "BL":  # selects the high or the low byte of each sample
         with Image.open(io.BytesIO(data), formats=("PNG",)) as opened:
             png: Any = opened
             png.tile = [(*tile[:3], f"{mode};16{order}") for tile in png.tile]
@@ -96,7 +96,7 @@ def _png(data: bytes, mode: str) -> tuple[np.ndarray, ...]:
 
 
 def _ppm(data: bytes, size: tuple[int, int], start: int, top: int) -> tuple[np.ndarray, ...]:
-    """Return the planes of a PPM, whose largest value its header states, as 16 bits."""
+    """Return the planes of a PPM scaled to 16 bits by the largest value in its header."""
     width, height = size
     if len(data) < start + 6 * width * height:
         raise OSError("image file is truncated")
@@ -113,7 +113,7 @@ def _whole(file: IO[bytes] | None) -> bytes:
 
 def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int, in_chans: int | None) -> Pixels | None:
     own: Any = getattr(image, "tag_v2", None)
-    # of a single page Pillow has read the directory; of one that was moved to another page not the first
+    # Pillow has the directory of a single page, unless the image was moved to another page
     found = (
         [page_of(0, dict(own))]
         if getattr(own, "next", 1) == 0 and image is not None and image.tell() == 0
@@ -135,7 +135,7 @@ def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int, in_chans:
     if in_chans is not None and len(main) > max(in_chans, _MOST_ROLES):
         raise ValueError(f"it has {len(main)} pages of a channel or more, --in-chans is {in_chans}; save only one page")
     values = sum(page.width * page.height * len(page.bits) for page in main)
-    if values > _MOST_BANDS * max_pixels:  # a few bytes may claim thousands of bands
+    if values > _MOST_BANDS * max_pixels:  # a few bytes may declare thousands of bands
         raise ValueError(
             f"its {len(main)} page{'s have' if len(main) > 1 else ' has'} {values:,} values in all, more than "
             f"{_MOST_BANDS} × --max-pixels {max_pixels:,}; make it smaller, or allow more if the file is trusted"
@@ -148,24 +148,24 @@ def _tiff(image: Image.Image | None, file: IO[bytes], max_pixels: int, in_chans:
         planes += bands
         roles += kinds
     if len({plane.shape for plane in planes}) > 1:
-        raise ValueError("its pages differ in size; store one page of each channel, all of one size")
+        raise ValueError("its pages differ in size; store pages of one size")
     return Pixels(tuple(planes), roles, main[0].profile, main[0].no_data, len(main), main[0].orientation)
 
 
 def _page(image: Image.Image | None, data: bytes, page: Page) -> tuple[list[np.ndarray], str]:
     single = len(page.bits) == 1
-    if page.plain or (single and page.bits[0] % 8):  # 12 bits a pixel are Pillow's, too
+    if page.plain or (single and page.bits[0] % 8):  # Pillow also reads 12 bits per pixel
         if image is None:
             raise ValueError("not an image in a format that can be read")
         return _by_pillow(image, page.number)
     known = {WHITE_IS_ZERO: "Y", GREY: "Y", RGB: "RGB", INKS: "cmyk"}.get(page.photometric)
     if known is None or len(page.bits) < len(known):
         raise ValueError(
-            f"its {len(page.bits)} samples of {max(page.bits)} bits are colours of another kind (TIFF photometric "
+            f"its {len(page.bits)} samples of {max(page.bits)} bits have an unsupported colour space (TIFF photometric "
             f"{page.photometric}); save it as grey or RGB"
         )
     further = len(page.bits) - len(known)
-    extra = page.extra or ((2,) if (further, known) == (1, "RGB") else ())  # as Pillow takes it
+    extra = page.extra or ((2,) if (further, known) == (1, "RGB") else ())  # Pillow's interpretation
     roles = known + "".join({1: "a", 2: "A"}.get(kind, "X") for kind in extra).ljust(further, "X")[:further]
     if roles.startswith("YX"):
         roles = "X" + roles[1:]
@@ -180,7 +180,7 @@ def _page(image: Image.Image | None, data: bytes, page: Page) -> tuple[list[np.n
 
 def _by_pillow(image: Image.Image, number: int) -> tuple[list[np.ndarray], str]:
     image.seek(number)
-    image.load()  # turned upright, too
+    image.load()  # also rotates it upright
     if image.mode.startswith("I"):
         return [np.asarray(image).astype(np.uint16)], "Y"
     mode = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "YCbCr": "RGB"}.get(image.mode, image.mode)

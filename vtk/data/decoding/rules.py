@@ -1,4 +1,4 @@
-"""The rules by which files become 8-bit images, as a card stores them; `vtk.data.decoding.decode` follows them."""
+"""Rules of decoding to 8-bit images, as stored in cards; `vtk.data.decoding.decode` applies them."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ Rules = Literal["v0.1", "srgb"]
 
 @dataclass(frozen=True)
 class Decoding:
-    """Rules by which files are decoded.
+    """Rules of decoding.
 
     Attributes:
         rules: ``v0.1`` or ``srgb``.
-        ranges: (LOW, HIGH) of images of more than 8 bits, one for all bands or one for each; empty where there is none.
-        type: NumPy's name of the type of these images; empty where there are none.
+        ranges: (LOW, HIGH) of images of more than 8 bits, one for all bands or one per band; empty if there is none.
+        type: NumPy's name of the type of these images; empty if there are none.
     """
 
     rules: Rules = "v0.1"
@@ -25,7 +25,7 @@ class Decoding:
 
     @classmethod
     def of(cls, spec: Any) -> "Decoding":
-        """Return what an `InputSpec` says; of anything without such fields the rules of 0.1."""
+        """Return the rules of an `InputSpec`; those of version 0.1 for anything else."""
         if not isinstance(spec, InputSpec):
             return cls()
         return cls(spec.decoding, spec.value_range, spec.value_type)
@@ -37,14 +37,14 @@ class Decoding:
 
 V0_1 = Decoding()
 SRGB = Decoding("srgb")
-"""Of new runs, before a value range is settled."""
+"""Rules of new runs, before the value range is chosen."""
 
 
 def show_range(pair: tuple[float, float]) -> str:
-    """Return a range for people."""
+    """Return a range as text."""
     return f"{show_value(pair[0])}…{show_value(pair[1])}"
 
 
 def show_value(value: float) -> str:
-    """Return a value for people: whole numbers without a point."""
+    """Return a value as text, whole numbers without a point."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

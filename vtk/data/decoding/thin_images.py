@@ -1,4 +1,4 @@
-"""Refuses thin images, which the centre crop would enlarge until their shorter side fits."""
+"""Refuses thin images, which resizing for the centre crop would enlarge too much."""
 
 import math
 
@@ -6,14 +6,14 @@ from vtk.card import InputSpec
 from vtk.data.decoding.images import TooLargeError
 
 MOST_ENLARGED = 64_000_000
-"""Pixels of an enlarged image; a server with an export of this toolkit has the same limit."""
+"""Most pixels of an enlarged image; served exports have the same limit."""
 
 NOMINAL = InputSpec(224, 224)
-"""What an audit goes by that knows of no model."""
+"""The input assumed by an audit without a model."""
 
 
 def resized(spec: InputSpec, height: int, width: int) -> tuple[int, int]:
-    """Return height and width after the resizing of an evaluation (`vtk.data.eval_transform`)."""
+    """Return height and width after the resize of evaluation (`vtk.data.eval_transform`)."""
     if spec.resize_mode == "squash":
         return spec.size
     if spec.resize_mode == "pad":
@@ -28,7 +28,7 @@ def resized(spec: InputSpec, height: int, width: int) -> tuple[int, int]:
 
 
 def check_enlarged(spec: InputSpec, height: int, width: int) -> None:
-    """Refuse an image before memory is taken for what it becomes.
+    """Refuse an image that would become too large, before memory is allocated.
 
     Args:
         spec: of the input.
@@ -42,5 +42,5 @@ def check_enlarged(spec: InputSpec, height: int, width: int) -> None:
     if rows * columns > max(MOST_ENLARGED, height * width):
         raise TooLargeError(
             f"{height}×{width} pixels (height×width) would be enlarged to {rows}×{columns} before the crop, more than "
-            f"{MOST_ENLARGED:,} in all; cut it, or use a model of --resize-mode pad or squash"
+            f"{MOST_ENLARGED:,} pixels; crop it, or use a model with --resize-mode pad or squash"
         )

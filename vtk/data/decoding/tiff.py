@@ -19,20 +19,20 @@ WHITE_IS_ZERO, GREY, RGB, PALETTE, MASK, INKS = range(6)
 
 
 class Page(NamedTuple):
-    """What a page says of itself.
+    """The directory of a page.
 
     Attributes:
-        number: from 0.
-        width, height: pixels, as stored.
-        bits: of each sample.
-        formats: of each sample: 1 unsigned, 2 signed, 3 floating-point, 4 not said.
-        photometric: what the first samples are.
-        extra: what each further sample is: 0 not said, 1 opacity that colours are multiplied by, 2 opacity.
+        number: index from 0.
+        width, height: pixels, before rotation.
+        bits: bits of each sample.
+        formats: type of each sample: 1 unsigned, 2 signed, 3 floating-point, 4 undefined.
+        photometric: colour space of the first samples.
+        extra: meaning of each extra sample: 0 unspecified, 1 premultiplied opacity, 2 straight opacity.
         orientation: 1 to 8, as in EXIF.
-        reduced: a smaller copy, or a mask, of another page.
+        reduced: whether it is a thumbnail or a mask of another page.
         profile: embedded ICC profile.
-        no_data: the value that stands for none (GDAL's tag).
-        tags: of its directory.
+        no_data: the value of missing data (GDAL's tag).
+        tags: all tags.
     """
 
     number: int
@@ -50,13 +50,13 @@ class Page(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether Pillow reads all of it: no more than 8 bits, no sample whose meaning is not said."""
+        """Whether Pillow reads it without loss: at most 8 bits, no sample of unspecified meaning."""
         signed = 2 in self.formats and max(self.bits) >= 8
         return max(self.bits) <= 8 and not signed and 0 not in self.extra and (len(self.bits) <= 4 or bool(self.extra))
 
 
 def is_tiff(start: bytes) -> bool:
-    """Tell by the first four bytes of a file whether it is TIFF or BigTIFF."""
+    """Return whether the first four bytes of a file are those of TIFF or BigTIFF."""
     return start[:4] in _MAGIC
 
 
@@ -64,7 +64,7 @@ def pages(file: IO[bytes]) -> list[Page]:
     """Return the pages of a TIFF file, in order.
 
     Raises:
-        ValueError: a directory is damaged, or there are very many.
+        ValueError: a damaged directory, or too many.
     """
     return list(_pages(file))
 
@@ -72,8 +72,8 @@ def pages(file: IO[bytes]) -> list[Page]:
 def _pages(file: IO[bytes]) -> Iterator[Page]:
     file.seek(0)
     header = file.read(8)
-    if header[3:4] == b"+":  # Pillow knows no such directory
-        raise ValueError("it is a big-endian BigTIFF; save it as a TIFF, or with the little end first")
+    if header[3:4] == b"+":  # unsupported by Pillow
+        raise ValueError("it is a big-endian BigTIFF; save it as a TIFF or a little-endian BigTIFF")
     if header[2:3] == b"+":
         header += file.read(8)
     seen: set[int] = set()
@@ -82,7 +82,7 @@ def _pages(file: IO[bytes]) -> Iterator[Page]:
         at = directory.next
         while at:
             if at in seen or len(seen) >= _MOST_PAGES:
-                raise ValueError(f"its directories go round in a circle, or are more than {_MOST_PAGES}")
+                raise ValueError(f"its directories form a cycle, or are more than {_MOST_PAGES}")
             seen.add(at)
             file.seek(at)
             directory = TiffImagePlugin.ImageFileDirectory_v2(header)
@@ -94,20 +94,20 @@ def _pages(file: IO[bytes]) -> Iterator[Page]:
 
 
 def page_of(number: int, tags: dict[int, Any]) -> Page:
-    """Return what a directory says of a page.
+    """Return the page of a directory's tags.
 
     Raises:
-        ValueError: something impossible.
+        ValueError: impossible values.
     """
     samples = int(tags.get(_SAMPLES, 1))
     if not 1 <= samples <= 4096:
-        raise ValueError(f"it claims {samples} samples a pixel")
+        raise ValueError(f"it declares {samples} samples per pixel")
     bits, formats = (_each(tags.get(tag, default), samples) for tag, default in ((_BITS, 1), (_FORMAT, 1)))
     photometric = int(tags.get(_PHOTOMETRIC, GREY))
     extra = tags.get(_EXTRA, ())
     known = {RGB: 3, INKS: 4, 6: 3, 8: 3, 9: 3, 10: 3}.get(photometric, 1)
     extra = tuple(map(int, extra if isinstance(extra, tuple) else (extra,)))[: max(samples - known, 0)]
-    if photometric in (WHITE_IS_ZERO, GREY) and samples > 1:  # without words further samples are bands, not opacity
+    if photometric in (WHITE_IS_ZERO, GREY) and samples > 1:  # unspecified extra samples are bands, not opacity
         extra += (0,) * (samples - 1 - len(extra))
     profile, text = tags.get(_PROFILE, b""), tags.get(_NO_DATA)
     try:
@@ -124,4 +124,4 @@ def page_of(number: int, tags: dict[int, Any]) -> Page:
 
 def _each(value: Any, samples: int) -> tuple[int, ...]:
     found = tuple(map(int, value if isinstance(value, tuple) else (value,)))
-    return found if len(found) == samples else (found[0],) * samples  # some writers give one for all
+    return found if len(found) == samples else (found[0],) * samples  # some writers give one value for all

@@ -16,7 +16,7 @@ from PIL import Image, ImageFile, TiffImagePlugin
 from vtk.data.decoding.tiff import GREY, Page
 
 _BYTEWISE = {1: "raw", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate", 34925: "LZMA", 50000: "Zstandard"}
-"""Compressions of bytes, whatever these mean; JPEG, WebP and fax compress pixels of certain kinds."""
+"""Compressions of byte streams; JPEG, WebP and fax compress pixels of certain types."""
 
 _TYPES = {
     (1, 8): "u1", (1, 16): "u2", (1, 32): "u4", (2, 8): "i1", (2, 16): "i2", (2, 32): "i4", (3, 16): "f2",
@@ -28,16 +28,16 @@ _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
 
 
 def read_samples(data: bytes, page: Page) -> np.ndarray:
-    """Return all samples of a page as they are stored: (samples, height, width), of the file's type.
+    """Return all samples of a page as stored: (samples, height, width), of the file's type.
 
-    Orientation and colour space are left alone.
+    Orientation and colour space are not applied.
 
     Args:
         data: the whole file.
         page: one of its `pages`.
 
     Raises:
-        ValueError: the samples are of unlike types, or compressed in a way that cannot be read so.
+        ValueError: samples of different types, or an unsupported compression.
         OSError: the file is damaged.
     """
     kind, bits = set(page.formats), set(page.bits)
@@ -45,7 +45,9 @@ def read_samples(data: bytes, page: Page) -> np.ndarray:
     if code is None:
         names = {1: "unsigned", 2: "signed", 3: "floating-point"}
         types = sorted({f"{b}-bit {names.get(f, 'unknown')}" for b, f in zip(page.bits, page.formats, strict=True)})
-        raise ValueError(f"its {len(page.bits)} samples are {' and '.join(types)}; save all as one of 8, 16 or 32 bits")
+        raise ValueError(
+            f"its {len(page.bits)} samples are {' and '.join(types)}; save all as one type of 8, 16 or 32 bits"
+        )
     compression = int(page.tags.get(_COMPRESSION, 1))
     if compression not in _BYTEWISE:
         raise ValueError(
@@ -69,7 +71,7 @@ def read_samples(data: bytes, page: Page) -> np.ndarray:
 
 
 def _bytes(data: bytes, order: str, page: Page, plane: int, planes: int, step: int) -> np.ndarray:
-    """Return the decompressed bytes of one plane: (height, bytes), the bytes of whole tiles."""
+    """Return the decompressed bytes of one plane, (height, bytes), with whole tiles."""
     tags = page.tags
     tiled = _TILES in tags
     wide = page.width
@@ -82,8 +84,8 @@ def _bytes(data: bytes, order: str, page: Page, plane: int, planes: int, step: i
     )
     many = len(at) // planes
     if many * planes != len(at) or not many:
-        raise ValueError(f"its {len(at)} pieces are not the same number for each of {planes} planes")
-    if not sizes and len(at) == planes:  # old writers leave them out
+        raise ValueError(f"its {len(at)} strips or tiles do not divide into {planes} planes")
+    if not sizes and len(at) == planes:  # old writers omit them
         sizes = (page.height * wide * step,) * planes
     part = slice(plane * many, (plane + 1) * many)
     entries: dict[int, tuple[int, ...]] = {
@@ -102,9 +104,9 @@ def _bytes(data: bytes, order: str, page: Page, plane: int, planes: int, step: i
 
 
 class _Rows(TiffImagePlugin.TiffImageFile):
-    """A picture of bytes, each a pixel: Pillow would take so wide a one for a decompression bomb.
+    """A TIFF whose pixels are bytes, without Pillow's check for decompression bombs.
 
-    How many pixels and bands a page may have was checked before.
+    The numbers of pixels and bands were checked before.
     """
 
     def load_prepare(self) -> None:
@@ -115,7 +117,7 @@ class _Rows(TiffImagePlugin.TiffImageFile):
 
 
 def _described(data: bytes, order: str, entries: dict[int, tuple[int, ...]]) -> bytes:
-    """Return the file as a TIFF with another first directory, behind its own bytes."""
+    """Return the file with a new first directory appended."""
     start = len(data) + len(data) % 2
     end = start + 2 + 12 * len(entries) + 4
     table, lists = b"", b""
@@ -125,18 +127,18 @@ def _described(data: bytes, order: str, entries: dict[int, tuple[int, ...]]) -> 
             place = struct.pack(f"{order}I", end + len(lists))
             lists += packed
         table += struct.pack(f"{order}HHI", tag, 4, len(values)) + place
-    first = data[:2] + struct.pack(f"{order}HI", 42, start)  # what a BigTIFF has in bytes 8 to 16 is not read
+    first = data[:2] + struct.pack(f"{order}HI", 42, start)  # bytes 8 to 16 of a BigTIFF are not read
     body = data[8:] + b"\0" * (start - len(data))
     return first + body + struct.pack(f"{order}H", len(entries)) + table + b"\0" * 4 + lists
 
 
 def _values(rows: np.ndarray, page: Page, each: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return (samples, height, width) of a plane's bytes, its predictor undone."""
+    """Return (samples, height, width) of a plane's bytes, with the predictor undone."""
     height, step = len(rows), each * dtype.itemsize
     wide = rows.shape[1] // step
     side = int(page.tags[_TILE_WIDTH]) if _TILES in page.tags else wide
     predictor = int(page.tags.get(_PREDICTOR, 1)) if int(page.tags.get(_COMPRESSION, 1)) != 1 else 1
-    if predictor == 3:  # of floats: the bytes of a row lie in planes, the highest first, as differences
+    if predictor == 3:  # floating point: byte planes of each row, highest first, as differences
         tiles = rows.reshape(height, wide // side, side * dtype.itemsize, each)
         tiles = np.cumsum(tiles, axis=2, dtype=np.uint8).reshape(height, wide // side, dtype.itemsize, side * each)
         rows = np.ascontiguousarray(tiles.swapaxes(2, 3)).reshape(height, -1)
@@ -147,6 +149,6 @@ def _values(rows: np.ndarray, page: Page, each: int, dtype: np.dtype[Any]) -> np
         whole = values.view(f"u{dtype.itemsize}")
         values = np.cumsum(whole, axis=2, dtype=whole.dtype).view(values.dtype)  # differences wrap around
     elif predictor not in (1, 3):
-        raise ValueError(f"its predictor {predictor} is not known")
+        raise ValueError(f"its predictor {predictor} is not supported")
     found: np.ndarray = values.reshape(height, wide, each)[:, : page.width].transpose(2, 0, 1)
     return found

@@ -23,10 +23,10 @@ Step = Callable[[Any], Any]
 
 
 class EvalTransform:
-    """Resize, crop or pad, and normalise, the same way every time; made by `eval_transform`.
+    """Deterministic resize, crop or pad, and normalisation; made by `eval_transform`.
 
     Attributes:
-        random: False: the loader need not seed anything for it.
+        random: False: the loader seeds no generators for it.
     """
 
     random = False
@@ -35,15 +35,15 @@ class EvalTransform:
         self.spec = spec
         self.geometry = geometry_steps(spec, rgb_mean(spec))
         self.of_channel: list[list[Step]] = []
-        if spec.in_chans not in (1, 3):  # padding has a colour of its own in each
+        if spec.in_chans not in (1, 3):  # each channel has its own fill value
             self.of_channel = [geometry_steps(spec, (mean,)) for mean in spec.mean]
         self.normalize = Normalize(spec)
 
     def __call__(self, image: Image.Image | Bands) -> Tensor:
-        """Turn what `vtk.data.decoding.decode.read_image` gives into a (C, H, W) fp32 tensor.
+        """Return the (C, H, W) fp32 tensor of an image from `vtk.data.read_image`.
 
         Raises:
-            DataError: a thin image would take too much memory (`vtk.data.decoding.thin_images`).
+            DataError: a thin image would need too much memory (`vtk.data.decoding.thin_images`).
         """
         first = image[0] if isinstance(image, tuple) else image
         try:
@@ -53,16 +53,16 @@ class EvalTransform:
                 return self.normalize(tuple(apply_steps(steps, band) for steps, band in pairs))
             return self.normalize(apply_steps(self.geometry, image))
         except (TooLargeError, MemoryError) as error:
-            why = str(error) or "there is not enough memory for it"
+            why = str(error) or "not enough memory"
             raise DataError(f"an image cannot be used: {why}") from error
 
 
 def eval_transform(spec: InputSpec) -> EvalTransform:
     """Return the preprocessing of evaluation, prediction and export checks.
 
-    ``crop`` is timm's: resize so that the image covers size / crop_pct, cut the centre. ``squash`` resizes both sides
-    to the size; ``pad`` fits the image inside and fills with the mean colour. The last two show the whole image, so
-    ``crop_pct`` does not apply to them.
+    ``crop`` is timm's: resize so that the image covers size / crop_pct, then crop the centre. ``squash`` resizes to the
+    size, ignoring the aspect ratio; ``pad`` fits the image inside and fills with the mean colour. These two keep the
+    whole image, so ``crop_pct`` does not apply to them.
 
     Raises:
         UsageError: no channels, or an unknown interpolation.
@@ -74,13 +74,13 @@ def eval_transform(spec: InputSpec) -> EvalTransform:
 def read_input(
     path: str | os.PathLike[str], transform: EvalTransform, max_pixels: int, decoding: Decoding | None = None
 ) -> Tensor:
-    """Return what evaluation makes of a file, (C, H, W) fp32.
+    """Return a file as the model's input, (C, H, W) fp32.
 
     Args:
         path: the file.
-        transform: made by `eval_transform`.
-        max_pixels: a larger image cannot be read.
-        decoding: how it becomes an 8-bit one, by default as the transform's input says.
+        transform: from `eval_transform`.
+        max_pixels: largest image.
+        decoding: rules of decoding; by default those of the transform's input.
 
     Raises:
         DataError: the file cannot be read or used; the message names it.
@@ -101,7 +101,7 @@ def apply_steps(steps: list[Step], image: Image.Image) -> Image.Image:
 
 def geometry_steps(spec: InputSpec, mean: tuple[float, ...]) -> list[Step]:
     """Return timm's steps of evaluation before normalisation; ``mean`` is the fill colour of padding."""
-    # `crop_pct` belongs to the centre crop; squash and pad are chosen in order to see the whole image.
+    # `crop_pct` applies to the centre crop only; squash and pad keep the whole image.
     transform = create_transform(
         input_size=spec.size,
         interpolation=spec.interpolation,
@@ -123,7 +123,7 @@ def check_spec(spec: InputSpec) -> None:
         UsageError: says what is allowed.
     """
     if spec.in_chans < 1 or not len(spec.mean) == len(spec.std) == spec.in_chans:
-        raise UsageError(f"the model takes {spec.in_chans} channels; give so many values of mean and std (one or more)")
+        raise UsageError(f"the model takes {spec.in_chans} channels; give as many values of mean and std")
     if spec.interpolation not in ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"):
         raise UsageError(f"unknown interpolation {spec.interpolation!r}; give bicubic, bilinear or nearest")
     if spec.resize_mode not in _CROP_MODES:
@@ -131,5 +131,5 @@ def check_spec(spec: InputSpec) -> None:
 
 
 def rgb_mean(spec: InputSpec) -> tuple[float, ...]:
-    """Fill colour of padding and of geometric augmentation: images are RGB until they are normalised."""
+    """Return the fill colour of padding and geometric augmentation; images are RGB until normalisation."""
     return spec.mean if len(spec.mean) == 3 else spec.mean[:1] * 3

@@ -1,4 +1,4 @@
-"""Batches of images that depend on the seed, the epoch and nothing else: not on the number of worker processes."""
+"""The loader of image batches, which depend only on seed and epoch, not on the number of worker processes."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.samplers import MASK, EpochSampler, mix
 from vtk.errors import DataError, UsageError
 
-_PATIENCE = 5.0  # seconds between two looks of a worker for its main process
+_PATIENCE = 5.0  # seconds between a worker's checks for its main process
 Transform = Callable[[Any], Tensor]
 """From an RGB `PIL.Image.Image` or, for other than one or three channels, `Bands` to a tensor."""
 
@@ -30,15 +30,15 @@ Transform = Callable[[Any], Tensor]
 class ImageDataset(Dataset[tuple[Tensor, int]]):
     """Decoded and transformed images with their labels.
 
-    An index is an int (epoch 0) or an (epoch, int) pair. A transform whose attribute ``random`` is not False is run
-    with all three random generators seeded from (seed, epoch, index).
+    An index is an int (epoch 0) or an (epoch, int) pair. Unless a transform's attribute ``random`` is False, all three
+    random generators are seeded from (seed, epoch, index) for it.
 
     Args:
         samples: files and labels.
-        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` says how many channels are read and how
-            files are decoded, by default three and as in version 0.1.
+        transform: image to (C, H, W) fp32 tensor; picklable. Its ``spec`` gives the channels and the rules of
+            decoding; by default three channels and the rules of version 0.1.
         seed: of the augmentation.
-        max_pixels: a larger image is an error.
+        max_pixels: largest image.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
         """Return (image, label).
 
         Raises:
-            DataError: the file cannot be decoded, for example because it changed since the scan.
+            DataError: the file cannot be decoded, for example since it changed after the scan.
         """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int | tuple[int, int]]) -> list[tuple[Tensor, int]]:
-        """Return several (image, label); torch's loader asks for a batch at a time."""
+        """Return several (image, label), as torch's loader requests batches."""
         with _own_random() if self.random and get_worker_info() is None else nullcontext():
             return [self._item(*index) if isinstance(index, tuple) else self._item(0, index) for index in indices]
 
@@ -84,7 +84,7 @@ class ImageDataset(Dataset[tuple[Tensor, int]]):
 
 
 class ImageReadError(DataError):
-    """An image could not be read while batches were made.
+    """An image could not be read while loading.
 
     torch re-raises a worker's exception with the worker's traceback as its text; only the last line is kept.
     """
@@ -108,16 +108,16 @@ def make_loader(
     """Return a loader of (images (B, C, H, W) fp32, labels (B,) int64).
 
     The same seed and epoch give the same batches with any number of workers; `set_epoch` chooses the epoch. A
-    ``sampler`` is taken in place of ``shuffle``.
+    ``sampler`` replaces ``shuffle``.
 
     Raises:
         UsageError: ``batch_size`` below 1, ``workers`` below 0, or ``drop_last`` would leave no batch.
         DataError: ``samples`` is empty.
     """
     if batch_size < 1:
-        raise UsageError(f"the batch size is {batch_size}; give 1 or more")
+        raise UsageError(f"the batch size is {batch_size}; allowed is at least 1")
     if workers < 0:
-        raise UsageError(f"the number of workers is {workers}; give 0 (this process) or more")
+        raise UsageError(f"the number of workers is {workers}; allowed is at least 0 (this process)")
     if not samples:
         raise DataError("there are no images to load; check the folder and its split")
     if drop_last and len(samples) < batch_size:
@@ -131,24 +131,24 @@ def make_loader(
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
         drop_last=drop_last,
-        # torch draws a base seed per pass; from this generator, it leaves the caller's own sequence alone
+        # for torch's base seed of each pass, which would otherwise advance the caller's generator
         generator=torch.Generator().manual_seed(seed & MASK),
     )
 
 
 def set_epoch(loader: Any, epoch: int, first: int = 0) -> None:
-    """Choose the epoch (from 0) of the loader's next pass; loaders wrapped by Accelerate are seen through.
+    """Choose the epoch (from 0) of the loader's next pass; also for loaders wrapped by Accelerate.
 
     Args:
         loader: from `make_loader`.
         epoch: from 0.
-        first: image of the epoch's order (from 0, of all processes together) that the pass begins with; those before it
-            are not read.
+        first: index in the epoch's order (over all processes) of the first image of the pass; earlier ones are not
+            read.
 
     Raises:
         UsageError: the loader was not made by `make_loader`.
     """
-    if hasattr(loader, "iteration"):  # Accelerate counts passes itself and hands its count to the sampler
+    if hasattr(loader, "iteration"):  # Accelerate counts passes and sets the sampler's epoch
         loader.iteration = epoch
     batches = getattr(loader, "batch_sampler", None)
     while batches is not None:
@@ -162,7 +162,7 @@ def set_epoch(loader: Any, epoch: int, first: int = 0) -> None:
 
 @contextmanager
 def _own_random() -> Iterator[None]:
-    """Give the caller's three random generators back as they were: in its own process, augmentation leaves no trace."""
+    """Restore the caller's three random generators: augmentation in its process must not advance them."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield
@@ -180,24 +180,24 @@ def _seed_all(seed: int) -> None:
 
 
 def _quiet_worker(worker: int) -> None:
-    """Say nothing about very large images, which the scan has already judged; torch sets one thread per worker.
+    """Silence warnings of large images, which the scan has checked, and leave signals to the main process.
 
-    A signal that is sent to a whole group of processes (Ctrl-C, a scheduler's SIGTERM) is the main process's to answer:
-    it may need some batches more until it has saved, and then ends its workers.
+    On a signal to the whole process group (Ctrl-C, a scheduler's SIGTERM) the main process may need more batches until
+    it has saved; it then ends its workers.
     """
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigtimedwait"):  # macOS cannot tell who sent a signal
+    if hasattr(signal, "sigtimedwait"):  # macOS does not report the sender of a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def _end_with(parent: Any) -> None:
-    """End this worker when its main process sends SIGTERM, or is gone; SIGTERM from elsewhere is left to that process.
+    """End this worker when its main process sends SIGTERM or has ended; SIGTERM from others is ignored.
 
-    torch looks for the parent of the worker, which is another process where workers are started by a fork server.
+    torch watches the worker's parent, which is another process if workers are started by a fork server.
     """
     while parent.is_alive():
         found = signal.sigtimedwait({signal.SIGTERM}, _PATIENCE)

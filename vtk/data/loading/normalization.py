@@ -47,8 +47,7 @@ def _like(images: Tensor, spec: InputSpec) -> tuple[Tensor, Tensor]:
 class Normalize:
     """(value / 255 - mean) / std of an 8-bit image, as a (C, H, W) fp32 tensor.
 
-    The arithmetic is done once for the 256 possible values of each channel and then looked up: bit-equal to
-    torchvision's ToTensor and Normalize.
+    A lookup in a table of the 256 possible values per channel: bit-equal to torchvision's ToTensor and Normalize.
     """
 
     def __init__(self, spec: InputSpec) -> None:
@@ -58,7 +57,7 @@ class Normalize:
         self.table: list[np.ndarray] = list(levels.sub(mean).div(std)[:, 0].numpy())
 
     def __call__(self, image: Image.Image | Bands) -> Tensor:
-        """Normalise an RGB image, for one-channel models its luminance; or channels, one by one."""
+        """Normalise an RGB image (its luminance for one-channel models), or each of several channels."""
         if isinstance(image, tuple):
             planes = [np.asarray(band) for band in image]
         elif self.grey:
@@ -67,6 +66,6 @@ class Normalize:
             planes = list(np.moveaxis(np.asarray(image), 2, 0))
         out = np.empty((len(self.table), *planes[0].shape), dtype=np.float32)
         for c, (levels, plane) in enumerate(zip(self.table, planes, strict=True)):
-            # "wrap" never wraps 8-bit indices; it only spares NumPy the bounds check and a buffer
+            # 8-bit indices never wrap; "wrap" only skips NumPy's bounds check and buffer
             np.take(levels, plane, out=out[c], mode="wrap")
         return torch.from_numpy(out)

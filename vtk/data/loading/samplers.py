@@ -11,20 +11,17 @@ from vtk.data.audit.result import Sample
 
 MASK = (1 << 64) - 1
 PASSES = 1 << 32
-"""How far apart the augmentation seeds of an image's repetitions are; no run has as many epochs."""
+"""Offset between the epochs in augmentation seeds of an image's repetitions; more than any run has epochs."""
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """(epoch, index) pairs; shuffled by a permutation that depends on the seed and the epoch only.
-
-    A subclass gives another `order`.
-    """
+    """Yields (epoch, index) pairs; the shuffled order depends only on seed and epoch. Subclasses override `order`."""
 
     def __init__(self, length: int, *, shuffle: bool, seed: int) -> None:
         self.length, self.shuffle, self.seed, self.epoch, self.first = length, shuffle, seed, 0, 0
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
-        """Choose the epoch (from 0) of the next pass, and the image of it (from 0) that the pass begins with."""
+        """Set the epoch (from 0) of the next pass, and the index in its order (from 0) at which the pass starts."""
         self.epoch, self.first = epoch, first
 
     def __len__(self) -> int:
@@ -43,17 +40,17 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 class RepeatSampler(EpochSampler):
-    """As many images an epoch as there are, but an image comes ``repeats`` times in a row (Hoffer et al. 2020).
+    """Repeated augmentation (Hoffer et al. 2020): each image ``repeats`` times in a row, at the usual epoch length.
 
-    The order is that of timm's ``RepeatAugSampler`` over all its processes: copies lie side by side in a batch, so that
-    each of several processes, which take every W-th image, augments another copy. timm rounds the images of an epoch
-    down to a multiple of 256; here all are counted, and the last image may come fewer times. All of it follows from
-    the seed and the epoch.
+    The order is that of timm's ``RepeatAugSampler`` over all its processes: copies are adjacent in a batch, so that
+    each of several processes, which take every W-th image, augments another copy. timm rounds the epoch down to a
+    multiple of 256 images; here it is not rounded, and the last image may have fewer copies. The order depends only on
+    seed and epoch.
 
     Args:
         length: number of images.
-        repeats: of each that comes; an epoch shows about length / repeats of them.
-        seed: of the order and the augmentation.
+        repeats: copies of each image; an epoch has about length / repeats images.
+        seed: random seed of order and augmentation.
     """
 
     def __init__(self, length: int, repeats: int, seed: int) -> None:
@@ -61,7 +58,7 @@ class RepeatSampler(EpochSampler):
         self.repeats = repeats
 
     def order(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, image); the number of an image's repetition is in the upper bits of its epoch."""
+        """Yield (epoch, image); the repetition's number is in the upper bits of the epoch."""
         copies = (
             (epoch + repetition * PASSES, image)
             for epoch, image in super().order()
@@ -71,15 +68,14 @@ class RepeatSampler(EpochSampler):
 
 
 class BalancedSampler(EpochSampler):
-    """As many images an epoch as there are, of every class equally many (or one more).
+    """Class-balanced sampling: equally many images (or one more) of every class, at the usual epoch length.
 
-    The images of a small class come again and again, each time with an augmentation of its own, before any comes once
-    more than another; of a large class every epoch shows a part, and no image twice. All of it follows from the seed
-    and the epoch.
+    Images of a small class are repeated, each time with another augmentation and equally often (or once more); of a
+    large class each epoch has a part, without repetition. The order depends only on seed and epoch.
 
     Args:
-        labels: class of each image; a class without images gets none.
-        seed: of the order and of the choice.
+        labels: class of each image.
+        seed: random seed of order and choice.
     """
 
     def __init__(self, labels: Sequence[int], seed: int) -> None:
@@ -88,10 +84,10 @@ class BalancedSampler(EpochSampler):
         self.images = [np.flatnonzero(every == label) for label in np.unique(every)]
 
     def order(self) -> Iterator[tuple[int, int]]:
-        """Yield (epoch, image); the number of an image's repetition is in the upper bits of its epoch."""
+        """Yield (epoch, image); the repetition's number is in the upper bits of the epoch."""
         random = np.random.default_rng(mix(self.seed, self.epoch, self.length, 1))
         share, over = divmod(self.length, len(self.images))
-        # the classes that get one image more are others in each epoch
+        # classes with one more image differ by epoch
         more = random.permutation(len(self.images)) < over
         drawn = []
         for images, extra in zip(self.images, more, strict=True):
@@ -105,7 +101,7 @@ class BalancedSampler(EpochSampler):
 def balanced_weights(samples: Sequence[Sample], classes: int) -> list[float]:
     """Return a weight for each class: images / (classes with images × images of the class), 0 without images.
 
-    Their mean over the images is 1, so that the loss keeps its size; this is what scikit-learn calls ``balanced``.
+    Their mean over the images is 1, which keeps the scale of the loss; scikit-learn calls this ``balanced``.
     """
     counts = np.bincount([sample.label for sample in samples], minlength=classes)
     present = counts > 0

@@ -1,4 +1,4 @@
-"""Steps of timm's pipelines that fail at their limits, and the same steps without that."""
+"""Corrected versions of steps of timm's pipelines that fail in edge cases."""
 
 from typing import Any
 
@@ -36,12 +36,12 @@ class WholePixels(RandomResizedCropAndInterpolation):  # type: ignore[misc]
         return min(top, img.height - 1), min(left, img.width - 1), max(height, 1), max(width, 1)
 
 
-def mend_crops(steps: list[Any], spec: InputSpec) -> list[Any]:
+def fix_crops(steps: list[Any], spec: InputSpec) -> list[Any]:
     """Return ``steps`` with `WholePixels` in place of random crops."""
     return [WholePixels(step, spec) if isinstance(step, RandomResizedCropAndInterpolation) else step for step in steps]
 
 
-def mend_posterize(steps: list[Any]) -> None:
+def fix_posterize(steps: list[Any]) -> None:
     """At full strength timm asks for 0 bits, an all-black image; newer Pillow refuses that. Keep one bit."""
     for step in steps:
         policies = [getattr(step, "ops", None) or [], *(getattr(step, "policy", None) or [])]

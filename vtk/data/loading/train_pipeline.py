@@ -17,7 +17,7 @@ from vtk.card import InputSpec
 from vtk.data.decoding.bands import Bands
 from vtk.data.loading.eval_pipeline import Step, apply_steps, check_spec, geometry_steps, rgb_mean
 from vtk.data.loading.normalization import Normalize
-from vtk.data.loading.timm_fixes import mend_crops, mend_posterize
+from vtk.data.loading.timm_fixes import fix_crops, fix_posterize
 from vtk.errors import UsageError
 
 _ASPECTS = (3 / 4, 4 / 3)
@@ -25,10 +25,10 @@ _WORD = re.compile(r"t[a-z0-9_]+|[a-z]+\d[\d.]*")
 
 
 class TrainTransform:
-    """Random crop, flip and augmentation, then normalise; made by `train_transform`.
+    """Random crop, flip and augmentation, then normalisation; made by `train_transform`.
 
     Attributes:
-        random: True: it draws from Python's, NumPy's and torch's generators.
+        random: True: it uses Python's, NumPy's and torch's generators.
     """
 
     random = True
@@ -38,11 +38,11 @@ class TrainTransform:
         self.normalize = Normalize(spec)
 
     def __call__(self, image: Image.Image | Bands) -> Tensor:
-        """Turn what `vtk.data.decoding.decode.read_image` gives into a (C, H, W) fp32 tensor."""
+        """Return the (C, H, W) fp32 tensor of an image from `vtk.data.read_image`."""
         if isinstance(image, tuple):
             before = random.getstate(), torch.default_generator.get_state()
             bands = []
-            for band in image:  # every channel is cut and mirrored alike
+            for band in image:  # the same crop and flip for every channel
                 random.setstate(before[0])
                 torch.default_generator.set_state(before[1])
                 bands.append(apply_steps(self.steps, band))
@@ -65,38 +65,38 @@ def train_transform(
 ) -> TrainTransform:
     """Return the preprocessing of training: random crop, flip, augmentation.
 
-    The crop's aspect ratio varies by 3/4…4/3 around the input's own (around 1 with ``squash``, where evaluation
-    distorts too), so that a wide input is trained on images of right proportions.
+    The crop's aspect ratio varies by 3/4…4/3 around the input's (around 1 with ``squash``, which distorts at evaluation
+    too), so that a wide input is trained on undistorted images.
 
     Args:
         spec: size, interpolation, mean and std.
         crop_scale: smallest and largest area of the crop, as fractions of the image's.
-        hflip: probability of mirroring left and right.
-        auto_augment: timm's words, such as ``rand-m9-mstd0.5-inc1``; None for none.
+        hflip: probability of a horizontal flip.
+        auto_augment: a policy in timm's notation, such as ``rand-m9-mstd0.5-inc1``; None for none.
         color_jitter: strength of brightness, contrast and saturation changes; None for none. With ``auto_augment``
-            it is left out, as in timm; 3-Augment (``3a``) takes both.
+            it is not applied, as in timm, except with 3-Augment (``3a``).
         reprob: probability of erasing a random rectangle.
-        remode: what it is filled with: ``const`` (the mean), ``rand`` (one normal colour) or ``pixel`` (normal noise).
-        crop_pad: pixels of black border; above 0 the crop is not resized: it is cut, at the input's size, from the
-            image as evaluation sees it all (``crop_pct`` 1) with that border.
+        remode: fill of the rectangle: ``const`` (mean), ``rand`` (one normal colour) or ``pixel`` (normal noise).
+        crop_pad: pixels of black border; above 0, a crop of the input's size without resizing, from the image resized
+            as in evaluation (``crop_pct`` 1) and padded by this border.
 
     Raises:
-        UsageError: a value out of range, unknown words in ``auto_augment``, or changes of colour of what has none.
+        UsageError: a value out of range, an unknown ``auto_augment``, or colour augmentation of other than RGB images.
     """
     check_spec(spec)
     if spec.in_chans not in (1, 3) and (auto_augment or color_jitter):
         name = "auto-augment" if auto_augment else "color-jitter"
-        raise UsageError(f"`--{name}` changes colours; with --in-chans {spec.in_chans} images have none: leave it out")
+        raise UsageError(f"`--{name}` changes colours, which --in-chans {spec.in_chans} does not have; leave it out")
     low, high = crop_scale
     if not 0 < low <= high <= 1:
         raise UsageError(f"the crop scale is {low} to {high}; give two fractions with 0 < low ≤ high ≤ 1")
     for name, value in (("hflip", hflip), ("reprob", reprob)):
         if not 0 <= value <= 1:
-            raise UsageError(f"{name} is {value}; it is a probability, give 0 to 1")
+            raise UsageError(f"{name} is {value}; allowed is a probability from 0 to 1")
     if color_jitter is not None and color_jitter < 0:
-        raise UsageError(f"the colour jitter is {color_jitter}; give 0 or more")
+        raise UsageError(f"the colour jitter is {color_jitter}; allowed is at least 0")
     words = (auto_augment or "").split("-")
-    if any(not _WORD.fullmatch(word) for word in words[1:]):  # timm passes over a word without a number
+    if any(not _WORD.fullmatch(word) for word in words[1:]):  # timm ignores a word without a number
         raise _unknown_words(auto_augment)
     aspect = 1.0 if spec.resize_mode == "squash" else spec.width / spec.height
     try:
@@ -114,21 +114,21 @@ def train_transform(
         )
     except (AssertionError, ValueError, KeyError, TypeError, NotImplementedError) as error:
         raise _unknown_words(auto_augment) from error
-    crop = mend_crops(geometry.transforms, spec)
+    crop = fix_crops(geometry.transforms, spec)
     if crop_pad:
         crop = [*_padded_crop(spec, crop_pad), *crop[1:]]
     steps = [*crop, *colour.transforms]
-    mend_posterize(steps)
+    fix_posterize(steps)
     erase = RandomErasing(reprob, mode=remode, device="cpu") if reprob > 0 else None
     return TrainTransform(spec, steps, erase)
 
 
 def _padded_crop(spec: InputSpec, pad: int) -> list[Step]:
-    if spec.resize_mode == "pad" and spec.in_chans not in (1, 3):  # each channel's border has a colour of its own
-        raise UsageError(f"`--crop-pad` {pad} and --resize-mode pad take 1 or 3 channels, not {spec.in_chans}")
+    if spec.resize_mode == "pad" and spec.in_chans not in (1, 3):  # each channel has its own fill value
+        raise UsageError(f"`--crop-pad` {pad} with --resize-mode pad needs 1 or 3 channels, not {spec.in_chans}")
     whole = geometry_steps(dataclasses.replace(spec, crop_pct=1.0), rgb_mean(spec))
     return [*whole, RandomCrop(spec.size, padding=pad)]
 
 
 def _unknown_words(auto_augment: str | None) -> UsageError:
-    return UsageError(f"auto_augment {auto_augment!r} is not in timm's words; give for example rand-m9-mstd0.5-inc1")
+    return UsageError(f"auto_augment {auto_augment!r} is not a policy of timm; give for example rand-m9-mstd0.5-inc1")

@@ -1,7 +1,7 @@
-"""Fingerprints of 128 bits: a difference hash, made of the small picture that the audit decodes anyway.
+"""Fingerprints of 128 bits: a difference hash of the small image that the audit decodes anyway.
 
-Workers make a grid of 9×9 grey values of each image, with Pillow alone; the bits of many grids are made at once, where
-NumPy is there, which takes a tenth of the time.
+Workers compute a grid of 9×9 grey values per image with Pillow; the bits of many grids are computed at once with
+NumPy, in a tenth of the time.
 """
 
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from vtk.data.decoding.images import upright
 
 CELLS = 9
 LEAST_SIDE = 32
-"""Pixels; of a smaller image too little is left to tell it from others."""
+"""Pixels; smaller images have too few details to be distinguished."""
 
 DRAFT = 18
-"""Pixels of the shorter side that a grid wants: a JPEG need not be decoded larger, two pixels a cell."""
+"""Pixels of the shorter side needed for a grid, two per cell: a JPEG need not be decoded larger."""
 
 _STEP = 3
-"""Grey levels, of 255, between two cells; less is noise."""
+"""Least difference between two cells, in grey levels of 255; less is noise."""
 _LEAST_STEPS = 64
-"""Of 128 differences so many must be more than noise. Blank pages, skies and small things on white have fewer: their
-bits are alike although the images are not."""
+"""Least number of the 128 differences above noise. Blank pages, skies and small objects on white have fewer, and equal
+bits although the images differ."""
 
 
 def grid(image: Image.Image, size: tuple[int, int], turn: int = 1) -> str:
-    """Return 9×9 grey values of an image, row by row, as 162 hexadecimal digits; nothing of a small one.
+    """Return 9×9 grey values of an image, row by row, as 162 hexadecimal digits; empty for a small image.
 
     Args:
-        image: of any mode that converts to grey; may be a small version.
+        image: of any mode that converts to grey; may be reduced in size.
         size: width and height of the whole image.
-        turn: EXIF orientation that is still to be applied.
+        turn: EXIF orientation to apply.
     """
     if min(size) < LEAST_SIDE:
         return ""
@@ -39,10 +39,10 @@ def grid(image: Image.Image, size: tuple[int, int], turn: int = 1) -> str:
 
 
 def fingerprints(grids: Sequence[str]) -> list[str]:
-    """Return 32 hexadecimal digits for each grid, of which alike images have most bits in common.
+    """Return 32 hexadecimal digits for each grid; similar images share most bits.
 
-    Bits say whether a cell is brighter than the one to its left (64) and the one above it (64): the difference hash
-    ("dHash", N. Krawetz 2013) in both directions. It is empty for what has no features, and for an empty grid.
+    Each bit is whether a cell is brighter than its left (64 bits) or upper (64 bits) neighbour: the difference hash
+    ("dHash", N. Krawetz 2013) in both directions. Empty for an image without features, and for an empty grid.
     """
     import numpy as np
 

@@ -1,9 +1,9 @@
-"""Probe many files on all cores.
+"""Probes many files in worker processes.
 
-Worker processes, since for small files Pillow spends most of its time under Python's lock (10,000 JPEGs of 64 px on two
-cores: threads 3,600 files/s, processes 8,000). They are started as programs of their own rather than by
-``multiprocessing``: nothing of the caller's is copied or imported again (no torch, no unguarded script), and a decoder
-that crashes on a damaged file takes down only a worker, after which the file at fault is found and reported.
+Processes, since for small files Pillow spends most of its time holding Python's lock (10,000 JPEGs of 64 px on two
+cores: threads 3,600 files/s, processes 8,000). They are separate programs rather than ``multiprocessing`` children:
+nothing of the caller is copied or imported again (no torch, no unguarded script), and a decoder that crashes on a
+damaged file ends only its worker, after which that file is identified and reported.
 """
 
 import json
@@ -21,7 +21,7 @@ from vtk.data.probing.probe import Probe, probe_all
 
 _CHUNK = 32
 _FEW_BYTES = 4_000_000
-"""Below this many bytes in all, starting processes takes longer than decoding here."""
+"""Total size below which starting processes takes longer than decoding in this process."""
 
 _CODE = "import sys; sys.path[:0] = {path!r}; from vtk.data.probing.probe import serve; serve()"
 
@@ -36,16 +36,16 @@ def probe_many(
     workers: int | None = None,
     on_done: Callable[[int], None] = lambda n: None,
 ) -> list[Probe]:
-    """Probe every file; the answers are in the order of ``paths``.
+    """Return the probe of every file, in the order of ``paths``.
 
     Args:
         paths: files.
-        n_bytes: their size in all, which decides whether worker processes pay.
-        in_chans: channels that a file must fill.
-        max_pixels: of the largest image that is read.
+        n_bytes: their total size, which decides whether worker processes are started.
+        in_chans: channels that a file must provide.
+        max_pixels: largest image.
         rules: of decoding (`vtk.data.decoding.decode`).
         workers: processes; None for one per usable CPU, 0 for this process only.
-        on_done: told how many more files are done, from the calling thread.
+        on_done: called in this thread with the number of newly finished files.
     """
     chunks = [list(paths[i : i + _CHUNK]) for i in range(0, len(paths), _CHUNK)]
     count = min(usable_cpus() if workers is None else workers, len(chunks))
@@ -84,7 +84,7 @@ def probe_many(
 
 
 class _Worker:
-    """One process that answers lists of paths; started on first use, and again if a file brought it down."""
+    """A worker process that probes lists of paths; started on first use, and again after a crash."""
 
     def __init__(self, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> None:
         self.options = in_chans, max_pixels, rules
@@ -93,11 +93,9 @@ class _Worker:
 
     def probe(self, paths: list[str]) -> list[Probe]:
         if not self._start():
-            return probe_all(
-                paths, *self.options
-            )  # this Python cannot run programs of its own (embedded, or no memory to spare)
+            return probe_all(paths, *self.options)  # no child process possible (embedded Python, or no memory)
         answers = self._ask(paths)
-        if answers is None:  # it died: alone, each file shows whether it was the cause
+        if answers is None:  # it crashed: probe each file alone to find the cause
             answers = []
             for path in paths:
                 alone = self._ask([path]) if self._start() else None
@@ -105,7 +103,7 @@ class _Worker:
         return answers
 
     def interrupt(self) -> None:
-        """Make a question that is being waited for return; no new process is started after that."""
+        """End a pending request; no new process is started afterwards."""
         self.stopped = True
         if self.process is not None:
             self.process.kill()

@@ -1,6 +1,6 @@
-"""Decode one file and note what it is; also the program that the scan's worker processes run.
+"""Decodes one file and records its size, mode, digest and values; also the program of the scan's worker processes.
 
-Nothing here imports torch or NumPy: a worker is ready in a fraction of a second and takes little memory.
+It imports neither torch nor NumPy: a worker starts in a fraction of a second and needs little memory.
 """
 
 import hashlib
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from vtk.data.decoding.pixels import Pixels
 
 TRANSPARENT = " with transparency"
-"""Behind the mode of an image that has no opacity channel, but a palette entry or a colour that is transparent."""
+"""Suffix of the mode of an image without opacity channel but with a transparent colour or palette entry."""
 
 
 class Probe(NamedTuple):
-    """What decoding a file told.
+    """Properties of a decoded file.
 
     Attributes:
-        width: pixels, after turning upright; 0 for a bad file.
-        height: pixels, after turning upright; 0 for a bad file.
-        mode: Pillow's name for the stored pixels (``RGB``, ``P``, ``I;16`` …), with `TRANSPARENT` behind it or not.
+        width: pixels, after rotation; 0 for an unreadable file.
+        height: pixels, after rotation; 0 for an unreadable file.
+        mode: Pillow's name for the stored pixels (``RGB``, ``P``, ``I;16`` …), optionally followed by `TRANSPARENT`.
         orientation: EXIF orientation, 1–8.
-        bad: why the file cannot be used; empty if it can.
-        digest: of the file's bytes (`content_digest`), whatever it is called; empty where they cannot be read.
+        bad: reason why the file cannot be used; empty if it can.
+        digest: of the file's bytes (`content_digest`); empty if they cannot be read.
         looks: its grid (`vtk.data.probing.fingerprint`), of which its fingerprint is made; empty for a bad
             file, and where it has none.
         values: what an image of more than 8 bits holds (`vtk.data.value_range.values.Values.text`); empty of others.
-        colors: the embedded profile (`vtk.data.decoding.icc_profiles.profile_name`); empty where there is none.
+        colors: the embedded profile (`vtk.data.decoding.icc_profiles.profile_name`); empty if there is none.
     """
 
     width: int
@@ -54,11 +54,11 @@ class Probe(NamedTuple):
 
 
 EMPTY = Probe(0, 0, "", 1)
-"""What is known of a file before it is decoded."""
+"""The probe of a file that was not decoded."""
 
 
 def content_digest(path: str | os.PathLike[str]) -> str:
-    """Return the first 32 hexadecimal digits of the sha256 of a file's bytes: what tells two images apart.
+    """Return the first 32 hexadecimal digits of the sha256 of a file's bytes.
 
     Raises:
         OSError: the file cannot be read.
@@ -74,8 +74,8 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rul
     """Decode the whole file, as `vtk.data.decoding.decode.read_image` would; a JPEG in grey, a large one at an eighth
     of its size.
 
-    Damage shows while the entropy-coded bytes are read; what is spared is their transform to full size and to colours,
-    a third to a half of the time.
+    All entropy-coded bytes are read, so that damage is found; skipping the transform to full size and colour saves a
+    third to a half of the time.
     """
     digest = ""
     try:
@@ -92,7 +92,7 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rul
             # be taken for damaged metadata, and not fail a second time
             turn = orientation(image) if tiff else 1
             if image.format == "JPEG":
-                # without colours, where no channel is asked for; their bytes are read all the same
+                # in grey if channels are not needed; all bytes are read anyway
                 image.draft("L" if in_chans in (1, 3) else image.mode, (DRAFT, DRAFT))
             if in_chans in (1, 3):
                 image.load()
@@ -104,19 +104,19 @@ def probe(path: str, in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rul
                 turn = turn if tiff else orientation(image)
                 looks = grid(of_all[0], (width, height))
             colors = colors_of(image, mode) if rules != "v0.1" else ""
-            if "transparency" in image.info and "A" not in mode:  # known of a PNG once it is decoded
+            if "transparency" in image.info and "A" not in mode:  # a PNG's is known after decoding
                 mode += TRANSPARENT
-    except Exception as error:  # whatever a decoder raises is the reason that the audit prints
+    except Exception as error:  # whatever a decoder raises is the reason in the audit
         return Probe(0, 0, "", 1, reason(error, path), digest)
     size = (height, width) if turn >= 5 else (width, height)
     return Probe(*size, mode, turn, "", digest, looks, "", colors)
 
 
 def _of_pixels(pixels: "Pixels", image: Image.Image | None, in_chans: int, digest: str) -> Probe:
-    """Return what an image of more than 8 bits, or of further bands, is.
+    """Return the probe of an image of more than 8 bits, or of several bands.
 
     Raises:
-        ValueError: the model cannot take its bands.
+        ValueError: the bands do not fit the model.
     """
     from vtk.data.decoding.pixels import check_bands  # NumPy: only for such images
     from vtk.data.value_range.values import measure
@@ -136,7 +136,7 @@ def _of_pixels(pixels: "Pixels", image: Image.Image | None, in_chans: int, diges
 
 
 def _grey(plane: Any) -> Image.Image:
-    """Return a plane of any type in 8 bits, over its own range: good enough to tell images apart."""
+    """Return a plane of any type in 8 bits, scaled by its own range, for the fingerprint."""
     import numpy as np
 
     step = max(min(plane.shape) // (4 * CELLS), 1)
@@ -146,16 +146,16 @@ def _grey(plane: Any) -> Image.Image:
 
 
 def probe_all(paths: list[str], in_chans: int = 3, max_pixels: int = MAX_PIXELS, rules: Rules = "srgb") -> list[Probe]:
-    """Probe a few files in this process."""
+    """Return the probes of files, decoded in this process."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # doubtful metadata, large images: neither makes a file bad
+        warnings.simplefilter("ignore")  # about metadata and large images, which do not make a file unreadable
         return [probe(path, in_chans, max_pixels, rules) for path in paths]
 
 
 def serve() -> None:
     """Answer each line of stdin, JSON arguments of `probe_all`, with one line of JSON probes, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # a decoder that prints must not garble the answers
+    os.dup2(2, 1)  # output of a decoder must not mix with the answers
     for line in sys.stdin:
         value: list[Any] = probe_all(*json.loads(line))
         answers.write(json.dumps(value) + "\n")

@@ -1,4 +1,4 @@
-"""Many files decoded, by what earlier scans remember and what is new; and what their probes say together."""
+"""Probes all files of a set, reusing earlier scans, and summarises the probes."""
 
 import functools
 import os
@@ -17,17 +17,17 @@ from vtk.data.probing import cache as memory
 from vtk.data.probing.fingerprint import fingerprints
 from vtk.data.probing.pool import probe_many
 from vtk.data.probing.probe import EMPTY, Probe, content_digest
-from vtk.data.sources.listing import Found
+from vtk.data.sources.listing import ImageFile
 from vtk.errors import DataError
 from vtk.text import one_line
 
 Look = Literal["decode", "read", "list"]
-"""How closely files are looked at: decoded; only their bytes, by which two images are told apart; or not at all."""
+"""How files are read: decoded; only their bytes, for digests; or only listed."""
 
 
 def probe_files(
     root: Path,
-    files: Sequence[Found],
+    files: Sequence[ImageFile],
     workers: int | None,
     cache: bool,
     show_progress: bool,
@@ -37,19 +37,19 @@ def probe_files(
     spec: InputSpec = NOMINAL,
     rules: Rules = "srgb",
 ) -> tuple[dict[str, Probe], int]:
-    """Return what is known of every file, and for how many an earlier scan told it; arguments as of `vtk.data.scan`."""
+    """Return the probe of every file, and the number of those from the cache; arguments as of `vtk.data.scan`."""
     if look == "list":
         return {file.name: EMPTY for file in files}, 0
     known = memory.load(root, in_chans, rules) if cache else {}
     probes: dict[str, Probe] = {}
-    new: list[Found] = []
+    new: list[ImageFile] = []
     for file in files:
         found, probe = known.get(file.name, (None, EMPTY))
         if found == file and probe.width * probe.height <= max_pixels:
             probes[file.name] = probe
         else:
             new.append(file)
-            probes[file.name] = EMPTY  # keeps the order of the walk
+            probes[file.name] = EMPTY  # keeps the order
     if look == "read":
         probes |= {file.name: _read(os.path.join(root, file.name)) for file in new}
         return probes, len(files) - len(new)
@@ -64,13 +64,13 @@ def probe_files(
     probes.update(zip((file.name for file in new), results, strict=True))
     if cache and (new or len(known) > len(probes)):
         memory.save(root, files, probes, in_chans, rules)
-    # not remembered: whether it can be used is the input's affair
-    faults: dict[tuple[int, int], str] = {}  # many images are of one size
+    # not cached: this depends on the model's input
+    faults: dict[tuple[int, int], str] = {}  # many images have one size
     return {name: _enlarged(probe, spec, faults) for name, probe in probes.items()}, len(files) - len(new)
 
 
 def _enlarged(probe: Probe, spec: InputSpec, faults: dict[tuple[int, int], str]) -> Probe:
-    """Return a probe as bad where the image would become too large; ``faults`` remembers why, by its size."""
+    """Return the probe, marked bad if the image would become too large; ``faults`` caches the reason by size."""
     if probe.bad or not probe.mode:
         return probe
     size = probe.height, probe.width
@@ -86,7 +86,7 @@ def _enlarged(probe: Probe, spec: InputSpec, faults: dict[tuple[int, int], str])
 
 
 def _read(path: str) -> Probe:
-    """Note the content of a file that is not decoded; whether it is an image shows when it is used."""
+    """Return the probe of a file that is not decoded, with the digest of its bytes."""
     try:
         return EMPTY._replace(digest=content_digest(path))
     except OSError as error:
@@ -99,9 +99,9 @@ def modes_of(probes: Sequence[Probe]) -> dict[str, int]:
 
 
 class Digests(Mapping[Path, str]):
-    """The digest of each good file's bytes, by its path; made when first asked for, since not every command asks.
+    """The digest of each good file's bytes, by its path; built on first use, since not every command needs it.
 
-    Paths as keys cost more than all else that is known from an earlier scan.
+    Building the paths costs more than loading an earlier scan.
     """
 
     def __init__(self, root: Path, probes: Mapping[str, Probe]) -> None:
@@ -122,10 +122,10 @@ class Digests(Mapping[Path, str]):
 
 
 def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:
-    """Stop at files that cannot be read.
+    """Refuse a set with unreadable files.
 
     Raises:
-        DataError: there are some; the message counts them and names the first.
+        DataError: there are unreadable files; the message counts them and names the first.
     """
     if bad := sum(bool(probe.bad) for probe in probes.values()):
         raise DataError(
@@ -135,7 +135,7 @@ def refuse_bad(root: Path, probes: Mapping[str, Probe]) -> None:
 
 
 def first_bad(probes: Mapping[str, Probe]) -> str:
-    """Return the first file that cannot be read, and why, for a message; there is one."""
+    """Return the first unreadable file and the reason, for a message; there must be one."""
     name, probe = next((name, probe) for name, probe in probes.items() if probe.bad)
     return f"for example {one_line(name)}: {probe.bad}"
 

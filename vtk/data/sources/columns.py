@@ -1,4 +1,4 @@
-"""Reads the header of a table of labels: paths, labels, parts, or one column of 0 and 1 for each label."""
+"""Reads a table of labels by its columns: paths, labels, parts, or one column of 0 and 1 per label."""
 
 import os
 import posixpath
@@ -28,10 +28,10 @@ class Line:
     """A line of a table.
 
     Attributes:
-        row: it, for messages.
-        name: the image's path, below the table's folder where it lies there, with ``/``.
-        label: the cell of labels as it is; empty of a one-hot table.
-        on: labels of a one-hot table whose cell is 1.
+        row: the line's cells, for messages.
+        name: the image's path with ``/``, relative to the table's folder if it is inside.
+        label: the cell of labels; empty in a one-hot table.
+        on: in a one-hot table, labels whose cell is 1.
         part: ``train``, ``val``, ``test`` or empty.
     """
 
@@ -44,13 +44,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """A table whose columns are known.
+    """The lines of a table.
 
     Attributes:
         table: the file.
         lines: of images.
-        columns: labels of a one-hot table, in the order of its columns; None for another.
-        notes: what was taken for what, where that is not plain.
+        columns: labels of a one-hot table, in the order of its columns; None for other tables.
+        notes: how columns were interpreted, if not obvious.
     """
 
     table: Path
@@ -69,15 +69,15 @@ class _Columns:
 
 
 def read_lines(table: Path, separator: str | None, form: str) -> Lines:
-    """Read a table and find its columns: by their names, or path, label and part in this order where it names none.
+    """Read a table; columns are found by name, or are path, label and part in a table without names.
 
     Args:
         table: the file.
-        separator: of columns; None to find it.
-        form: of a line, for messages, such as ``path,label``.
+        separator: of columns; None: detected.
+        form: expected form of a line, for messages, such as ``path,label``.
 
     Raises:
-        DataError: a line that is of another form, or names of columns that are not known; the message quotes it.
+        DataError: a line of another form, or unknown column names; the message quotes the line.
     """
     rows = read_rows(table, separator)
     heads = head_of(rows, table)
@@ -88,7 +88,7 @@ def read_lines(table: Path, separator: str | None, form: str) -> Lines:
     columns = _Columns(0, 1, 2, {}, 3) if heads is None else _find_columns(table, rows[0], heads, body, notes)
     lines = tuple(_read_line(table, row, columns, form) for row in body)
     if outside := sum(os.path.isabs(line.name) for line in lines):
-        notes.append(f"lines of {table.name} that name an image outside of its folder by an absolute path: {outside}")
+        notes.append(f"lines of {table.name} with an absolute path outside its folder: {outside}")
     return Lines(table, lines, tuple(columns.hot.values()) if columns.hot else None, notes)
 
 
@@ -98,7 +98,7 @@ def _find_columns(table: Path, row: Row, heads: Sequence[str], body: Sequence[Ro
     others = [i for i in range(len(heads)) if i not in (path, label, part)]
     if part is None and (part := next((i for i in others if _are_words(body, i)), None)) is not None:
         others.remove(part)
-        notes.append(f"the column {one_line(row.cells[part])} of {table.name} is taken for the parts")
+        notes.append(f"the column {one_line(row.cells[part])} of {table.name} is used as the split")
     hot: dict[int, str] = {}
     if label is None:
         cells = [[row.cells[i].lower() for i in others] for row in body if len(row.cells) == len(heads)]
@@ -106,11 +106,11 @@ def _find_columns(table: Path, row: Row, heads: Sequence[str], body: Sequence[Ro
             hot, others = {i: class_name(row.cells[i]) for i in others}, []
             if len(set(hot.values())) < len(hot):
                 raise DataError(
-                    f"{table} line {row.line} is {row.text}: two columns have one name; name each label once"
+                    f"{table} line {row.line} is {row.text}: two columns have the same name; name each label once"
                 )
         elif len(others) == 1:
             label, others = others[0], []
-            notes.append(f"the column {one_line(row.cells[label])} of {table.name} is taken for the labels")
+            notes.append(f"the column {one_line(row.cells[label])} of {table.name} is used as the label")
         else:
             raise DataError(
                 f"{table} line {row.line} is {row.text}: no column is named label; name the columns path,label or "
@@ -118,12 +118,12 @@ def _find_columns(table: Path, row: Row, heads: Sequence[str], body: Sequence[Ro
             )
     if others:
         unused = ", ".join(one_line(row.cells[i]) or "(no name)" for i in others[:8])
-        notes.append(f"columns of {table.name} that are not used: {unused}")
+        notes.append(f"unused columns of {table.name}: {unused}")
     return _Columns(path, label, part, hot, len(heads))
 
 
 def _are_words(body: Sequence[Row], at: int) -> bool:
-    """Tell whether a column names parts, and nothing else."""
+    """Return whether a column has names of parts only."""
     cells = {row.cells[at].lower() for row in body if len(row.cells) > at} - {""}
     return bool(cells) and cells <= WORDS.keys()
 
@@ -132,34 +132,34 @@ def _read_line(table: Path, row: Row, columns: _Columns, form: str) -> Line:
     needed = max(columns.path, *columns.hot, columns.label or 0) + 1
     count, part_at = columns.count, columns.part
     if len(row.cells) == 3 and count == 2 and columns.path == 0:
-        count, part_at = 3, 2  # a part that the first line does not name, as version 0.1 read it
+        count, part_at = 3, 2  # a part without a column name, as in version 0.1
     cells = row.cells
-    while len(cells) > count and not cells[-1]:  # separators at the end, as spreadsheets write them
+    while len(cells) > count and not cells[-1]:  # trailing separators, as spreadsheets write them
         cells = cells[:-1]
     name = cells[columns.path] if len(cells) > columns.path else ""
     part = cells[part_at].lower() if part_at is not None and len(cells) > part_at else ""
     if not name or "\0" in name or not needed <= len(cells) <= count or (part and part not in WORDS):
         raise DataError(f"{table} line {row.line} is {row.text}; write {form} or {form},val")
     if columns.hot and (odd := next((cells[i] for i in columns.hot if cells[i].lower() not in _YES), None)) is not None:
-        raise DataError(f"{table} line {row.line} is {row.text}: {odd!r} is neither 0 nor 1, as the other lines have")
+        raise DataError(f"{table} line {row.line} is {row.text}: {odd!r} is neither 0 nor 1")
     on = tuple(label for i, label in columns.hot.items() if _YES[cells[i].lower()])
     label = "" if columns.label is None else cells[columns.label]
     plain = _plain_name(table.parent, name)
     if plain == ".." or plain.startswith("../"):
         raise DataError(
-            f"{table} line {row.line} names {one_line(name)}, which is outside of the table's folder; put the table "
-            "into a folder that holds all of its images, or write absolute paths"
+            f"{table} line {row.line} names {one_line(name)}, which is outside the table's folder; put the table "
+            "into a folder that contains all its images, or write absolute paths"
         )
     return Line(row, plain, label, on, WORDS.get(part, ""))
 
 
 def _plain_name(root: Path, name: str) -> str:
-    """Return one name for one file: ``./a.jpg``, ``a.jpg`` and the whole path are the same image.
+    """Return the normal form of a path: ``./a.jpg``, ``a.jpg`` and the absolute path are the same image.
 
-    A name that begins with ``..`` leads out of the folder.
+    A name that begins with ``..`` is outside the folder.
     """
     if "\\" in name and not is_image_at(root, name):
-        name = name.replace("\\", "/")  # of a table that was made on Windows
+        name = name.replace("\\", "/")  # of a table written on Windows
     plain = posixpath.normpath(name)
     if os.path.isabs(name) or plain.startswith("../"):
         base = os.path.abspath(root)
@@ -171,7 +171,7 @@ def _plain_name(root: Path, name: str) -> str:
 
 
 def is_image_at(root: Path, name: str) -> bool:
-    """Tell whether there is such a file."""
+    """Return whether there is such a file."""
     try:
         return (root / name).exists()
     except (OSError, ValueError):
@@ -179,14 +179,14 @@ def is_image_at(root: Path, name: str) -> bool:
 
 
 def choose_parts(lines: Lines) -> tuple[dict[str, str], dict[str, int], list[str]]:
-    """Return which part each image is in, what is left out for it, and what to say.
+    """Return the part of each image, counts of unused lines, and notes.
 
-    Where some lines say ``val`` and some ``test``, the test images are not used, as of folders. Where none says
-    ``val``, the test images are held out. Images that no line puts anywhere are trained on, if others are held out.
+    If some lines have ``val`` and some ``test``, the test images are not used, as with folders. If none has ``val``,
+    the test images are held out. If some images are held out, images without a part are training images.
 
     Returns:
-        ``train`` or ``val`` by name, empty if the table holds nothing out, with ``test`` for images that are not used;
-        reason → files left out; sentences.
+        Name → ``train``, ``val``, or ``test`` for unused images (empty if nothing is held out); reason → number of
+        unused lines; notes.
 
     Raises:
         DataError: an image is in two parts.
@@ -196,22 +196,23 @@ def choose_parts(lines: Lines) -> tuple[dict[str, str], dict[str, int], list[str
     for line in lines.lines:
         if line.part and parts.setdefault(line.name, line.part) != line.part:
             raise DataError(
-                f"{table} line {line.row.line} puts {one_line(line.name)} into {line.part}, an earlier line does not"
+                f"{table} line {line.row.line} puts {one_line(line.name)} into {line.part}, but an earlier line "
+                "does not; keep one of them"
             )
     words, names = set(parts.values()), {line.name for line in lines.lines}
     notes, left = [], {}
     if {"val", "test"} <= words:
         count = sum(part == "test" for part in parts.values())
         left["in the test part of the table"] = count
-        notes.append(f"not used: {count} test images of {table.name}, since others are val")
+        notes.append(f"unused: {count} test images of {table.name}, since val is held out")
     elif "test" in words:
         parts = {name: "val" if part == "test" else part for name, part in parts.items()}
-        notes.append(f"the test images of {table.name} are held out, since none is val")
+        notes.append(f"the test images of {table.name} are held out, since it has no val")
     if parts and "val" not in parts.values():
-        notes.append(f"{table.name} puts no image into val: a part is held out")
+        notes.append(f"{table.name} has no val images: a part of train is held out")
         parts = {}
     elif parts and (rest := len(names) - len(parts)):
-        notes.append(f"images of {table.name} that are in no part count as train: {rest}")
+        notes.append(f"images of {table.name} without a part, used as train: {rest}")
     return parts, left, notes
 
 

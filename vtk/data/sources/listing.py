@@ -1,4 +1,4 @@
-"""Lists the images of a folder, and its sub-folders that the user means rather than a program left."""
+"""Lists the images and visible sub-folders of a folder."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vtk.data.decoding.images import SUFFIXES
-from vtk.data.sources.unused_files import Rest, files_below
+from vtk.data.sources.unused_files import UnusedFiles, files_below
 from vtk.errors import DataError
 
 _JUNK = frozenset(
@@ -16,10 +16,10 @@ _JUNK = frozenset(
 )
 
 
-class Found(NamedTuple):
-    """An image file: its path below the folder that was walked (with ``/``), size and times of last change.
+class ImageFile(NamedTuple):
+    """An image file: its path relative to the walked folder (with ``/``), size and times of last change.
 
-    ``ctime_ns`` moves with every change of the content, also by a program that sets ``mtime_ns`` back.
+    ``ctime_ns`` changes with the content even if a program resets ``mtime_ns``.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Found(NamedTuple):
 
 
 def natural(names: Iterable[str]) -> list[str]:
-    """Sort as a person would: class2 before class10, upper and lower case together."""
-    # here: machines that only run models, and their tests, need not have it
+    """Sort naturally: class2 before class10, case-insensitively."""
+    # imported here: not installed where models only run
     from natsort import natsort_keygen, ns
 
     key = natsort_keygen(alg=ns.INT | ns.IGNORECASE)
@@ -38,12 +38,12 @@ def natural(names: Iterable[str]) -> list[str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a file or folder was made by a program: ``.git``, ``._x.jpg``, ``__MACOSX`` and the like."""
+    """Return whether a name is hidden or a system's: ``.git``, ``._x.jpg``, ``__MACOSX`` and similar."""
     return name.startswith(".") or name.lower() in _JUNK
 
 
 def is_image(name: str) -> bool:
-    """Tell by its name whether a file should be an image."""
+    """Return whether a file's name has an image suffix and is not hidden."""
     return not is_hidden(name) and _has_suffix(name)
 
 
@@ -52,35 +52,35 @@ def _has_suffix(name: str) -> bool:
 
 
 def folders(root: Path) -> list[str]:
-    """Return the names of the visible sub-folders of ``root``, links to folders included, naturally sorted.
+    """Return the names of the visible sub-folders of ``root``, including links to folders, naturally sorted.
 
     Raises:
-        DataError: ``root`` is absent, not a folder, or may not be read.
+        DataError: ``root`` is absent, not a folder, or unreadable.
     """
     return natural(entry.name for entry in _entries(root) if _is_dir(entry) and not is_hidden(entry.name))
 
 
 def loose_images(root: Path) -> int:
-    """Count the image files that lie directly in ``root``."""
+    """Return the number of image files directly in ``root``."""
     return sum(is_image(entry.name) and os.path.isfile(entry.path) for entry in _entries(root))
 
 
-def walk(root: Path, rest: Rest | None = None, prefix: str = "") -> Iterator[Found]:
-    """Yield every image file below ``root``, at any depth, sorted by name; links are followed, circles are not.
+def walk(root: Path, rest: UnusedFiles | None = None, prefix: str = "") -> Iterator[ImageFile]:
+    """Yield every image file below ``root``, at any depth, sorted by name; links are followed, except cycles.
 
     Args:
         root: the folder.
-        rest: is told of everything else that is found.
-        prefix: before the names of what is yielded and told.
+        rest: records all other files.
+        prefix: before the names of yielded and recorded files.
 
     Raises:
-        DataError: a folder may not be read.
+        DataError: an unreadable folder.
     """
     yield from _walk(str(root), prefix, (), rest)
 
 
-def note_rest(folder: Path, prefix: str, known: Collection[str], rest: Rest) -> None:
-    """Tell ``rest`` of what lies in a folder beside the sub-folders that are used, whose names are ``known``."""
+def note_unused(folder: Path, prefix: str, known: Collection[str], rest: UnusedFiles) -> None:
+    """Record in ``rest`` all entries of a folder except the used sub-folders, ``known``."""
     for entry in sorted(_entries(folder), key=lambda entry: entry.name):
         name = prefix + entry.name
         if is_hidden(entry.name):
@@ -94,20 +94,22 @@ def note_rest(folder: Path, prefix: str, known: Collection[str], rest: Rest) -> 
             (rest.loose if is_image(entry.name) else rest.others).append(name)
 
 
-def stat_file(root: Path, name: str) -> Found:
-    """Return a file that a table names; what is not there is a bad file like any other."""
+def stat_file(root: Path, name: str) -> ImageFile:
+    """Return a file that a table names; a missing file has size 0 and is unreadable like any other bad file."""
     try:
         info = os.stat(root / name)
-        return Found(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+        return ImageFile(name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     except (OSError, ValueError):
-        return Found(name, 0, 0, 0)
+        return ImageFile(name, 0, 0, 0)
 
 
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: Rest | None) -> Iterator[Found]:
+def _walk(
+    folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: UnusedFiles | None
+) -> Iterator[ImageFile]:
     entries = sorted(_entries(Path(folder)), key=lambda entry: entry.name)
     here = os.stat(folder)
     key = here.st_dev, here.st_ino
-    if key in above:  # a link to one of its own parents
+    if key in above:  # a link to a parent folder
         return
     for entry in entries:
         if is_hidden(entry.name):
@@ -122,14 +124,14 @@ def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...], rest: Re
             elif _has_suffix(entry.name):
                 info = entry.stat()
                 if stat.S_ISREG(info.st_mode):
-                    yield Found(prefix + entry.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+                    yield ImageFile(prefix + entry.name, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
                 elif rest is not None:
                     rest.special.append(prefix + entry.name)
             elif rest is not None:
                 rest.others.append(prefix + entry.name)
-        except OSError:  # a dangling or circular link, or deleted while walking: it is an image that cannot be read
+        except OSError:  # a broken or circular link, or deleted during the walk: an unreadable image
             if is_image(entry.name):
-                yield Found(prefix + entry.name, 0, 0, 0)
+                yield ImageFile(prefix + entry.name, 0, 0, 0)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

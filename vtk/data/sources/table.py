@@ -1,4 +1,4 @@
-"""Tables of labels as rows of text: CSV, TSV and parquet, whatever separates their columns."""
+"""Reads tables of labels as rows of text: CSV, TSV and Parquet, with any column separator."""
 
 import csv
 import io
@@ -13,25 +13,25 @@ from vtk.errors import DataError, UsageError
 from vtk.readers import check_plain, reading, short
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")
-"""Endings of files that are tables of labels."""
+"""Suffixes of tables of labels."""
 
 PATHS = (
     "path", "image_path", "img_path", "file_path", "filepath", "filename", "file_name", "image_file", "impath", "image",
     "img", "file", "image_name", "image_id", "name", "id",
 )  # fmt: skip
-"""Heads of the column of paths, the surer first; upper and lower case, ``-`` and blanks for ``_`` alike."""
+"""Names of the path column, in order of precedence; case is ignored, and ``-`` and spaces equal ``_``."""
 
 LIST = "\x1f"
-"""Between the labels of a list, as parquet files have them."""
+"""Separator between the labels of a list in Parquet files."""
 
 _MOST_CELLS = 500_000_000
-_BEGINNING = 20_000  # characters that tell what separates columns
+_BEGINNING = 20_000  # characters from which the separator is detected
 _SEPARATORS = (",", ";", "\t")
 _NAMED = {"comma": ",", "semicolon": ";", "tab": "\t", "\\t": "\t", "space": " ", "pipe": "|"}
 
 
 class Row(NamedTuple):
-    """A line of a table: its number, and its cells without blanks around them."""
+    """A line of a table: its number, and its stripped cells."""
 
     line: int
     cells: list[str]
@@ -43,38 +43,38 @@ class Row(NamedTuple):
 
 
 def is_table(path: Path) -> bool:
-    """Tell by its name whether a path is that of a table of labels; a folder that is called so is none."""
+    """Return whether a path has the suffix of a table of labels and is not a folder."""
     return path.suffix.lower() in TABLES and not path.is_dir()
 
 
 def separator_of(text: str | None) -> str | None:
-    """Return the character that an option names, such as ``tab``; None stays None.
+    """Return the character of an option's value such as ``tab``; None stays None.
 
     Raises:
         UsageError: it is not one character.
     """
     found = text if text is None else _NAMED.get(text.lower(), text)
     if found is not None and len(found) != 1:
-        raise UsageError(f"{text!r} separates nothing; give comma, semicolon, tab, space, pipe, or one character")
+        raise UsageError(f"{text!r} is not a separator; give comma, semicolon, tab, space, pipe, or one character")
     return found
 
 
 def plain_head(text: str) -> str:
-    """Return the name of a column as heads are compared."""
+    """Return a column name in the form used for comparison."""
     return text.strip().lower().replace(" ", "_").replace("-", "_")
 
 
 def read_rows(path: Path, separator: str | None = None) -> list[Row]:
-    """Return all lines that are not blank; of a parquet file the first is made of its columns' names.
+    """Return all non-blank lines; the first one of a Parquet file has its column names.
 
     Args:
         path: the table.
-        separator: of columns; None to find it: the one by which the first line names a column of paths, else by which
-            most lines begin with an image.
+        separator: of columns; None: detected as the one with which the first line names a path column, or else with
+            which most lines begin with an image.
 
     Raises:
-        DataError: the file is absent or damaged, no UTF-8 text, or has no lines.
-        UnavailableError: a parquet file, and pyarrow is not installed.
+        DataError: the file is absent, damaged, not UTF-8 text, or empty.
+        UnavailableError: a Parquet file without pyarrow installed.
     """
     if path.suffix.lower() in (".parquet", ".pq"):
         rows = _read_parquet(path)
@@ -96,12 +96,12 @@ def read_rows(path: Path, separator: str | None = None) -> list[Row]:
 
 
 def is_called_image(cell: str) -> bool:
-    """Tell whether a cell ends as the name of an image does."""
+    """Return whether a cell has an image suffix."""
     return os.path.splitext(cell)[1].lower() in SUFFIXES
 
 
 def is_image_of(root: Path, cell: str) -> bool:
-    """Tell whether a cell is the path of an image: by its ending, or because there is such a file."""
+    """Return whether a cell is the path of an image: by its suffix, or because the file exists."""
     if is_called_image(cell):
         return True
     try:
@@ -117,7 +117,7 @@ def _find_separator(path: Path, text: str) -> str:
     for separator in candidates:
         try:
             rows = _split(path, some, separator)
-        except DataError:  # other quotes than those of this separator
+        except DataError:  # quoting does not fit this separator
             continue
         if rows and len(rows[0].cells) > 1 and any(plain_head(cell) in PATHS for cell in rows[0].cells):
             return separator
@@ -144,14 +144,14 @@ def _read_parquet(path: Path) -> list[Row]:
     from pyarrow import parquet
 
     check_plain(path, "a table of labels")
-    with reading(path, "cannot be read as a parquet file"), parquet.ParquetFile(path) as file:
+    with reading(path, "cannot be read as a Parquet file"), parquet.ParquetFile(path) as file:
         if file.metadata.num_rows * max(file.metadata.num_columns, 1) > _MOST_CELLS:
             raise DataError(f"{path} has {file.metadata.num_rows:,} rows; a table of labels has fewer")
         table = file.read()
         columns = [column.to_pylist() for column in table.columns]
     for name, values in zip(table.column_names, columns, strict=True):
         if any(isinstance(value, (dict, bytes)) for value in values[:100]):
-            raise DataError(f"{path}: its column {name} holds no text or numbers; give one of paths")
+            raise DataError(f"{path}: its column {name} has neither text nor numbers; give a column of paths")
     lines = [Row(i, list(map(_cell, values))) for i, values in enumerate(zip(*columns, strict=True), 1)]
     return [Row(0, list(table.column_names)), *lines] if lines else []
 
@@ -167,7 +167,7 @@ def _cell(value: Any) -> str:
 
 
 def head_of(rows: Sequence[Row], table: Path) -> list[str] | None:
-    """Return the names of the columns, if the first line names one of paths; None where it is an image already.
+    """Return the column names if the first line names a path column; None if it is already an image.
 
     Raises:
         DataError: it is neither.
@@ -178,6 +178,6 @@ def head_of(rows: Sequence[Row], table: Path) -> list[str] | None:
     if is_image_of(table.parent, rows[0].cells[0]):
         return None
     raise DataError(
-        f"{table} line {rows[0].line} is {rows[0].text}: neither an image and its label nor names of columns that are "
-        "known; name them path,label or path,label,split"
+        f"{table} line {rows[0].line} is {rows[0].text}: neither an image with its label nor known column names; "
+        "name the columns path,label or path,label,split"
     )

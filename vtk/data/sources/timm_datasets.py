@@ -1,11 +1,11 @@
-"""Data sets of timm's readers: ``torch/cifar10``, ``hfds/beans``, ``wds@FOLDER``, ``tfds/oxford_flowers102``.
+"""Datasets of timm's readers: ``torch/cifar10``, ``hfds/beans``, ``wds@FOLDER``, ``tfds/oxford_flowers102``.
 
-They are read once, through `timm.data.create_dataset`, and written as a folder of images below ``$VTK_HOME/datasets``.
-From there on they are a folder like any other: audited, shuffled by the seed alone, resumed and evaluated file by file,
-which streams could not be. Bytes that a reader hands out undecoded are kept as they are; pixels become PNG files.
+They are read once with `timm.data.create_dataset` and written as a folder of images below ``$VTK_HOME/datasets``, which
+is then used like any other folder: audited, shuffled by the seed, resumed and evaluated file by file, which streams do
+not allow. Encoded bytes from a reader are stored unchanged; decoded images become PNG files.
 
-``NAME@FOLDER`` says where a set is stored; for ``wds`` it is the folder with the ``.tar`` shards. Needed packages are
-imported when a set of their kind is asked for: ``datasets`` for hfds, ``webdataset`` for wds, ``tensorflow_datasets``
+``NAME@FOLDER`` gives the folder where a dataset is stored; for ``wds`` the folder of the ``.tar`` shards. Packages are
+imported when a dataset needs them: ``datasets`` for hfds, ``webdataset`` for wds, ``tensorflow_datasets``
 for tfds.
 """
 
@@ -29,7 +29,7 @@ from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.readers import reading
 
 PREFIXES = {"torch": "torchvision", "hfds": "datasets", "wds": "webdataset", "tfds": "tensorflow_datasets"}
-"""Prefix → the package that reads such sets."""
+"""Prefix → package that reads such datasets."""
 
 MARK = "dataset.json"
 """File that `fetch` writes beside the images."""
@@ -40,30 +40,30 @@ _VAL_SPLITS = ("validation", "valid", "val", "test")
 
 
 def is_named(path: Path) -> bool:
-    """Tell whether ``path`` is the name of a data set; a folder that is called so comes first."""
+    """Return whether ``path`` is the name of a dataset; an existing folder of that name takes precedence."""
     return path.as_posix().partition("@")[0].partition("/")[0].lower() in PREFIXES and not path.exists()
 
 
 def is_fetched(folder: Path) -> bool:
-    """Tell whether a folder is one that `fetch` wrote."""
+    """Return whether `fetch` wrote a folder."""
     return (folder / MARK).is_file() and folder.resolve().is_relative_to((files.home() / "datasets").resolve())
 
 
 def fetch(name: Path) -> Path:
-    """Return the folder of a data set, which is written if it is not there.
+    """Return the folder of a dataset, written on first use.
 
     Raises:
-        UsageError: the name is not complete.
-        UnavailableError: the package that reads it, or one that this needs, is not installed.
+        UsageError: the name is incomplete.
+        UnavailableError: a needed package is not installed.
         DataError: it cannot be read, or has no labels.
     """
     text, _, root = name.as_posix().partition("@")
     kind, _, rest = text.partition("/")
     kind = kind.lower()
     if kind == "wds" and not root:
-        raise UsageError(f"`{text}`: webdataset shards are in a folder; give wds@FOLDER with its .tar files")
+        raise UsageError(f"`{text}`: needs the folder of the shards; give wds@FOLDER with .tar files")
     if kind != "wds" and not rest:
-        raise UsageError(f"`{text}` names no data set; give for example torch/cifar10 or hfds/beans")
+        raise UsageError(f"`{text}` is not the name of a dataset; give for example torch/cifar10 or hfds/beans")
     if kind == "torch" and rest.lower() in ("image_folder", "folder"):
         raise UsageError(f"`{text}` is a folder of images; give that folder itself")
     where = os.path.abspath(root) if root else ""
@@ -74,7 +74,7 @@ def fetch(name: Path) -> Path:
         return folder
     if importlib.util.find_spec(PREFIXES[kind]) is None:
         package = PREFIXES[kind].replace("_", "-")
-        raise UnavailableError(f"`{text}` is read with {package}, which is not installed: pip install {package}")
+        raise UnavailableError(f"`{text}` needs {package}, which is not installed: pip install {package}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     try:
@@ -109,7 +109,7 @@ def _write(folder: Path, kind: str, name: str, root: str) -> dict[str, int]:
     try:
         held_out = _open(kind, name, root, _VAL_SPLITS)
     except DataError:
-        console.say(f"{name} has no held-out part: one is split off")
+        console.say(f"{name} has no held-out part: one is split off from train")
         return counts
     return counts | {"val": _write_part(folder / "val", name, held_out)}
 
@@ -136,7 +136,7 @@ def _open(kind: str, name: str, root: str, splits: Sequence[str]) -> list[Any]:
         except Exception as error:  # each package has its own for a split, a name or a network that is not there
             problem = problem or error
     text = " ".join(str(problem).split())[:300] or type(problem).__name__
-    raise DataError(f"`{name}` cannot be opened ({splits[0]}): {text}; is the name right, and the network there?")
+    raise DataError(f"`{name}` cannot be opened ({splits[0]}): {text}; check the name and the network")
 
 
 def _write_part(folder: Path, name: str, parts: Sequence[Any]) -> int:

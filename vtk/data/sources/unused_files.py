@@ -1,4 +1,4 @@
-"""Accounts for the files of a folder that are not used: every one has a reason."""
+"""Accounts for all unused files of a folder, by reason."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from vtk.data.decoding.images import open_image
 from vtk.text import one_line
 
 LISTED = 100
-"""Names kept of each reason."""
+"""Most names stored of each reason."""
 
 NO_SUFFIX = "no suffix"
 
@@ -22,18 +22,18 @@ _PICTURES = frozenset(
     ".svs".split()
 )
 _TRIED = 32
-"""Files of a suffix whose first bytes are read; if one of them is an image, those of all others are."""
+"""Files per suffix whose first bytes are read; if one of them is an image, all are read."""
 
 
-class Rest:
-    """Collects, while folders are walked, what is left out of them and why; names start at the folder given.
+class UnusedFiles:
+    """Unused files, recorded while folders are walked; names are relative to the given folder.
 
     Attributes:
-        hidden: files that are hidden or left by programs, or lie in such folders.
-        others: files that are not called images.
+        hidden: number of hidden and system files, and of files in such folders.
+        others: files without an image suffix.
         loose: image files outside class folders.
-        special: what is called an image and is no regular file, such as a pipe.
-        unused: folder that is not used → files in it.
+        special: entries with an image suffix that are not regular files, such as a pipe.
+        unused: unused folder → number of files in it.
         links: folders that are links.
     """
 
@@ -52,19 +52,19 @@ class Rest:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files of a folder that are not used, by why.
+    """Unused files of a set, by reason.
 
     Attributes:
-        hidden: hidden files and what programs leave.
-        suffixes: ending of the name → files that are not called images.
-        listed: ending → the first `LISTED` of them.
-        pictures: name → format, of files among these whose bytes are an image that could be read.
-        loose: image files outside class folders; the first `LISTED` in ``loose_listed``.
-        special: called an image, but no regular file.
-        unused: folder that is not used → files in it.
-        merged: files that are copies of an image which is used with the labels of both, or lines said twice.
-        links: folders that are links into the same set → where they lead.
-        lines: why lines of a table are not used → how many.
+        hidden: number of hidden and system files.
+        suffixes: suffix → number of files without an image suffix.
+        listed: suffix → the first `LISTED` of them.
+        pictures: name → format, of those whose content is a readable image.
+        loose: number of image files outside class folders; the first `LISTED` are in ``loose_listed``.
+        special: entries with an image suffix that are not regular files.
+        unused: unused folder → number of files in it.
+        merged: number of copies whose labels were merged into another file's.
+        links: folders that are links into the same set → their targets.
+        lines: reason → number of unused lines of a table.
     """
 
     hidden: int = 0
@@ -81,15 +81,15 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """All files that are not used."""
+        """Number of all unused files."""
         others = sum(sum(counts.values()) for counts in (self.suffixes, self.unused, self.lines))
         return self.hidden + others + self.loose + len(self.special) + self.merged
 
     def reasons(self) -> dict[str, int]:
-        """Return in words why files are not used, and how many for each reason; they add up to `total`."""
-        found = {"not called an image": sum(self.suffixes.values()), "outside class folders": self.loose}
-        found |= {"in folders that are not used": sum(self.unused.values()), "not a regular file": len(self.special)}
-        found |= {"copies that are merged": self.merged, "hidden, or left by programs": self.hidden, **self.lines}
+        """Return reason → number of unused files; they add up to `total`."""
+        found = {"without an image suffix": sum(self.suffixes.values()), "outside class folders": self.loose}
+        found |= {"in unused folders": sum(self.unused.values()), "not regular files": len(self.special)}
+        found |= {"merged copies": self.merged, "hidden or system files": self.hidden, **self.lines}
         return {reason: count for reason, count in found.items() if count}
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,38 +110,38 @@ class LeftOut:
         }
 
     def warnings(self) -> list[str]:
-        """Return what is probably not meant, one sentence each."""
+        """Return warnings, one sentence each."""
         found = []
         if self.pictures:
             first, kind = next(iter(self.pictures.items()))
             found.append(
-                f"{_files(len(self.pictures))} not used although the content is an image's, since the name is not: "
-                f"{_counts(count_suffixes(self.pictures))}; for example {one_line(first)} ({kind}); rename to use"
+                f"{_files(len(self.pictures))} unused although the content is an image, since the suffix is not: "
+                f"{_counts(count_suffixes(self.pictures))}; for example {one_line(first)} ({kind}); rename to use them"
             )
         readable = count_suffixes(self.pictures)
         unread = {suffix: n - readable.get(suffix, 0) for suffix, n in self.suffixes.items() if suffix in _PICTURES}
         if unread := {suffix: n for suffix, n in unread.items() if n}:
-            found.append(f"images of kinds that are not read: {_counts(unread)}; convert them to PNG or TIFF")
+            found.append(f"images of unsupported formats: {_counts(unread)}; convert them to PNG or TIFF")
         for link, target in list(self.links.items())[:3]:
             found.append(
-                f"{one_line(link)} is a link to {one_line(target)}, whose images count again where the link is; remove "
-                "it if that is not meant"
+                f"{one_line(link)} is a link to {one_line(target)}, whose images are used a second time; remove "
+                "it if that is not intended"
             )
         return found
 
     def notes(self) -> list[str]:
-        """Return what else the user should know, one sentence each."""
+        """Return notes, one sentence each."""
         readable = count_suffixes(self.pictures)
         other = {s: n - readable.get(s, 0) for s, n in self.suffixes.items() if s not in _PICTURES}
         other = {suffix: count for suffix, count in other.items() if count}
-        found = [f"not called images, and not used: {_counts(other)}"] if other else []
+        found = [f"unused, without an image suffix: {_counts(other)}"] if other else []
         if archives := {suffix: count for suffix, count in other.items() if suffix in _ARCHIVES}:
-            found.append(f"archives are not opened: {_counts(archives)}")
+            found.append(f"archives are not read: {_counts(archives)}")
         return found
 
 
-def settle(rest: Rest, root: Path, merged: int = 0) -> LeftOut:
-    """Look at what was collected: suffixes are counted, and the first bytes of what is not called an image are read."""
+def summarize(rest: UnusedFiles, root: Path, merged: int = 0) -> LeftOut:
+    """Return the unused files by reason; the first bytes of files without an image suffix are read."""
     by_suffix: dict[str, list[str]] = {}
     for name in rest.others:
         by_suffix.setdefault(suffix_of(name), []).append(name)
@@ -167,7 +167,7 @@ def settle(rest: Rest, root: Path, merged: int = 0) -> LeftOut:
 
 
 def _inner_links(root: Path, links: list[str]) -> dict[str, str]:
-    """Return the links that lead into the same folder, and where; what lies elsewhere is not in the set twice."""
+    """Return the links into the same folder with their targets; other targets are not in the set twice."""
     real, found = os.path.realpath(root), {}
     for link in links:
         target = os.path.realpath(root / link)
@@ -177,12 +177,12 @@ def _inner_links(root: Path, links: list[str]) -> dict[str, str]:
 
 
 def suffix_of(name: str) -> str:
-    """Return the ending of a file's name in lower case, or `NO_SUFFIX`."""
+    """Return the suffix of a file's name in lower case, or `NO_SUFFIX`."""
     return os.path.splitext(name)[1].lower() or NO_SUFFIX
 
 
 def count_suffixes(names: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many of the names have each ending."""
+    """Return the number of names with each suffix."""
     counts: dict[str, int] = {}
     for name in names:
         counts[suffix_of(name)] = counts.get(suffix_of(name), 0) + 1
@@ -190,12 +190,12 @@ def count_suffixes(names: Mapping[str, Any]) -> dict[str, int]:
 
 
 def files_below(folder: str) -> int:
-    """Count the files in a folder at any depth, without following links."""
+    """Return the number of files in a folder at any depth, without following links."""
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
 def format_of(path: Path) -> str:
-    """Return the format of a file whose first bytes are those of an image that can be read; else nothing."""
+    """Return the format of a file that is a readable image; empty for other files."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ""
@@ -205,7 +205,7 @@ def format_of(path: Path) -> str:
             return ""
         with open_image(path) as image:
             return image.format or ""
-    except Exception:  # whatever a decoder raises: it is no image that can be read
+    except Exception:  # whatever a decoder raises: not a readable image
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Ends of a value range: as ``--value-range`` gives them, or from the quantiles of all files."""
+"""Ends of a value range: given by ``--value-range``, or from the quantiles of all files."""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Option = tuple[str, ...]
 
 
 def parse_option(option: Sequence[str]) -> Option:
-    """Check ``--value-range``.
+    """Return the checked value of ``--value-range``.
 
     Raises:
         UsageError: it is not two numbers or percentiles, or LOW is not below HIGH.
@@ -81,7 +81,7 @@ def choose_limits(table: Quantiles, option: Option, kind: str) -> tuple[float, f
 
 
 def _rounded(low: float, high: float, kind: str) -> tuple[float, float]:
-    """Move ends to usual ones that are near."""
+    """Return the ends, moved to common ones that are near."""
     usual = (1.0, *_USUAL) if np.dtype(kind).kind == "f" else _USUAL
     if not high - low > 1e-300 or not np.isfinite(high - low):  # constant images, or the whole range of doubles
         if high > low:

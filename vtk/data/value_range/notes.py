@@ -11,7 +11,7 @@ from vtk.data.value_range.values import Quantiles, Values, gather_quantiles, is_
 from vtk.text import one_line
 
 _FEW = 40
-"""Of 256 levels: when the middle 98 % of all pixels have fewer, the audit says so."""
+"""Of 256 levels: the audit warns if the middle 98 % of all pixels have fewer."""
 
 _SHOWN = 3
 _BANDS_SHOWN = 16
@@ -62,8 +62,8 @@ def describe(
         text += f", values from {show_value(least)} to {show_value(most)}"
     if not decoding.ranges:
         warnings.append(
-            f"{text}; the model was trained on images of 8 bits and has no value range: each is scaled by its own "
-            "type or values"
+            f"{text}; the model was trained on 8-bit images and has no value range: each image is scaled by its "
+            "own type or values"
         )
         return notes, warnings, facts
     if len(decoding.ranges) == 1:
@@ -81,7 +81,7 @@ def describe(
     )
     notes.append(f"{text}; {shown} ({how})")
     if files > len(wide):
-        notes.append(f"{files - len(wide)} images have 8 bits and are taken as they are, not by the value range")
+        notes.append(f"{files - len(wide)} images have 8 bits and are used unchanged, without the value range")
     cut = {name: values for name, values in wide.items() if is_outside(values, decoding)}
     facts["outside"] = list(cut)
     if cut:
@@ -89,12 +89,12 @@ def describe(
         more = f" and {len(cut) - _SHOWN} more" * (len(cut) > _SHOWN)
         one = len(cut) == 1
         warnings.append(
-            f"{len(cut)} image{'' if one else 's'} {'has' if one else 'have'} values outside of the value range, which "
+            f"{len(cut)} image{'' if one else 's'} {'has' if one else 'have'} values outside the value range, which "
             f"are clipped: {names}{more}"
         )
     if invalid := [name for name, values in wide.items() if values.invalid]:
         notes.append(
-            f"{len(invalid)} images have values that are NaN, infinite or no data, for example {one_line(invalid[0])}: "
+            f"{len(invalid)} images have NaN, infinite or missing values, for example {one_line(invalid[0])}: "
             "they become 0, infinity 255"
         )
     if not known and len(decoding.ranges) == 1:
@@ -105,7 +105,7 @@ def describe(
 def _few_levels(
     wide: Mapping[str, Values], weights: np.ndarray, chosen: tuple[float, float], types: Sequence[str]
 ) -> list[str]:
-    """Return a warning for each type of which nearly all pixels share few of the 256 levels."""
+    """Return a warning for each type of which nearly all pixels use few of the 256 levels."""
     found = []
     for kind in types:
         own = [values.type == kind for values in wide.values()]

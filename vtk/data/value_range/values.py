@@ -18,11 +18,11 @@ _SAMPLED = 1 << 20
 
 
 class Values(NamedTuple):
-    """What one file holds.
+    """Values of one image.
 
     Attributes:
-        type: NumPy's name.
-        bands: for each band the percentiles `LEVELS`, None of one without a value or of 8 bits.
+        type: NumPy's name of the type.
+        bands: for each band the percentiles `LEVELS`; None for a band of 8 bits or without valid values.
         invalid: number of values that are NaN, infinite, or stand for no data.
     """
 
@@ -31,18 +31,18 @@ class Values(NamedTuple):
     invalid: int = 0
 
     def text(self) -> str:
-        """Return it for `vtk.data.probing.probe.Probe`."""
+        """Return it as JSON, for `vtk.data.probing.probe.Probe`."""
         return json.dumps([self.type, self.bands, self.invalid], separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> "Values":
-        """Read `text`."""
+        """Return the values of a `text`."""
         kind, bands, invalid = json.loads(text)
         return cls(kind, tuple(None if band is None else tuple(band) for band in bands), invalid)
 
 
 def measure(pixels: "Pixels") -> Values | None:
-    """Return what a file holds; None where all its bands have 8 bits."""
+    """Return the values of an image; None if all its bands have 8 bits."""
     from vtk.data.decoding.pixels import valid
 
     measured = pixels.measured
@@ -74,7 +74,7 @@ def _quantiles(values: np.ndarray) -> tuple[float, ...]:
 
 
 def is_outside(values: Values, decoding: Decoding) -> bool:
-    """Tell whether a file has values outside of a range."""
+    """Return whether a file has values outside the range."""
     from vtk.data.decoding.pixels import range_of
 
     for band, found in enumerate(values.bands):
@@ -100,7 +100,7 @@ class Quantiles(NamedTuple):
         return np.sort(lows[np.isfinite(lows)]), np.sort(highs[np.isfinite(highs)])
 
     def end(self, level: int) -> float | None:
-        """Return the smallest (0) or largest (-1) value; None where there is none."""
+        """Return the smallest (0) or largest (-1) value; None if there are no rows."""
         if not len(self.rows):
             return None
         return float(self.rows[:, 0].min() if level == 0 else self.rows[:, -1].max())

@@ -1,4 +1,4 @@
-"""Paper C's AlterNet: the build-up rule, the model, and its names in timm's registry."""
+"""AlterNet (Park and Kim 2022): the build-up rule, the model, and its names in timm's registry."""
 
 from vtk._lazy import attach
 

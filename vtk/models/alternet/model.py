@@ -1,4 +1,4 @@
-"""AlterNet (paper C): timm's pre-activation ResNet with attention blocks by the build-up rule."""
+"""AlterNet (Park and Kim 2022): timm's pre-activation ResNet with attention blocks by the build-up rule."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from torch import nn
 
 from vtk.errors import UsageError
 from vtk.models.alternet.transform import HEAD_DIM, HEADS, build_up
-from vtk.models.alternet.windows import windows_fault
+from vtk.models.alternet.window_attention import windows_fault
 
 Stem = Literal["imagenet", "cifar"]
 STEMS = ("imagenet", "cifar")
 
 
 class AlterNet(ResNetV2):  # type: ignore[misc]
-    """timm's `ResNetV2` with BatchNorm, some of whose blocks are `AttentionBlock`; without any it is that ResNet.
+    """timm's `ResNetV2` with BatchNorm and with `AttentionBlock` in place of some blocks.
 
-    Stem (a convolution and a pooling without norm), blocks, last norm and classifier are timm's, under timm's names.
+    Stem (convolution and pooling without norm), blocks, last norm and classifier are timm's, under timm's names.
 
     Args:
         layers: blocks of each stage.
@@ -29,12 +29,12 @@ class AlterNet(ResNetV2):  # type: ignore[misc]
         heads: of attention blocks in each stage.
         head_dim: channels of a head.
         stem: ``imagenet`` is a 7×7 convolution of stride 2 and a pooling of stride 2; ``cifar`` one 3×3 convolution.
-        img_size: pixels, one number or height and width: checked against the windows, which else the first forward
-            pass does. The model itself does not depend on it.
-        kwargs: of timm's ResNetV2, such as ``channels``, ``drop_path_rate`` and ``in_chans``.
+        img_size: pixels, one number or height and width: checked against the windows here rather than in the first
+            forward pass. The model itself does not depend on it.
+        kwargs: arguments of timm's ResNetV2, such as ``channels``, ``drop_path_rate`` and ``in_chans``.
 
     Raises:
-        UsageError: arguments that do not fit each other, or the size of the images.
+        UsageError: arguments that do not fit each other or the image size.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class AlterNet(ResNetV2):  # type: ignore[misc]
                 raise UsageError(f"`img_size` {size[0]} {size[1]}: {fault}")
 
     def _small_stem(self) -> None:
-        """Replace the stem by one that keeps the size: features are four times as fine, those of the stem itself two.
+        """Replace the stem by one of stride 1: feature maps are four times as large, that of the stem itself two times.
 
-        It is drawn anew by the rule of timm's ResNets.
+        It is initialised by the rule of timm's ResNets.
         """
         old: Any = self.get_submodule("stem.conv")
         conv = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)

@@ -1,11 +1,11 @@
-"""Paper C's models in timm's registry: AlterNets, the same ResNets without attention, and its ViT for CIFAR.
+"""Models of Park and Kim 2022 in timm's registry: AlterNets, the same ResNets without attention, ViTs for CIFAR.
 
 ``alternet_50`` is for images of ImageNet (stem of stride 4, windows of 7), ``alternet_50_cifar`` for those of CIFAR
 (stem of stride 1, windows of 4). ``preact_resnet_50`` has the same blocks, all of convolutions: four of them in the
 last stage, where timm's ``resnetv2_50``, the paper's baseline, has three.
 
-The number of attention blocks on CIFAR is not in the reference code. (0, 1, 1, 2) for 50 layers follows from the
-paper's figures 11 and 12a; for 34, 101 and 152 layers we take the same, and for 18 what ImageNet has.
+The number of attention blocks for CIFAR is not in the reference code. (0, 1, 1, 2) for 50 layers follows from the
+paper's figures 11 and 12a; 34, 101 and 152 layers have the same here, and 18 layers have that for ImageNet.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ VITS: dict[str, dict[str, Any]] = {
         "patch_size": 2, "qkv_bias": False, "class_token": False, "global_pool": "avg", "fc_norm": False,
     },
 }  # fmt: skip
-"""What paper C's ViTs for CIFAR have otherwise than timm's `TIMM_VIT`, of the same width, depth and heads."""
+"""Arguments of the paper's ViTs for CIFAR that differ from timm's `TIMM_VIT`, of the same width, depth and heads."""
 TIMM_VIT = "vit_tiny_patch16_224"
 
 _BASIC = ("18", "34")
@@ -51,7 +51,7 @@ __all__ = ["CIFAR", "IMAGENET", "LAYERS", "TIMM_VIT", "VITS", "is_ours"]
 
 
 def is_ours(name: str) -> bool:
-    """Tell whether a name, a weights tag aside, is one that timm has only through this module."""
+    """Return whether timm has a name (without weights tag) only through this module."""
     return name.split(".")[0] in default_cfgs
 
 
@@ -79,8 +79,8 @@ def _register_nets(size: str) -> None:
 
         _register(name, {**_IMAGENET, **(_CIFAR if cifar else {})}, build, text)
 
-    add(f"alternet_{size}", False, IMAGENET[size], f"AlterNet of {size} layers for ImageNet (paper C).")
-    add(f"alternet_{size}_cifar", True, CIFAR[size], f"AlterNet of {size} layers for CIFAR (paper C).")
+    add(f"alternet_{size}", False, IMAGENET[size], f"AlterNet of {size} layers for ImageNet (Park and Kim 2022).")
+    add(f"alternet_{size}_cifar", True, CIFAR[size], f"AlterNet of {size} layers for CIFAR (Park and Kim 2022).")
     none = (0, 0, 0, 0)
     add(f"preact_resnet_{size}", False, none, f"The pre-activation ResNet that alternet_{size} is built from.")
     add(f"preact_resnet_{size}_cifar", True, none, f"The ResNet that alternet_{size}_cifar is built from.")
@@ -99,7 +99,7 @@ def _register_vit(name: str) -> None:
 
     text = "without a class token, classified by the mean of all tokens (figure 6)" if "gap" in name else "as it is"
     cfg = {**_CIFAR, "first_conv": "patch_embed.proj", "classifier": "head", "fixed_input_size": True}
-    _register(name, cfg, build, f"The ViT-Ti of patches of 2 on 32 px of paper C's reference code, {text}.")
+    _register(name, cfg, build, f"The ViT-Ti with patches of 2 on 32 px of Park and Kim 2022's reference code, {text}.")
 
 
 for _size in LAYERS:

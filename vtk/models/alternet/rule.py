@@ -1,11 +1,11 @@
-"""The build-up rule of paper C (section 4): which blocks of a pre-activation ResNet become attention blocks.
+"""The build-up rule of Park and Kim 2022 (section 4): blocks of a pre-activation ResNet that become attention blocks.
 
-Blocks are replaced alternately from the end of a stage: of n blocks with m of attention the order is n - 2m
-convolutions, then m pairs of a convolution and an attention. So a stage ends with attention, and its first block, the
-one that halves the map, never is one.
+Blocks are replaced alternately from the end of a stage: n blocks with m of attention are n - 2m convolution blocks,
+then m pairs of a convolution and an attention block. A stage thus ends with attention, and its first block, which
+halves the map, is never replaced.
 
-The paper's second rule (an attention block that does not help goes to the end of an earlier stage) needs training runs:
-its outcome is given as numbers per stage. A number for the whole model is spread by the first rule alone, from the end.
+The paper's second rule (an attention block that does not help moves to the end of an earlier stage) needs training
+runs: its outcome is given as numbers per stage. A number for the whole model is distributed from the last stage.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from vtk.errors import UsageError
 
 
 def placement(blocks: int, attention: int) -> tuple[bool, ...]:
-    """Return for each block of a stage whether it is one of attention.
+    """Return for each block of a stage whether it is an attention block.
 
     Args:
         blocks: n.
         attention: m, at most n // 2.
 
     Raises:
-        UsageError: too many, or fewer than none.
+        UsageError: ``attention`` is out of range.
     """
     if not 0 <= attention <= blocks // 2:
         raise UsageError(f"a stage of {blocks} blocks can have 0 to {blocks // 2} attention blocks, not {attention}")
@@ -33,16 +33,18 @@ def per_stage(blocks: Sequence[int], attention: int | Sequence[int]) -> tuple[in
 
     Args:
         blocks: of each stage.
-        attention: of each stage, or of the model: then the last stage is filled first. Of (3, 4, 6, 4) blocks 6 gives
-            (0, 1, 3, 2), which is the paper's model for ImageNet; its model for CIFAR-100, (0, 1, 1, 2), must be given.
+        attention: of each stage, or of the model: then the last stage is filled first. For (3, 4, 6, 4) blocks, 6 gives
+            (0, 1, 3, 2), the paper's model for ImageNet; its model for CIFAR-100 needs (0, 1, 1, 2).
 
     Raises:
-        UsageError: no such numbers fit.
+        UsageError: numbers that do not fit the blocks.
     """
     if isinstance(attention, int):
         most = sum(n // 2 for n in blocks)
         if isinstance(attention, bool) or not 0 <= attention <= most:
-            raise UsageError(f"`msa_blocks` is {attention}; stages of {_words(blocks)} blocks take 0 to {most}")
+            raise UsageError(
+                f"`msa_blocks` is {attention}; allowed is 0 to {most} for stages of {_words(blocks)} blocks"
+            )
         left, found = attention, []
         for n in reversed(blocks):
             found.append(min(left, n // 2))

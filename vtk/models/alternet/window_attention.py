@@ -1,12 +1,15 @@
-"""Self-attention of AlterNet (paper C, section 4 and appendix E): multi-head attention inside windows of a feature map.
+"""Self-attention of AlterNet (Park and Kim 2022, section 4 and appendix E): multi-head attention in windows of a map.
 
-From Swin it has the windows and the table of relative positions, which here is one for all heads; it has no shift and
-no mask, so that height and width must be multiples of the window. The reference code's attention block has no FFN, and
-no activation between its last norm and the attention.
+Windows and the table of relative positions, here one for all heads, are from Swin; there is no shift and no mask, so
+that height and width must be multiples of the window. As in the reference code, the attention block has no FFN, and no
+activation between its last norm and the attention.
 """
+
+import math
 
 import torch
 from timm.layers import use_fused_attn
+from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,15 +22,15 @@ class WindowAttention(nn.Module):
     Args:
         dim: C, channels in and out.
         norm: of the reduced map.
-        reduced: channels that `norm` takes.
+        reduced: channels of the reduced map.
         heads: H.
         head_dim: D; the inner width H·D does not depend on C (64·H in the paper's code).
         window: w, side of a window in positions.
 
     Attributes:
-        relative_position_bias_table: ((2w-1)², 1), added to the scaled scores of every head; a row is a difference key
-            minus query.
-        window_size: (w, w), under the name that timm's windows have.
+        relative_position_bias_table: ((2w-1)², 1), added to the scaled scores of every head; rows are
+            indexed by key minus query.
+        window_size: (w, w), named as in timm.
     """
 
     relative_position_index: Tensor
@@ -44,12 +47,12 @@ class WindowAttention(nn.Module):
         self.kv = nn.Conv2d(reduced, 2 * inner, 1, bias=False)
         self.proj = nn.Conv2d(inner, dim, 1)
         self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, 1))
-        # it depends on the window only: not in the state dict, but on the device of the rest
+        # follows from the window: not in the state dict, but on the model's device
         self.register_buffer("relative_position_index", _index(window), persistent=False)
         self._init_weights()
 
     def _init_weights(self) -> None:
-        """timm's rules: of its ResNets for the first convolution, of its Transformers for the attention."""
+        """Initialise as timm: the first convolution as in its ResNets, attention as in its Transformers."""
         nn.init.kaiming_normal_(self.reduce.weight, mode="fan_out", nonlinearity="relu")
         for layer in (self.q, self.kv, self.proj):
             nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -57,7 +60,7 @@ class WindowAttention(nn.Module):
         nn.init.normal_(self.relative_position_bias_table, std=0.02)
 
     def bias(self) -> Tensor:
-        """Return what is added to the scores, (1, 1, w², w²): query, then key."""
+        """Return the bias of the scores, (1, 1, w², w²): query, key."""
         n = self.window_size[0] ** 2
         return self.relative_position_bias_table[self.relative_position_index.flatten()].view(1, 1, n, n)
 
@@ -100,11 +103,11 @@ class WindowAttention(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """x + attention(GELU(norm(x))): what takes the place of a pre-activation convolution block.
+    """x + attention(GELU(norm(x))), which replaces a pre-activation convolution block.
 
     Args:
         norm1: norm with its activation.
-        attn: maps (B, C, H, W) to the same.
+        attn: maps (B, C, H, W) to the same shape.
         drop_path: stochastic depth, or the identity.
     """
 
@@ -119,10 +122,37 @@ class AttentionBlock(nn.Module):
 
 
 def window_fault(height: int, width: int, window: int) -> str | None:
-    """Return why windows do not tile a feature map, None where they do."""
+    """Return why windows do not tile a feature map; None if they do."""
     if not (height % window or width % window):
         return None
     return f"windows of {window}×{window} do not tile a feature map of {height}×{width}"
+
+
+def windows_fault(model: nn.Module, size: tuple[int, int]) -> str | None:
+    """Return why a model cannot take images of ``size`` pixels, height first, and sizes near it; None if it can.
+
+    Models without `AttentionBlock` take every size. Each halving of a map rounds up, so that some sizes other than the
+    multiples in the text are possible too.
+    """
+    unit = 1
+    faults = []
+    for stage, info in zip(model.stages, model.feature_info[1:], strict=True) if isinstance(model, ResNetV2) else ():
+        step = info["reduction"]
+        for block in stage.blocks:
+            if isinstance(block, AttentionBlock):
+                window = block.attn.window_size[0]
+                unit = math.lcm(unit, step * window)
+                faults.append(window_fault(-(-size[0] // step), -(-size[1] // step), window))
+    fault = next(filter(None, faults), None)
+    if fault is None:
+        return None
+    near = sorted({(_near(size[0], unit, up), _near(size[1], unit, up)) for up in (False, True)})
+    return f"{fault}; use {' or '.join(str(h) if h == w else f'{h} {w}' for h, w in near)}"
+
+
+def _near(side: int, unit: int, up: bool) -> int:
+    low = side // unit * unit
+    return low if low and (low == side or not up) else low + unit
 
 
 def _index(window: int) -> Tensor:

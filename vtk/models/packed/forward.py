@@ -1,9 +1,9 @@
-"""One forward pass over the tokens of many tasks and resolutions, packed into one matrix of rows.
+"""The forward pass over tokens of many tasks and resolutions, packed into one matrix of rows.
 
-Norms, FFNs and LayerScale act on a row by itself, so they run once over all rows, whatever task a row belongs to. Only
-three things look further: the attention projections, whose weights are the task's; attention, which stays inside an
-image; and Context Broadcasting, whose mean is over an image's tokens. Blocks are timm's own modules: their attention
-modules lend their structure and its norms, and no weights.
+Norms, FFNs and LayerScale act on single rows, so they run once over the rows of all tasks. Three operations do not: the
+attention projections, whose weights are the task's; attention, which is within an image; and Context Broadcasting,
+whose mean is over an image's tokens. Blocks are timm's modules; of their attention modules only the structure is used,
+not the weights.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ __all__ = ["Layer", "Segments", "Stack", "attention_modules", "own_parameters", 
 
 _LAYER_NORMS = (nn.LayerNorm,)
 _FFNS = (Mlp, GluMlp, SwiGLU)
-# modules whose classes act on a row by itself; Identity is in the second
+# modules with classes that act on single rows; Identity is in the second
 _ACTIVATIONS = ("torch.nn.modules.activation", "torch.nn.modules.linear", "timm.layers.activations")
 
 
@@ -33,7 +33,7 @@ def attention_modules(blocks: Iterable[nn.Module]) -> list[tuple[str, Attention]
     """Return the attention modules of timm's blocks with their names, in the order in which `packed_forward` runs them.
 
     Raises:
-        UsageError: a block, an attention or an FFN of another kind, by name.
+        UsageError: names an unsupported block, attention or FFN.
     """
     found: list[tuple[str, Any]] = []
     ffns: list[tuple[str, Any]] = []
@@ -47,14 +47,14 @@ def attention_modules(blocks: Iterable[nn.Module]) -> list[tuple[str, Attention]
         else:
             raise _refusal(f"blocks.{i}", block, "only timm's Block and ParallelThingsBlock can be packed")
     for name, attn in found:
-        # exactly: a subclass may attend in another way
+        # not a subclass, which may compute something else
         if own_class(attn) is not Attention or attn.gate is not None or not isinstance(attn.norm, nn.Identity):
             raise _refusal(name, attn, "only timm's Attention without gate and inner norm can be packed")
         _check_norm(f"{name}.q_norm", attn.q_norm)
         _check_norm(f"{name}.k_norm", attn.k_norm)
     for name, mlp in ffns:
         if own_class(mlp) not in _FFNS:
-            raise _refusal(name, mlp, "only timm's Mlp, GluMlp and SwiGLU are known to act on each token by itself")
+            raise _refusal(name, mlp, "only timm's Mlp, GluMlp and SwiGLU act on single tokens")
         if not type(mlp.act).__module__.startswith(_ACTIVATIONS):
             raise _refusal(f"{name}.act", mlp.act, "only torch's and timm's activations can be packed")
         _check_norm(f"{name}.norm", mlp.norm)
@@ -62,7 +62,7 @@ def attention_modules(blocks: Iterable[nn.Module]) -> list[tuple[str, Attention]
 
 
 def own_parameters(attn: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of an attention module that belong to the task: all but a Context Broadcasting's Λ."""
+    """Return the parameters of an attention module that belong to the task: all except Context Broadcasting's Λ."""
     return {name: p for name, p in attn.named_parameters() if not name.startswith("cb.")}
 
 
@@ -73,12 +73,12 @@ def packed_forward(
 
     Args:
         shared: timm's `Block` or `ParallelThingsBlock` modules, also with Context Broadcasting.
-        tasks: for each of their attention modules, in the order of `attention_modules`, the weights of all tasks. It is
-            read layer by layer, so an iterator may wait for weights that are still on their way.
+        tasks: the weights of all tasks for each attention module, in the order of `attention_modules`. They are read
+            layer by layer, so an iterator may wait for weights that are still being copied.
         segments: of the rows.
-        x: (T, C); rows after the last segment are padding, whose result means nothing and reaches no other row.
-        kernels: with the grouped product, variable-length attention and Context Broadcasting of `vtk_kernels` (on a CPU
-            their references; needs stacked tensors); else a loop over the tasks' rows.
+        x: (T, C); rows after the last segment are padding: their result is undefined and affects no other row.
+        kernels: use the grouped product, variable-length attention and Context Broadcasting of `vtk_kernels` (on a CPU
+            their references; needs stacked tensors); otherwise a loop over the tasks' rows.
 
     Returns:
         (T, C), the output of the last block.
@@ -133,7 +133,7 @@ def _ffn(x: Tensor, branches: Sequence[Any], end: ContextBroadcast | None, rows:
         elif placement == "mid":
             y = mlp.drop2(mlp.fc2(rows.broadcast(mlp.norm(mlp.drop1(mlp.act(mlp.fc1(h)))), mlp.cb)))
         else:
-            kind: Any = type(mlp).__bases__[0]  # Context Broadcasting sits in a subclass
+            kind: Any = type(mlp).__bases__[0]  # Context Broadcasting is in a subclass
             y = kind.forward(mlp, h)
         if placement == "end":
             y, end = (y, mlp.cb) if len(branches) == 1 else (rows.broadcast(y, mlp.cb), end)
@@ -142,7 +142,7 @@ def _ffn(x: Tensor, branches: Sequence[Any], end: ContextBroadcast | None, rows:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    """Run an FFN; on a CPU without a second wide tensor, which costs more time there than the activation itself."""
+    """Run an FFN; on a CPU with GELU in place, since a second wide tensor takes longer than the activation."""
     plain = type(mlp) is Mlp and type(mlp.act) in (nn.GELU, GELU) and getattr(mlp.act, "approximate", "none") == "none"
     if not plain or h.is_cuda or torch.is_grad_enabled() or not isinstance(mlp.norm, nn.Identity):
         y: Tensor = mlp(h)
@@ -160,4 +160,4 @@ def _check_norm(name: str, norm: nn.Module) -> None:
 
 
 def _refusal(name: str, module: nn.Module, reason: str) -> UsageError:
-    return UsageError(f"`{name}` is a {type(module).__name__}: {reason}; serve this model on its own")
+    return UsageError(f"`{name}` is a {type(module).__name__}: {reason}; serve this model separately")

@@ -1,4 +1,4 @@
-"""The operations of a packed pass that must know whose row is whose: one image's, and one task's."""
+"""Operations of a packed pass that depend on the image or task of each row."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ from vtk_kernels.context_broadcast import context_broadcast
 from vtk_kernels.grouped_linear import grouped_linear, make_tile_map
 
 Stack = Tensor | Sequence[Tensor]
-"""One tensor of every task: stacked along a new first axis, or in a sequence."""
+"""A tensor of every task: stacked along a new first axis, or as a sequence."""
 Layer = Mapping[str, Stack]
 """The weights of one attention module of every task, under the module's own names, such as ``qkv.weight``."""
 
 TILE = 128
-"""Rows of a tile of the grouped product: an image has 197 and more."""
+"""Rows of a tile of the grouped product; an image has 197 or more rows."""
 RMS_NORMS = (RmsNorm, nn.RMSNorm)
 
 
 class Rows:
-    """The operations that need to know whose row is whose, for one forward pass."""
+    """Operations that depend on the image or task of each row, for one forward pass."""
 
     def __init__(self, segments: Segments, x: Tensor, kernels: bool) -> None:
         self.segments, self.kernels, self.total = segments, kernels, len(x)
@@ -67,19 +67,19 @@ class Rows:
         return torch.cat([part.flatten(1) for part in parts], 1)
 
     def add(self, x: Tensor, parts: Sequence[Tensor], context: ContextBroadcast | None) -> Tensor:
-        """Return x + Σ parts; the sum is broadcast if there is a context.
+        """Return x + Σ parts, with Context Broadcasting of the sum if there is a context.
 
-        It is the same before LayerScale and after: one mixes tokens, the other scales channels.
+        It commutes with LayerScale: one mixes tokens, the other scales channels.
         """
         m = functools.reduce(torch.add, parts)
         if context is None:
-            return x + m if torch.is_grad_enabled() else m.add_(x)  # the sum is nobody else's
+            return x + m if torch.is_grad_enabled() else m.add_(x)  # the sum is not used elsewhere
         if self.kernels:
             return context_broadcast(x, m, context.scale, self.segments.cu_seqlens)
         return x + self.broadcast(m, context)
 
     def broadcast(self, m: Tensor, context: ContextBroadcast) -> Tensor:
-        """Mix into each row of m (T, C) the mean of its segment."""
+        """Apply Context Broadcasting to m (T, C) within each segment."""
         if self.kernels:
             return context_broadcast(torch.zeros_like(m), m, context.scale, self.segments.cu_seqlens)
         parts, end = [], 0
@@ -109,9 +109,9 @@ class Rows:
 
 
 def linear_by_runs(x: Tensor, w: Stack, b: Stack | None, runs: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Multiply runs of rows of x (T, K) by their tasks' matrices, one product after the other; without a gradient.
+    """Multiply runs of rows of x (T, K) by their tasks' matrices, one after the other, without gradient.
 
-    Each product writes its rows of the result: joining them afterwards would read and write all again.
+    Each product writes into the result; concatenation would read and write all rows again.
 
     Args:
         x: (T, K).

@@ -1,4 +1,4 @@
-"""Which rows of a packed matrix belong together: images of many sizes and tasks, one after the other."""
+"""Segments of a packed matrix: consecutive rows of one image, of many sizes and tasks."""
 
 import itertools
 from collections.abc import Iterable, Iterator

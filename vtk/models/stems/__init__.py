@@ -1,4 +1,4 @@
-"""What stands before the blocks of a Vision Transformer in place of its patch projection (papers A and E)."""
+"""Stems that replace the patch projection of a Vision Transformer (Touvron et al. 2022, Wang et al. 2022)."""
 
 from vtk._lazy import attach
 

@@ -1,4 +1,4 @@
-"""A stem by its name."""
+"""Builds a stem by its name."""
 
 from collections.abc import Sequence
 
@@ -22,29 +22,29 @@ def make_stem(
 ) -> nn.Sequential:
     """Return a stem that maps images (B, chans, H, W) to (B, C, H ÷ patch, W ÷ patch).
 
-    Weights are drawn as torch draws those of a convolution, which is what deit and VOLO do.
+    Weights have torch's default initialisation of convolutions, as in deit and VOLO.
 
     Args:
         stem: one of `STEMS`.
-        shape: what it must fit.
-        act: another activation than the papers' own.
+        shape: channels and patch of the stem.
+        act: activation; by default the paper's.
         strides: of a conv stem.
-        proj: the patch projection to keep, for stems of it alone.
+        proj: the patch projection to keep, for the ``1proj`` stems.
 
     Raises:
-        UsageError: an unknown name, an argument that the stem does not have, or a shape that it cannot have.
+        UsageError: an unknown name, an argument that the stem does not have, or an unsupported shape.
     """
     if stem not in STEMS:
-        raise UsageError(f"`--stem` {stem} is not known; choose {', '.join(STEMS)}")
+        raise UsageError(f"`--stem` is {stem}; allowed is {', '.join(STEMS)}")
     own = default_activation(stem)
     if act is not None and own is None:
         raise UsageError(f"`--stem-act` {act}: --stem {stem} has no activation; leave it out")
     if act is not None and act not in ACTIVATIONS:
-        raise UsageError(f"`--stem-act` {act} is not known; choose {', '.join(ACTIVATIONS)}")
+        raise UsageError(f"`--stem-act` is {act}; allowed is {', '.join(ACTIVATIONS)}")
     chosen = act or own or "relu"
     if parts(stem):
         return conv_stem(stem, shape, chosen, strides, proj)
     if strides is not None:
-        raise UsageError(f"`--stem-strides` is of stems with convolutions; --stem {stem} has its own")
+        raise UsageError(f"`--stem-strides` needs a conv stem; --stem {stem} has fixed strides, leave it out")
     make = levit_stem if stem.startswith("levit") else hmlp
     return make(shape, chosen, layer_norm=stem.endswith("-ln"))

@@ -1,16 +1,16 @@
-"""The convolutional stem (paper E, after VOLO's) and what its Tables 2 and 3 leave out of it or stride otherwise.
+"""The convolutional stem (Wang et al. 2022, after VOLO's), with the ablations and strides of its Tables 2 and 3.
 
 Three convolutions 7 × 7, 3 × 3, 3 × 3 to 64 channels with BatchNorm and ReLU, then the projection: a convolution whose
 kernel is half a patch (8 × 8), with bias and nothing after it. The strides are (2, 1, 1, 8), or any four with the patch
-as their product, the kernels staying as they are (paper E: (2, 2, 2, 2)).
+as their product, with the same kernels (in the paper (2, 2, 2, 2)).
 
-What the paper's text does not say, and what is done here:
+Choices made here where the paper gives no details:
 
 - padding under other strides: an odd kernel k has (k − 1)/2 on each side, as in VOLO; the projection has (k − s)/2, so
   that 8 with stride 2 has 3. Maps then shrink by the stride exactly;
-- a convolution without BatchNorm behind it has a bias: the one that BatchNorm brought along would else be lost with it,
-  and an ablation of the scale would be one of the shift, too;
-- what follows the projection (``…+1proj+1relu``, ``1proj+1bn+1relu``) comes in the order of the name.
+- a convolution without BatchNorm has a bias: otherwise, removing BatchNorm would remove the shift together with the
+  scale;
+- layers after the projection (``…+1proj+1relu``, ``1proj+1bn+1relu``) are in the order of the name.
 """
 
 import math
@@ -24,7 +24,7 @@ from vtk.models.stems.names import ActivationName, StemName, parts
 from vtk.models.stems.shape import StemShape
 
 HIDDEN = 64
-"""Channels between the convolutions, as VOLO's models have up to d4."""
+"""Channels between the convolutions, as in VOLO up to d4."""
 _KERNELS = (7, 3, 3)
 
 
@@ -38,11 +38,11 @@ def conv_stem(
     """Return the stem: ``conv`` (with all parts numbered as in VOLO, from 0 to 8), ``proj``, ``norm``, ``act``.
 
     Args:
-        stem: one of the names of paper E.
-        shape: what it must fit.
-        act: in the place of ReLU.
+        stem: one of the paper's names.
+        shape: channels and patch of the stem.
+        act: replaces ReLU.
         strides: of the three convolutions and the projection; by default 2, 1, 1 and half the patch.
-        proj: the model's own patch projection, which stems of it alone keep, with its weights.
+        proj: the model's patch projection, which the ``1proj`` stems keep with its weights.
 
     Raises:
         UsageError: an odd patch, or strides that do not fit it or the kernels.
@@ -64,7 +64,7 @@ def conv_stem(
         layers["conv"] = nn.Sequential(*convs)
         layers["proj"] = _projection(shape, chosen[3])
     elif strides is not None:
-        raise UsageError(f"`--stem-strides` is of stems with convolutions; --stem {stem} has none")
+        raise UsageError(f"`--stem-strides` needs a stem with convolutions; --stem {stem} has none, leave it out")
     else:
         kept = proj or nn.Conv2d(shape.in_chans, shape.dim, shape.patch, shape.patch, **shape.factory)
         layers["proj"] = kept
@@ -79,28 +79,28 @@ def _strides(stem: str, shape: StemShape, strides: Sequence[int] | None) -> list
     """Return four strides, each per axis, whose products are the patch."""
     if any(side % 2 for side in shape.patch):
         raise UsageError(
-            f"`--stem` {stem} halves the image before it projects patches; this model's patch of "
-            f"{_sides(shape.patch)} pixels has no halves: take a model of an even patch size"
+            f"`--stem` {stem} halves the image before projecting patches; this model's patch is "
+            f"{_sides(shape.patch)} pixels: use a model with an even patch size"
         )
     half = (shape.patch[0] // 2, shape.patch[1] // 2)
     if strides is None:
         return [(2, 2), (1, 1), (1, 1), half]
-    given = " ".join(map(str, strides))
+    text = " ".join(map(str, strides))
     if len(strides) != 4 or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in strides):
-        raise UsageError(f"`--stem-strides` {given}: give four numbers from 1, such as 2,2,2,2")
+        raise UsageError(f"`--stem-strides` {text}: allowed are four numbers of at least 1, such as 2,2,2,2")
     for side, kernel in zip(shape.patch, half, strict=True):
         if math.prod(strides) != side:
             raise UsageError(
-                f"`--stem-strides` {given} multiply to {math.prod(strides)}; this model's patch is {side}: such as "
-                f"2,1,1,{side // 2}"
+                f"`--stem-strides` {text} multiply to {math.prod(strides)}; this model's patch is {side}: give for "
+                f"example 2,1,1,{side // 2}"
             )
         if any(s > k for s, k in zip(strides, (*_KERNELS, kernel), strict=True)):
             raise UsageError(
-                f"`--stem-strides` {given}: a stride above its kernel (7, 3, 3, {kernel}) would skip pixels"
+                f"`--stem-strides` {text}: a stride larger than its kernel (7, 3, 3, {kernel}) would skip pixels"
             )
         if (kernel - strides[3]) % 2:
             raise UsageError(
-                f"`--stem-strides` {given}: the last, with a kernel of {kernel}, would need more padding on one side; "
+                f"`--stem-strides` {text}: the last, with a kernel of {kernel}, would need asymmetric padding; "
                 f"give one with {kernel} − stride even"
             )
     return [(s, s) for s in strides]

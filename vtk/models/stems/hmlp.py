@@ -1,10 +1,9 @@
-"""hMLP (paper A, §5 and Fig. 5): linear layers that merge ever larger pieces of a patch, with norm and GELU between.
+"""hMLP (Touvron et al. 2022, §5 and Fig. 5): linear layers that merge growing pieces of a patch, with norm and GELU.
 
-Kernel and stride of each convolution are equal, so a patch never sees another. As in deit's code, which is silent about
-other patches than 16 × 16: three layers, the last two merging 2 × 2 each, so that the first sees pieces of a quarter of
-the patch (4·2·2 = 16); the paper's text starts from 2 × 2. Here the same is done per axis for every patch that 4
-divides: 8 = 2·2·2, 32 = 8·2·2. One that only 2 divides merges once, and the last layer is 1 × 1: 14 = 7·2·1. An odd
-patch has no halves and is refused.
+Kernel and stride of each convolution are equal, so patches are independent. As in deit's code, which has only patches
+of 16 × 16: three layers, the last two merging 2 × 2 each, so that the first sees a quarter of the patch's side
+(4·2·2 = 16); the paper's text starts from 2 × 2. The same is done per axis for every patch divisible by 4: 8 = 2·2·2,
+32 = 8·2·2. A patch divisible only by 2 merges once, and the last layer is 1 × 1: 14 = 7·2·1. An odd patch is refused.
 """
 
 from torch import nn
@@ -25,23 +24,23 @@ def hmlp_strides(patch: int) -> tuple[int, int, int]:
     if patch % 2 == 0:
         return patch // 2, 2, 1
     raise UsageError(
-        f"`--stem` hmlp merges pieces of a patch by two, and a patch of {patch} pixels has no halves; take a model of "
-        "an even patch size, or --stem 1proj+1bn+1relu"
+        f"`--stem` hmlp halves a patch, and this model's is {patch} pixels; use a model with an even patch size, or "
+        "--stem 1proj+1bn+1relu"
     )
 
 
 def hmlp(shape: StemShape, act: ActivationName, *, layer_norm: bool) -> nn.Sequential:
-    """Return the stem, with deit's names of layers: 0, 3, 6 convolutions with bias; 1, 4, 7 norms; 2, 5 activations.
+    """Return the stem, with deit's layer names: 0, 3, 6 convolutions with bias; 1, 4, 7 norms; 2, 5 activations.
 
     The widths are C/4, C/4, C; nothing follows the last norm.
 
     Args:
-        shape: what it must fit.
+        shape: channels and patch of the stem.
         act: activation.
         layer_norm: LayerNorm over the channels of each position (any batch size) in place of BatchNorm.
 
     Raises:
-        UsageError: an odd patch, or channels that 4 does not divide.
+        UsageError: an odd patch, or channels not divisible by 4.
     """
     narrow = shape.split_dim("hmlp", 4)
     norm = shape.layer_norm if layer_norm else shape.batch_norm

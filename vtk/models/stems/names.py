@@ -1,7 +1,7 @@
-"""Names of the stems; without torch, since flags are made of them.
+"""Names of the stems, for options; imports no torch.
 
-Paper E names its ablations by their parts (its Table 2): three convolutions, each with a BatchNorm (BN) and a ReLU
-where the name has them, then the projection (Proj), then what comes after it. ``conv`` is short for all of them.
+Wang et al. 2022 name ablations by their parts (Table 2): three convolutions, each with BatchNorm (BN) and ReLU if in
+the name, then the projection (Proj) and layers after it. ``conv`` is short for all of them.
 """
 
 from typing import Literal, get_args
@@ -11,15 +11,15 @@ StemName = Literal[
     "3conv+1proj+1relu", "1proj+1bn+1relu", "1proj+1bn", "1proj+1relu", "1proj", "levit", "levit-ln",
 ]  # fmt: skip
 STEMS: tuple[StemName, ...] = get_args(StemName)
-"""Every stem: of paper A (``hmlp…``, ``1proj+1bn``; ``levit…``, which it compares with) and of paper E (the others)."""
+"""All stems: of Touvron et al. 2022 (``hmlp…``, ``1proj+1bn``, ``levit…`` for comparison) and of Wang et al. 2022."""
 
 PLAIN: StemName = "1proj"
-"""The stem that every Vision Transformer has by itself."""
+"""The usual stem of a Vision Transformer."""
 
 PATCHWISE: frozenset[StemName] = frozenset(name for name in STEMS if name.startswith(("hmlp", "1proj")))
-"""Stems in which a token depends on its own patch only, so that masking can come before or after them.
+"""Stems in which a token depends only on its own patch, so that masking before and after them is equivalent.
 
-With BatchNorm that holds in eval mode: in train mode its statistics join the patches of a batch.
+With BatchNorm this holds in eval mode only: in train mode its statistics depend on all patches of a batch.
 """
 
 ActivationName = Literal["relu", "gelu", "hardswish", "scaled-relu"]
@@ -27,17 +27,17 @@ ACTIVATIONS: tuple[ActivationName, ...] = get_args(ActivationName)
 
 
 def parts(stem: StemName) -> tuple[str, ...]:
-    """Return the parts of one of paper E's stems, such as ``("3conv", "3bn", "1proj")``; none for another stem."""
+    """Return the parts of a stem of Wang et al. 2022, such as ``("3conv", "3bn", "1proj")``; empty for another stem."""
     full = "3conv+3bn+3relu+1proj" if stem == "conv" else stem
     return tuple(full.split("+")) if "1proj" in full else ()
 
 
 def default_activation(stem: StemName) -> ActivationName | None:
-    """Return the activation that the papers give a stem, None where it has none.
+    """Return the activation of a stem in its paper; None if it has none.
 
-    LeViT's own is Hardswish; paper A compares with GELU in its place (its Table 7), and so does ``levit`` here.
+    LeViT's own is Hardswish; Touvron et al. 2022 (Table 7) use GELU, and so does ``levit`` here.
     """
-    made = parts(stem)
-    if not made:
+    own = parts(stem)
+    if not own:
         return "gelu"
-    return "relu" if {"3relu", "1relu"} & set(made) else None
+    return "relu" if {"3relu", "1relu"} & set(own) else None

@@ -1,8 +1,8 @@
-"""The transform ``replace_stem``: another stem in a Vision Transformer, in the place of its patch projection.
+"""The transform ``replace_stem``: replaces the patch projection of a Vision Transformer by another stem.
 
-The stem is timm's PatchEmbed still (`Stem` is its subclass), with a Sequential where the one convolution was: image
-sizes, padding, position tables and prefix tokens are timm's own business and work as before. Its tensors are called
-``patch_embed.proj.…``, those of hMLP as in deit (``patch_embed.proj.0.weight``).
+The new stem is a subclass of timm's PatchEmbed with a Sequential in place of the convolution: timm handles image sizes,
+padding, position tables and prefix tokens as before. Its tensors are ``patch_embed.proj.…``, those of hMLP as in deit
+(``patch_embed.proj.0.weight``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from vtk.models.transforms.registry import register
 
 _PROJ = "patch_embed.proj"
 _KEPT = f"{_PROJ}.proj"
-"""Where the model's own projection is in a stem that keeps it."""
+"""Name of the model's own projection in a stem that keeps it."""
 
 
 class Stem(PatchEmbed):  # type: ignore[misc]
@@ -27,7 +27,7 @@ class Stem(PatchEmbed):  # type: ignore[misc]
 
     Attributes:
         stem: its name.
-        patchwise: whether a token depends on its own patch only (of BatchNorm, in eval mode).
+        patchwise: whether a token depends only on its own patch (with BatchNorm, in eval mode).
     """
 
     stem: StemName
@@ -35,7 +35,7 @@ class Stem(PatchEmbed):  # type: ignore[misc]
 
     @property
     def patchwise(self) -> bool:
-        """Whether masking patches before the stem and tokens after it is the same to the other tokens."""
+        """Whether masking patches before the stem and tokens after it are equivalent for the other tokens."""
         return self.stem in PATCHWISE
 
     def set_input_size(
@@ -43,16 +43,16 @@ class Stem(PatchEmbed):  # type: ignore[misc]
         img_size: int | tuple[int, int] | None = None,
         patch_size: int | tuple[int, int] | None = None,
     ) -> None:
-        """Take images of another size, as timm's does.
+        """Set another image size, as timm's PatchEmbed.
 
         Raises:
-            UsageError: another patch size, which is in the strides of the stem's layers.
+            UsageError: another patch size, which the strides of the stem fix.
         """
-        wanted = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
-        if wanted is not None and tuple(wanted) != tuple(self.patch_size):
+        new_size = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+        if new_size is not None and tuple(new_size) != tuple(self.patch_size):
             raise UsageError(
-                f"`patch_size` {patch_size}: the patches of stem {self.stem} are {self.patch_size}, and cannot be "
-                "resampled; replace the stem after the patch size was set"
+                f"`patch_size` {patch_size}: stem {self.stem} has patches of {self.patch_size}, which cannot be "
+                "resampled; set the patch size before replacing the stem"
             )
         super().set_input_size(img_size)
 
@@ -67,15 +67,15 @@ def replace_stem(
         model: any timm model whose ``patch_embed`` is timm's PatchEmbed of one convolution: vit, deit (also distilled),
             BEiT, EVA, CaiT, and their like, also of parallel branches.
         stem: one of `vtk.models.stems.STEMS`.
-        act: another activation than the papers'.
+        act: activation; by default the paper's.
         strides: of the four layers of a conv stem, by default 2, 1, 1, and half the patch.
 
     Returns:
-        The map from the model's keys to themselves, None for each tensor of the stem. Stems that add to the projection
-        (``1proj…``) keep its weights, under the key ``patch_embed.proj.proj.weight``.
+        The map from the model's keys to themselves, None for each tensor of the stem. Stems that keep the projection
+        (``1proj…``) have its weights, under the key ``patch_embed.proj.proj.weight``.
 
     Raises:
-        UsageError: a model or patch size that cannot have it; nothing was changed then.
+        UsageError: a model or patch size that does not support it; the model is unchanged.
     """
     embed: Any = getattr(model, "patch_embed", None)
     refuse_stem(model, embed)
@@ -98,11 +98,11 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
     """Refuse a model whose stem cannot be replaced.
 
     Raises:
-        UsageError: names the model and what it has.
+        UsageError: names the model and its stem.
     """
     kind = type(model).__name__
     if isinstance(embed, Stem):
-        raise UsageError(f"{kind} has the stem {embed.stem} already; it is replaced once")
+        raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
     if type(embed) is not PatchEmbed:
         what = "no `patch_embed`" if embed is None else f"a {type(embed).__name__} as its `patch_embed`"
         raise UsageError(f"{kind} has {what}, and --stem replaces timm's PatchEmbed only (vit_*, deit_*, beit_*, …)")
@@ -119,9 +119,9 @@ def _source(key: str, kept: bool) -> str | None:
 
 
 def _name_first_conv(model: Any, layers: nn.Sequential) -> None:
-    """Tell where the first convolution is now, for what adapts it to other channels."""
+    """Update the name of the first convolution, for adapting it to other channels."""
     first = next(name for name, part in layers.named_modules() if isinstance(part, nn.Conv2d))
     for name in ("pretrained_cfg", "default_cfg"):
         config = getattr(model, name, None)
-        if isinstance(config, Mapping):  # never in place: timm gives it to every model of the name
+        if isinstance(config, Mapping):  # a copy: timm shares it between models of the name
             setattr(model, name, {**config, "first_conv": f"{_PROJ}.{first}"})

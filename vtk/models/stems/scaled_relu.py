@@ -1,4 +1,4 @@
-"""Scaled ReLU (paper E): β·max(x + α, 0), by itself and as what BatchNorm and ReLU compute together."""
+"""Scaled ReLU (Wang et al. 2022): β·max(x + α, 0), as a module, and read from BatchNorm with ReLU."""
 
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ class AlphaBeta(NamedTuple):
 
 
 class ScaledReLU(nn.Module):
-    """β·max(x + α, 0) with a trained α and β per channel (paper E, "Scaled ReLU Structure").
+    """β·max(x + α, 0) with a trained α and β per channel (Wang et al. 2022, "Scaled ReLU Structure").
 
-    It starts as a plain ReLU (α = 0, β = 1), as a BatchNorm with ReLU does with respect to its normalised input.
+    Initialised as a plain ReLU (α = 0, β = 1), like a BatchNorm with ReLU with respect to its normalised input.
 
     Args:
         channels: C.
@@ -46,11 +46,11 @@ class ScaledReLU(nn.Module):
 
 
 def read_scaled_relu(norm: nn.Module) -> AlphaBeta:
-    """Return α = bias ÷ weight and β = weight of a BatchNorm that a ReLU follows (paper E, eq. 1).
+    """Return α = bias ÷ weight and β = weight of a BatchNorm that a ReLU follows (Wang et al. 2022, eq. 1).
 
-    With x̂ the normalised input, ReLU(weight·x̂ + bias) = β·max(x̂ + α, 0) in every channel whose weight is above 0. Where
-    training has made it negative the paper's form does not hold (the left side is never negative, the right side never
-    positive), and where it is 0 there is no α: those channels get NaN for both.
+    With x̂ the normalised input, ReLU(weight·x̂ + bias) = β·max(x̂ + α, 0) in every channel whose weight is above 0. For
+    a negative weight the paper's form does not hold (the left side is never negative, the right side never positive),
+    and for 0 there is no α: such channels have NaN for both.
 
     Args:
         norm: BatchNorm of any kind with weight and bias (C).
@@ -59,7 +59,7 @@ def read_scaled_relu(norm: nn.Module) -> AlphaBeta:
         UsageError: another kind of module, or one without weight and bias.
     """
     if not isinstance(norm, nn.modules.batchnorm._NormBase) or norm.weight is None or norm.bias is None:
-        raise UsageError(f"{type(norm).__name__} is no BatchNorm with weight and bias, from which α and β are read")
+        raise UsageError(f"{type(norm).__name__} is not a BatchNorm with weight and bias, from which α and β are read")
     weight, bias = norm.weight.detach(), norm.bias.detach()
     valid = weight > 0
     return AlphaBeta((bias / weight).where(valid, torch.nan), weight.where(valid, torch.nan))

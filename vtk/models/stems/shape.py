@@ -1,4 +1,4 @@
-"""What a stem must fit, and the layers that several stems have."""
+"""Channels and patch of a stem, and layers that several stems share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ _PLAIN_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GE
 
 @dataclass(frozen=True)
 class StemShape:
-    """The place of a stem.
+    """Channels, patch and tensor type of a stem.
 
     Attributes:
         in_chans: channels of the images.
@@ -41,31 +41,30 @@ class StemShape:
         """Return C ÷ ``parts``.
 
         Raises:
-            UsageError: C is no multiple of it.
+            UsageError: C is not a multiple of ``parts``.
         """
         if self.dim % parts:
             raise UsageError(
-                f"`--stem` {stem} starts from 1/{parts} of the model's channels, and {self.dim} is no multiple of "
-                f"{parts}; take another model or one of the conv stems"
+                f"`--stem` {stem} needs channels divisible by {parts}, and the model has {self.dim}; "
+                f"use another model or a conv stem"
             )
         return self.dim // parts
 
     def batch_norm(self, channels: int) -> nn.Module:
         """Return BatchNorm over channels.
 
-        Not SyncBatchNorm, which deit's code has for its runs on many GPUs and which does nothing on one: both have the
-        same tensors and compute the same in eval mode. Where each process has only few images, its statistics are of
-        few: ``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)`` makes one of the other.
+        deit's code has SyncBatchNorm for runs on many GPUs: the same tensors, and equal to BatchNorm in eval mode. With
+        few images per process, convert with ``torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)``.
         """
         return nn.BatchNorm2d(channels, **self.factory)
 
     def layer_norm(self, channels: int) -> nn.Module:
-        """Return LayerNorm over the channels of each position: over more, it would join patches."""
+        """Return LayerNorm over the channels of each position, which keeps patches independent."""
         norm: nn.Module = LayerNorm2d(channels, **self.factory)
         return norm
 
     def activation(self, name: ActivationName, channels: int) -> nn.Module:
-        """Return an activation of a map with so many channels."""
+        """Return an activation for a map of ``channels``."""
         if name == "scaled-relu":
             return ScaledReLU(channels, **self.factory)
         return _PLAIN_ACTIVATIONS[name]()

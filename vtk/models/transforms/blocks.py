@@ -1,4 +1,4 @@
-"""Blocks of a model, and the attention and FFN modules in them, for transforms that change some of them."""
+"""Finds the blocks of a model, and their attention and FFN modules, for transforms."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,11 +16,11 @@ _KNOWN = "timm's VisionTransformer (vit_*, deit_*, deit3_*), PiT and MLP-Mixer"
 
 
 def find_blocks(model: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
-    """Return the blocks of a model with their names; a PiT's blocks count through its stages.
+    """Return the blocks of a model with their names; a PiT's blocks are numbered across its stages.
 
     Args:
-        model: timm's.
-        what: it should get, for the message.
+        model: a timm model.
+        what: the change, for the message.
 
     Raises:
         UsageError: a model of another kind.
@@ -32,15 +32,15 @@ def find_blocks(model: nn.Module, what: str) -> list[tuple[str, nn.Module]]:
     elif isinstance(model, (vit.VisionTransformer, MlpMixer)):
         groups = [("blocks", model.blocks)]
     else:
-        raise UsageError(f"{type(model).__name__} cannot have {what}; known are {_KNOWN}")
+        raise UsageError(f"{type(model).__name__} cannot have {what}; supported are {_KNOWN}")
     return [(f"{prefix}.{i}", block) for prefix, blocks in groups for i, block in enumerate(blocks)]
 
 
 def choose_layers(layers: str | Sequence[int], depth: int) -> list[int]:
-    """Return the numbers of the blocks that ``all``, ``upper`` (i ≥ depth // 2) or a list of numbers means.
+    """Return the block numbers of ``all``, ``upper`` (i ≥ depth // 2) or a list of numbers.
 
     Raises:
-        UsageError: something else, or a block that is not there or named twice.
+        UsageError: another value, or a block that is absent or repeated.
     """
     if layers == "all":
         return list(range(depth))
@@ -52,21 +52,21 @@ def choose_layers(layers: str | Sequence[int], depth: int) -> list[int]:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < depth:
             raise UsageError(f"`layers` has {i!r}; the model's blocks are 0 to {depth - 1}")
     if len(set(layers)) < len(layers):
-        raise UsageError(f"`layers` {list(layers)} names a block twice")
+        raise UsageError(f"`layers` {list(layers)} has a block twice; give each once")
     return sorted(layers)
 
 
 def branch_modules(name: str, block: nn.Module, where: Where, what: str) -> list[tuple[str, Any]]:
-    """Return the FFN or attention modules of a block with their names, one for each parallel branch.
+    """Return the FFN or attention modules of a block with their names, one per parallel branch.
 
     Args:
         name: of the block.
         block: of `find_blocks`.
         where: ``mlp`` or ``msa``.
-        what: they should get, for the message.
+        what: the change, for the message.
 
     Raises:
-        UsageError: the block has none, or is of a kind that is not known.
+        UsageError: the block has none, or is of an unsupported kind.
     """
     leaf = "mlp" if where == "mlp" else "attn"
     if type(block) is vit.ParallelThingsBlock:
@@ -77,6 +77,6 @@ def branch_modules(name: str, block: nn.Module, where: Where, what: str) -> list
         return [(f"{name}.{leaf}", getattr(block, leaf))]
     if isinstance(block, MixerBlock):
         if where == "msa":
-            raise UsageError(f"{name} is a MixerBlock, which has no attention that could have {what}; only its FFN can")
+            raise UsageError(f"{name} is a MixerBlock, which has no attention; only its FFN can have {what}")
         return [(f"{name}.mlp_channels", block.mlp_channels)]
-    raise UsageError(f"{name} is a {type(block).__name__}, which cannot have {what}; known are {_KNOWN}")
+    raise UsageError(f"{name} is a {type(block).__name__}, which cannot have {what}; supported are {_KNOWN}")

@@ -1,17 +1,17 @@
-"""Context Broadcasting (paper B, eq. 1): every token gets the mean of all tokens mixed in.
+"""Context Broadcasting (Hyeon-Woo et al. 2023, eq. 1): adds the mean of all tokens to every token.
 
-CB(xᵢ) = ½xᵢ + ½·mean(x) has no parameters; CB_S(xᵢ) = xᵢ + Λ ⊙ mean(x) has one Λ (C) per layer. The mean runs over all
-tokens, class and register tokens too. Λ starts at 0, so that a pretrained model starts unchanged; the paper does not
-say what it started from.
+CB(xᵢ) = ½xᵢ + ½·mean(x) has no parameters; CB_S(xᵢ) = xᵢ + Λ ⊙ mean(x) has one Λ (C) per layer. The mean is over all
+tokens, including class and register tokens. Λ is initialised to 0, which leaves a pretrained model unchanged; the paper
+does not give its initial value.
 
-It is attached by giving the FFN or the attention a subclass of its class, so that every tensor keeps its name,
-``isinstance(mlp, Mlp)`` stays true, and Λ is called ``blocks.3.mlp.cb.scale``. Such a module has the attributes ``cb``
-(a `ContextBroadcast`) and ``cb_placement`` (``front``, ``mid`` or ``end``).
+It is attached by changing the class of the FFN or attention to a subclass, so that every tensor keeps its name,
+``isinstance(mlp, Mlp)`` remains true, and Λ is ``blocks.3.mlp.cb.scale``. Such a module has the attributes ``cb`` (a
+`ContextBroadcast`) and ``cb_placement`` (``front``, ``mid`` or ``end``).
 
-A block of parallel branches gets one module per stage, on the sum of its branches: ``block.cb`` after the FFNs and
-``block.cb_msa`` after the attentions, None where there is none. LayerScale and stochastic depth multiply channels and
-images, so it makes no difference that they come before it, and the sum of the branches' broadcasts is the broadcast of
-their sum: this is the paper's end placement with one Λ for the stage.
+A block of parallel branches has one module per stage, on the sum of its branches: ``block.cb`` after the FFNs and
+``block.cb_msa`` after the attentions, or None. LayerScale and stochastic depth scale channels and images, so they
+commute with it, and the sum of the branches' broadcasts is the broadcast of their sum: this is the paper's end
+placement with one Λ per stage.
 """
 
 import functools
@@ -27,7 +27,7 @@ Where = Literal["mlp", "msa"]
 
 
 class ContextBroadcast(nn.Module):
-    """CB, or CB_S where ``dim`` is given.
+    """CB, or CB_S if ``dim`` is given.
 
     Args:
         dim: C, for a trained Λ of that length; None for CB.
@@ -58,7 +58,7 @@ class ContextBroadcast(nn.Module):
 
 
 class ContextParallelBlock(ParallelThingsBlock):  # type: ignore[misc]
-    """timm's block of parallel branches with Context Broadcasting of the sum of a stage's branches.
+    """timm's parallel block with Context Broadcasting of the sum of a stage's branches.
 
     Attributes:
         cb: after the FFNs, or None.
@@ -80,24 +80,24 @@ class ContextParallelBlock(ParallelThingsBlock):  # type: ignore[misc]
 
 
 def find_context_broadcast(module: nn.Module) -> ContextBroadcast | None:
-    """Return the Context Broadcasting of an FFN, an attention, or the FFN stage of a parallel block; None without."""
+    """Return the Context Broadcasting of an FFN, an attention, or the FFN stage of a parallel block; else None."""
     found = getattr(module, "cb", None)
     return found if isinstance(found, ContextBroadcast) else None
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module, without the subclass that `attach` may have made of it."""
+    """Return the class of a module before `attach` changed it."""
     kind = type(module)
     attached = find_context_broadcast(module) is not None and kind.__module__ == __name__
     return kind.__bases__[0] if attached else kind
 
 
 def attach(module: Any, context: ContextBroadcast, placement: Placement) -> None:
-    """Make an FFN or attention module broadcast, in place.
+    """Add Context Broadcasting to an FFN or attention module, in place.
 
     Args:
         module: maps tokens (B, N, C) to tokens (B, N, C), in its first argument.
-        context: what to apply.
+        context: the module to apply.
         placement: ``front`` before the module, ``end`` after it, ``mid`` before ``fc2`` of a timm `Mlp`.
     """
     kind: Any = type(module)
@@ -106,7 +106,7 @@ def attach(module: Any, context: ContextBroadcast, placement: Placement) -> None
 
 
 def attach_to_sum(block: ParallelThingsBlock, context: ContextBroadcast, where: Where) -> None:
-    """Make a block of parallel branches broadcast the sum of its FFNs (``mlp``) or attentions (``msa``), in place."""
+    """Add Context Broadcasting to the sum of a parallel block's FFNs (``mlp``) or attentions (``msa``), in place."""
     if not isinstance(block, ContextParallelBlock):
         block.__class__ = ContextParallelBlock
         block.cb = block.cb_msa = None
@@ -136,7 +136,7 @@ def _subclass(kind: Any, placement: Placement) -> type[nn.Module]:
         return y
 
     def reduce(self: Any, protocol: Any) -> Any:
-        # the class has no name in this module by which copy and pickle could find it
+        # copy and pickle cannot find the class by its name
         return _blank, (kind, placement), self.__getstate__()
 
     methods = {"forward": {"end": end, "front": front, "mid": mid}[placement], "__reduce_ex__": reduce}
@@ -145,5 +145,5 @@ def _subclass(kind: Any, placement: Placement) -> type[nn.Module]:
 
 def _blank(kind: Any, placement: Placement) -> nn.Module:
     cls = _subclass(kind, placement)
-    made: nn.Module = cls.__new__(cls)
-    return made
+    module: nn.Module = cls.__new__(cls)
+    return module

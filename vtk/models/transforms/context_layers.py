@@ -1,4 +1,4 @@
-"""The transform ``add_context_broadcast``: which layers of which models get Context Broadcasting (paper B)."""
+"""The transform ``add_context_broadcast``: adds Context Broadcasting (Hyeon-Woo et al. 2023) to layers of a model."""
 
 from collections.abc import Sequence
 
@@ -27,36 +27,36 @@ def add_context_broadcast(
     on: str = "mlp",
     layers: str | Sequence[int] = "all",
 ) -> dict[str, str | None]:
-    """Add Context Broadcasting to layers of a model, in place; no tensor of the model changes its name.
+    """Add Context Broadcasting to layers of a model, in place; tensors keep their names.
 
     Args:
         model: a timm Vision Transformer, also of parallel branches, a PiT or an MLP-Mixer (its channel FFN).
-        scale: CB_S with a trained Λ per layer, from 0, in place of CB.
+        scale: CB_S, with a trained Λ per layer initialised to 0, instead of CB.
         placement: ``end`` (after ``fc2`` and its dropout, before LayerScale), ``mid`` (before ``fc2``; with CB the same
-            function as ``end``, at four times the cost) or ``front`` (before ``fc1``); of attention, front and end. In
-            a block of parallel branches ``end`` acts on their sum, ``front`` and ``mid`` on each branch.
+            function as ``end``, at four times the cost) or ``front`` (before ``fc1``); of attention, ``front`` and
+            ``end``. In a parallel block ``end`` acts on the sum of the branches, ``front`` and ``mid`` on each branch.
         on: ``mlp`` (the paper's choice), ``msa`` or ``both``.
-        layers: ``all``, ``upper`` (the upper half, blocks i ≥ depth // 2: our reading, the paper's text does not say),
-            or block numbers from 0. A PiT's blocks count through its stages.
+        layers: ``all``, ``upper`` (the upper half, blocks i ≥ depth // 2; the paper does not define it), or block
+            numbers from 0. A PiT's blocks are numbered across its stages.
 
     Returns:
         The map from the model's keys to themselves, None for each Λ.
 
     Raises:
-        UsageError: a model, block or layer that cannot have it, or it has it already; nothing was changed then.
+        UsageError: a model, block or layer that does not support it, or has it already; the model is unchanged.
     """
     for name, value, allowed in (("placement", placement, PLACEMENTS), ("on", on, TARGETS)):
         if value not in allowed:
-            raise UsageError(f"`{name}` is {value!r}; choose {', '.join(allowed)}")
+            raise UsageError(f"`{name}` is {value!r}; allowed is {', '.join(allowed)}")
     if not isinstance(scale, bool):
         raise UsageError(f"`scale` is {scale!r}; give true for CB_S or false for CB")
     if any(isinstance(m, ContextBroadcast) for m in model.modules()):
-        raise UsageError(f"{type(model).__name__} has Context Broadcasting already; it is added once")
+        raise UsageError(f"{type(model).__name__} already has Context Broadcasting; it is added once")
     blocks = find_blocks(model, _WHAT)
     chosen = choose_layers(layers, len(blocks))
     before = set(model.state_dict())
     wheres: tuple[Where, ...] = ("mlp", "msa") if on == "both" else (on,)  # type: ignore[assignment]
-    # everything is looked up, and refused, before anything is changed
+    # all modules are found and checked before any is changed
     places = [(where, p) for i in chosen for where in wheres for p in _places(*blocks[i], where, placement)]
     for where, (module, width) in places:
         like = next(module.parameters())
@@ -70,7 +70,7 @@ def add_context_broadcast(
 
 
 def _places(name: str, block: nn.Module, where: Where, placement: str) -> list[tuple[nn.Module, int]]:
-    """Return the modules of a block to attach to, each with the channels its Λ has."""
+    """Return the modules of a block to attach to, each with the number of channels of Λ."""
     if where == "msa" and isinstance(block, MixerBlock):
         raise UsageError(f"`on` msa: {name} is a MixerBlock, which has no attention; use on=mlp")
     leaves = branch_modules(name, block, where, _WHAT)
@@ -81,13 +81,12 @@ def _places(name: str, block: nn.Module, where: Where, placement: str) -> list[t
 
 
 def _width(name: str, module: nn.Module, where: Where, placement: str) -> int:
-    """Return the channels that Λ has there."""
+    """Return the number of channels of Λ."""
     if placement == "mid" and not (where == "mlp" and type(module) is Mlp):
         raise UsageError(
-            f"`placement` mid: {name} is a {type(module).__name__}, and only timm's Mlp has a known middle; use end or "
-            "front"
+            f"`placement` mid: {name} is a {type(module).__name__}, and mid needs timm's Mlp; use end or front"
         )
     last = getattr(module, "fc2" if where == "mlp" else "proj", None)
     if not isinstance(last, nn.Linear):
-        raise UsageError(f"{name} is a {type(module).__name__} without a last linear layer, whose width Λ would have")
+        raise UsageError(f"{name} is a {type(module).__name__} without the last linear layer that Λ follows")
     return last.in_features if placement == "mid" else last.out_features

@@ -1,10 +1,10 @@
-"""Convolutional attention (paper C, figure 7): a patch attends to the k×k patches around it and to no others.
+"""Local attention (Park and Kim 2022, figure 7): a patch attends only to the k×k patches around it.
 
-The transform ``local_attention`` gives timm's attention a mask, so that every tensor keeps its name and no weight is
+The transform ``local_attention`` adds a mask to timm's attention: all tensors keep their names, and no weights are
 added. The paper takes its neighbourhoods from Yang et al. (2019) "by unfolding the feature maps in the same way as
-convolutions" and does not say what happens at the border and with a class token. Here a patch at the border has fewer
-neighbours (no keys of zeros beside the image, which would take part in the softmax), and prefix tokens see all tokens
-and are seen by all. The paper's 8×8 neighbourhood of an 8×8 map is plain attention, the model without this transform.
+convolutions" and does not define the border or the class token. Here a patch at the border has fewer neighbours (no
+zero keys outside the image, which would enter the softmax), and prefix tokens attend to all tokens and are attended by
+all. The paper's 8×8 neighbourhood of an 8×8 map is plain attention, the model without this transform.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ _WHAT = "local attention"
 
 
 class LocalAttention(Attention):  # type: ignore[misc]
-    """timm's `Attention` whose queries see only the keys that ``local_mask`` allows.
+    """timm's `Attention` whose queries attend only to the keys in ``local_mask``.
 
     Attributes:
-        local_mask: (N, N) of booleans, query by key; not in the state dict, since it follows from the model's grid.
+        local_mask: (N, N) of booleans, query by key; not in the state dict, since it is defined by the model's grid.
     """
 
     local_mask: Tensor
@@ -37,8 +37,8 @@ class LocalAttention(Attention):  # type: ignore[misc]
 
         Args:
             x: tokens of the grid that the mask was made for.
-            attn_mask: a further mask or bias, as timm's.
-            is_causal: hide later tokens, too.
+            attn_mask: another mask or bias, as in timm.
+            is_causal: also mask later tokens.
 
         Raises:
             UsageError: another number of tokens.
@@ -46,8 +46,8 @@ class LocalAttention(Attention):  # type: ignore[misc]
         mask = self.local_mask
         if x.shape[1] != len(mask):
             raise UsageError(
-                f"local attention was made for {len(mask)} tokens and got {x.shape[1]}: it needs the whole grid of one "
-                "size; leave out dropped patches, or make the model with another --img-size"
+                f"local attention is for {len(mask)} tokens and got {x.shape[1]}: it needs the whole grid of one "
+                "size; do not drop patches, or build the model with another --img-size"
             )
         if is_causal:
             mask = mask & torch.ones_like(mask).tril()
@@ -70,20 +70,18 @@ def local_attention(model: nn.Module, *, kernel: int, layers: str | Sequence[int
         The map from the model's keys to themselves.
 
     Raises:
-        UsageError: another kind of model or attention, or a kernel without a middle; nothing was changed then.
+        UsageError: another kind of model or attention, or an even kernel; the model is unchanged.
     """
     if type(kernel) is not int or kernel < 1 or kernel % 2 == 0:
-        raise UsageError(
-            f"`kernel` is {kernel!r}; give an odd number of patches such as 3 or 5: an even one has no middle"
-        )
+        raise UsageError(f"`kernel` is {kernel!r}; allowed is an odd number of patches, such as 3 or 5")
     if why := unusual_part(model):
-        raise UsageError(f"{why}, so what its tokens are is not known: it cannot have {_WHAT}")
+        raise UsageError(f"{why}, so its tokens are unknown: it cannot have {_WHAT}")
     blocks = find_blocks(model, _WHAT)
     grid, embed = grid_of(model), model.patch_embed
     if grid is None or getattr(model, "dynamic_img_size", False) or not getattr(embed, "strict_img_size", True):
         raise UsageError(
-            f"{type(model).__name__} takes images of any size, and {_WHAT} needs one; where it has the argument, give "
-            "--model-kwargs dynamic_img_size=false"
+            f"{type(model).__name__} takes images of any size, and {_WHAT} needs a fixed one; if it has the argument, "
+            "give --model-kwargs dynamic_img_size=false"
         )
     found = [each for i in choose_layers(layers, len(blocks)) for each in branch_modules(*blocks[i], "msa", _WHAT)]
     for name, attn in found:
@@ -98,12 +96,12 @@ def local_attention(model: nn.Module, *, kernel: int, layers: str | Sequence[int
 
 
 def neighbours(grid: tuple[int, int], kernel: int, prefix: int = 0, device: torch.device | None = None) -> Tensor:
-    """Return which tokens see which, (N, N): prefix tokens first, then the grid row by row.
+    """Return the mask of tokens, (N, N), query by key: prefix tokens first, then the grid row by row.
 
     Args:
         grid: height and width in patches.
         kernel: odd side of the neighbourhood.
-        prefix: tokens without a place, which see all and are seen by all.
+        prefix: number of prefix tokens, which are not masked.
         device: of the result.
     """
     height, width = (torch.arange(side, device=device) for side in grid)

@@ -1,14 +1,14 @@
-"""The transform ``change_mlp``: the FFN designs that paper E compares (its Table 5).
+"""The transform ``change_mlp``: the FFN designs of Wang et al. 2022 (Table 5).
 
-| design | is | in Table 5 |
+| design | change | in Table 5 |
 |---|---|---|
 | ``relu`` | ReLU in place of GELU | GELU→ReLU in ffn |
 | ``bn`` | BatchNorm over all tokens between ``fc1`` and its activation | MLP→Conv1D+BN+GELU |
 | ``no-norm`` | no norm before the FFN | LayerNorm removed in ffn |
 
-Its fourth row, MLP→Conv1D+GELU, is timm's FFN as it is: a convolution of width 1 along the tokens is a linear layer of
-each token. The text replaces the block of fc and activation, of which an FFN has one, so ``fc2`` has no BatchNorm here;
-the paper's Algorithm 2, which would show it, is not in its text.
+Its fourth row, MLP→Conv1D+GELU, is timm's FFN: a convolution of width 1 along the tokens is a linear layer per token.
+The text replaces the block of fc and activation, of which an FFN has one, so ``fc2`` has no BatchNorm here; the paper's
+Algorithm 2, which would show it, is not in its text.
 """
 
 from typing import Any, Literal, get_args
@@ -25,11 +25,11 @@ Design = Literal["relu", "bn", "no-norm"]
 
 
 class TokenBatchNormAct(nn.Module):
-    """BatchNorm over images and tokens of each channel, then an activation; it stands where an FFN's activation was.
+    """BatchNorm per channel over images and tokens, then an activation; replaces the activation of an FFN.
 
     Args:
         channels: of the hidden layer.
-        act: activation behind it.
+        act: activation after it.
         device: of its tensors.
         dtype: of its tensors.
 
@@ -60,14 +60,14 @@ def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
         design: ``relu``, ``bn`` or ``no-norm``.
 
     Returns:
-        The map from the model's keys to themselves, None for the tensors of a new BatchNorm. Tensors of norms that are
-        taken out are in it no more.
+        The map from the model's keys to themselves, None for the tensors of a new BatchNorm. Removed norms are not
+        in it.
 
     Raises:
-        UsageError: another model, block or FFN, or one that is changed already; nothing was changed then.
+        UsageError: another model, block or FFN, or one that was changed already; the model is unchanged.
     """
     if design not in get_args(Design):
-        raise UsageError(f"`--mlp` {design} is not known; choose {', '.join(get_args(Design))}")
+        raise UsageError(f"`--mlp` is {design}; allowed is {', '.join(get_args(Design))}")
     if not isinstance(model, vit.VisionTransformer):
         raise UsageError(f"`--mlp` changes timm's VisionTransformer (vit_*, deit_*), not {type(model).__name__}")
     places = [place for i, block in enumerate(model.blocks) for place in _places(f"blocks.{i}", block)]
@@ -85,18 +85,18 @@ def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
 
 
 def _places(where: str, block: nn.Module) -> list[tuple[Any, str, Any]]:
-    """Return, for each FFN of a block, what holds it, the name of its norm there, and the FFN."""
+    """Return, for each FFN of a block, its parent module, the name of its norm there, and the FFN."""
     if isinstance(block, vit.ParallelThingsBlock):
         found = [(branch, "norm", branch.mlp) for branch in block.ffns]
     elif type(block) is vit.Block:
         found = [(block, "norm2", block.mlp)]
     else:
         raise UsageError(
-            f"`--mlp`: {where} is a {type(block).__name__}; known are timm's Block and ParallelThingsBlock"
+            f"`--mlp`: {where} is a {type(block).__name__}; supported are timm's Block and ParallelThingsBlock"
         )
     for parent, norm, mlp in found:
         if type(mlp) is not Mlp:
             raise UsageError(f"`--mlp`: the FFN of {where} is a {type(mlp).__name__}; only timm's Mlp can be changed")
         if isinstance(mlp.act, (TokenBatchNormAct, nn.ReLU)) or isinstance(getattr(parent, norm), nn.Identity):
-            raise UsageError(f"`--mlp`: the FFN of {where} has one of these designs already; it is changed once")
+            raise UsageError(f"`--mlp`: the FFN of {where} already has one of these designs; it is changed once")
     return found

@@ -1,7 +1,7 @@
-"""The transform ``parallelize``: consecutive blocks of a sequential ViT side by side (paper A, eq. 1–2).
+"""The transform ``parallelize``: makes consecutive blocks of a sequential ViT parallel (Touvron et al. 2022, eq. 1–2).
 
 x + mhsaₗ(x), then ffnₗ, then mhsaₗ₊₁, then ffnₗ₊₁, becomes x + mhsaₗ(x) + mhsaₗ₊₁(x), then + ffnₗ + ffnₗ₊₁ of that. The
-weights stay as they are, so the two compute different functions: the closer, the less each block changes its input.
+weights are unchanged, so the functions differ; they are the closer, the less each block changes its input.
 """
 
 import re
@@ -34,22 +34,22 @@ def parallelize(model: nn.Module, *, branches: int) -> dict[str, str | None]:
         The map from the new keys (``blocks.0.attns.1.attn.qkv.weight``) to the old (``blocks.1.attn.qkv.weight``).
 
     Raises:
-        UsageError: another kind of model or block, or a number of branches that does not divide the depth; nothing was
-            changed then.
+        UsageError: another kind of model or block, or a number of branches that does not divide the depth; the model is
+            unchanged.
     """
     kind = type(model).__name__
     if not isinstance(model, VisionTransformer):
         raise UsageError(f"{kind} cannot be parallelized; only timm's VisionTransformer (vit_*, deit_*, deit3_*) can")
     for i, block in enumerate(model.blocks):
         if type(block) is not Block:
-            what = "is parallel already" if isinstance(block, ParallelThingsBlock) else f"is a {type(block).__name__}"
+            what = "is already parallel" if isinstance(block, ParallelThingsBlock) else f"is a {type(block).__name__}"
             raise UsageError(f"blocks.{i} of {kind} {what}; only timm's sequential Block can be parallelized")
         if find_context_broadcast(block.mlp) or find_context_broadcast(block.attn):
             raise UsageError(f"blocks.{i} has Context Broadcasting; parallelize first and add it afterwards")
     depth = len(model.blocks)
     valid = [p for p in range(2, depth + 1) if depth % p == 0]
     if isinstance(branches, bool) or not isinstance(branches, int) or branches not in valid:
-        choice = ", ".join(map(str, valid)) or "none: there is one block only"
+        choice = ", ".join(map(str, valid)) or "none: there is only one block"
         raise UsageError(f"`branches` is {branches!r}; a depth of {depth} can be divided by {choice}")
     names = {parallel_key(key, branches): key for key in model.state_dict()}
     groups = [list(model.blocks[i : i + branches]) for i in range(0, depth, branches)]
@@ -63,7 +63,7 @@ def parallelize(model: nn.Module, *, branches: int) -> dict[str, str | None]:
 
 
 def parallel_key(key: str, branches: int) -> str:
-    """Return the name that a tensor of a sequential model has afterwards."""
+    """Return the name of a sequential model's tensor in the parallel model."""
     match = _KEY.fullmatch(key)
     if match is None or match[2] not in _NAMES:
         return key
@@ -72,12 +72,12 @@ def parallel_key(key: str, branches: int) -> str:
 
 
 def _join(blocks: list[Any]) -> ParallelThingsBlock:
-    """Return a parallel block that holds the very modules of sequential ones."""
-    joined = ParallelThingsBlock(dim=1, num_heads=1, num_parallel=0)
-    joined.num_parallel = len(blocks)
+    """Return a parallel block with the modules of sequential ones."""
+    parallel = ParallelThingsBlock(dim=1, num_heads=1, num_parallel=0)
+    parallel.num_parallel = len(blocks)
     for block in blocks:
         attn = [("norm", block.norm1), ("attn", block.attn), ("ls", block.ls1), ("drop_path", block.drop_path1)]
         ffn = [("norm", block.norm2), ("mlp", block.mlp), ("ls", block.ls2), ("drop_path", block.drop_path2)]
-        joined.attns.append(nn.Sequential(OrderedDict(attn)))
-        joined.ffns.append(nn.Sequential(OrderedDict(ffn)))
-    return joined
+        parallel.attns.append(nn.Sequential(OrderedDict(attn)))
+        parallel.ffns.append(nn.Sequential(OrderedDict(ffn)))
+    return parallel

@@ -1,7 +1,7 @@
-"""Changes of an architecture that a pack remembers and that are made again when it is loaded.
+"""Registers changes of an architecture that packs store, and applies them when a pack is loaded.
 
-A transform is ``apply(model, **args) -> {key of the new state dict: key of the base, or None}``. None marks a tensor
-that the transform made: it is always trained and always carried by the pack. Transforms run after the base was loaded.
+A transform is ``apply(model, **args) -> {key of the new state dict: key of the base, or None}``. None marks a new
+tensor of the transform: it is always trained and stored in the pack. Transforms run after the base is loaded.
 """
 
 import importlib
@@ -21,7 +21,7 @@ _MODULES = (
     "alternet.transform", "stems.replace", "transforms.context_layers", "transforms.local_attention",
     "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.squeeze_excite", "transforms.uniform_heads",
 )  # fmt: skip
-"""Where further transforms of this package register themselves."""
+"""Modules of `vtk.models` that register transforms."""
 
 
 def register(op: str) -> Callable[[Apply], Apply]:
@@ -41,12 +41,12 @@ def apply_transforms(
 
     Args:
         model: with the base already loaded.
-        transforms: what to do.
+        transforms: in order.
         key_map: from the model's keys to base keys before the first transform.
 
     Raises:
-        DataError: a pack names a transform that this version does not have.
-        UsageError: a transform does not fit the model.
+        DataError: a transform that this version does not have, or wrong arguments.
+        UsageError: a transform that does not fit the model.
     """
     current = dict(key_map)
     for module in _MODULES if transforms else ():
@@ -67,7 +67,7 @@ def apply_transforms(
 
 @register("adapt_input")
 def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
-    """Give the stem another number of input channels, its weights summed or repeated from the colours (timm's rule).
+    """Change the number of input channels; weights are summed or repeated from those of RGB (timm's rule).
 
     Args:
         model: a timm model whose first convolution is named in ``pretrained_cfg["first_conv"]``.
@@ -77,7 +77,7 @@ def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
         UsageError: the model names no single first convolution.
     """
     if not isinstance(in_chans, int) or in_chans < 1:
-        raise UsageError(f"`in_chans` is {in_chans!r}; give a number of channels")
+        raise UsageError(f"`in_chans` is {in_chans!r}; allowed is at least 1")
     name: Any = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     old = model.get_submodule(name) if isinstance(name, str) else None
     if not isinstance(old, nn.Conv2d):
@@ -85,7 +85,7 @@ def adapt_input(model: nn.Module, *, in_chans: int) -> dict[str, str | None]:
     if old.in_channels != 3:
         raise UsageError(f"`{name}` takes {old.in_channels} channels; only weights for 3 can be adapted to {in_chans}")
     new = nn.Conv2d(in_chans, old.out_channels, old.kernel_size, old.stride, old.padding, bias=old.bias is not None)  # type: ignore[arg-type]
-    # new parameters, not new data: a model without memory has tensors of another kind
+    # new parameters, since a model on the meta device has other tensors
     new.weight = nn.Parameter(adapt_input_conv(in_chans, old.weight.detach()))
     new.bias = None if old.bias is None else nn.Parameter(old.bias.detach())
     parent, _, leaf = name.rpartition(".")

@@ -1,9 +1,8 @@
-"""Squeeze-and-excitation in the FFN of a Vision Transformer: paper B compares Context Broadcasting with it (Table 3).
+"""Squeeze-and-excitation in FFNs, which Hyeon-Woo et al. 2023 (Table 3) compare with Context Broadcasting.
 
-The paper says of it: pooling to a descriptor of the channels, two linear layers and a sigmoid (Hu et al., 2018), and
-does not say where it stands. Here it is at the end of the FFN, where Context Broadcasting is, its pooling is the mean
-of all tokens, and its reduction is 16, as in the original. At the start it halves what the FFN adds (the sigmoid of
-about 0).
+The paper describes it as pooling to a channel descriptor, two linear layers and a sigmoid (Hu et al., 2018), without
+its place. Here it is at the end of the FFN, like Context Broadcasting, its pooling is the mean of all tokens, and its
+reduction is 16, as in the original. Initially it halves the output of the FFN (the sigmoid of about 0).
 """
 
 from collections.abc import Sequence
@@ -47,10 +46,10 @@ class SqueezeExcite(nn.Module):
 
 
 class SqueezeExciteMlp(Mlp):  # type: ignore[misc]
-    """timm's `Mlp` with squeeze-and-excitation behind it.
+    """timm's `Mlp` followed by squeeze-and-excitation.
 
     Attributes:
-        se: what it is.
+        se: the squeeze-and-excitation module.
     """
 
     se: SqueezeExcite
@@ -64,21 +63,21 @@ class SqueezeExciteMlp(Mlp):  # type: ignore[misc]
 def add_squeeze_excite(
     model: nn.Module, *, reduction: int = 16, layers: str | Sequence[int] = "all"
 ) -> dict[str, str | None]:
-    """Add squeeze-and-excitation to the end of FFNs, in place; no tensor of the model changes its name.
+    """Add squeeze-and-excitation to the end of FFNs, in place; tensors keep their names.
 
     Args:
-        model: a timm Vision Transformer, also of parallel branches (then each has its own), a PiT or an MLP-Mixer.
-        reduction: C divided by it is the width between the two layers.
+        model: a timm Vision Transformer, also of parallel branches (each with its own), a PiT or an MLP-Mixer.
+        reduction: the hidden width is C divided by it.
         layers: ``all``, ``upper`` (the upper half of the blocks) or block numbers from 0.
 
     Returns:
         The map from the model's keys to themselves, None for the new layers.
 
     Raises:
-        UsageError: a model or an FFN of another kind; nothing was changed then.
+        UsageError: a model or an FFN of another kind; the model is unchanged.
     """
     if type(reduction) is not int or reduction < 1:
-        raise UsageError(f"`reduction` is {reduction!r}; give a number from 1")
+        raise UsageError(f"`reduction` is {reduction!r}; allowed is at least 1")
     blocks, before = find_blocks(model, _WHAT), set(model.state_dict())
     found = [each for i in choose_layers(layers, len(blocks)) for each in branch_modules(*blocks[i], "mlp", _WHAT)]
     for name, mlp in found:

@@ -1,18 +1,18 @@
-"""Heads of uniform attention (paper B, Table 1): a head whose every query takes the mean of all values.
+"""Uniform attention heads (Hyeon-Woo et al. 2023, Table 1), in which every query gets the mean of all values.
 
-The paper's words for its three variants, and what they are here, with u such heads of H:
+The paper's three variants and their implementation here, with u such heads of H:
 
-- **A** "replace one of the multi-head self-attention heads to be CB": H - u heads attend, u are uniform. A uniform head
-  keeps its values and its part of the projection, and needs neither queries nor keys: fewer parameters.
-- **B** "adjust the number of parameters of (A) to be comparable to the original": queries and keys of the heads that
-  attend are made wider, by H / (H - u), rounded. The paper does not say what it widens.
-- **C** "append CB to MSA as an extra head": H heads attend and u more, of the same width, are uniform; the projection
-  takes H + u heads. The paper's ViT-S goes from 22 to 29 million parameters by it; a head of 64 channels adds 0.6
-  million. 29 is what a ViT-S of 7 heads and 448 channels has whose seventh head is uniform: variant A with
-  ``embed_dim=448 num_heads=7``.
+- **A** "replace one of the multi-head self-attention heads to be CB": H - u heads are learned, u are uniform. A uniform
+  head keeps its values and its part of the projection and has no queries and keys: fewer parameters.
+- **B** "adjust the number of parameters of (A) to be comparable to the original": queries and keys of the learned heads
+  are widened by H / (H - u), rounded. The paper does not say what it widens.
+- **C** "append CB to MSA as an extra head": H learned heads and u more uniform ones of the same width; the projection
+  has H + u heads. The paper's ViT-S grows from 22 to 29 million parameters; a head of 64 channels adds 0.6 million. 29
+  million are those of a ViT-S of 7 heads and 448 channels with a uniform seventh head: variant A with ``embed_dim=448
+  num_heads=7``.
 
-"To be CB" and "uniform attention" are two readings: ``mix="uniform"`` gives the mean of the values, the uniform matrix
-1/N of the paper's title, ``mix="cb"`` half of it and half of the token's own value (eq. 1).
+"To be CB" and "uniform attention" are two interpretations: ``mix="uniform"`` is the mean of the values (the uniform
+matrix 1/N of the paper's title), ``mix="cb"`` half of it plus half of the token's own value (eq. 1).
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ _WHAT = "uniform heads"
 
 
 class UniformHeadAttention(Attention):  # type: ignore[misc]
-    """timm's `Attention` with heads of uniform attention, the last ones.
+    """timm's `Attention` whose last heads are uniform.
 
     Attributes:
-        num_heads: H, uniform ones included; the projection takes H·D channels.
+        num_heads: H, including uniform ones; the projection has H·D input channels.
         head_dim: D, of values.
-        learned_heads: those with queries and keys.
+        learned_heads: number of heads with queries and keys.
         query_dim: channels of a query and of a key.
         uniform_mix: ``uniform`` or ``cb``.
         qkv: rows of the queries (learned heads × query_dim), the keys (the same) and the values (H·D).
@@ -52,10 +52,10 @@ class UniformHeadAttention(Attention):  # type: ignore[misc]
         """Map tokens (B, N, C) to tokens (B, N, C).
 
         Raises:
-            UsageError: a mask, with which there is no one mean.
+            UsageError: a mask, which uniform heads do not support.
         """
         if attn_mask is not None or is_causal:
-            raise UsageError("heads of uniform attention take the mean of all tokens: they take no mask")
+            raise UsageError("uniform heads take the mean of all tokens and support no mask; leave it out")
         learned = self.learned_heads
         width = learned * self.query_dim
         q, k, v = self.qkv(x).split((width, width, self.num_heads * self.head_dim), -1)
@@ -78,36 +78,36 @@ class UniformHeadAttention(Attention):  # type: ignore[misc]
 def uniform_heads(
     model: nn.Module, *, variant: str, heads: int = 1, mix: str = "uniform", layers: str | Sequence[int] = "all"
 ) -> dict[str, str | None]:
-    """Give attention modules heads of uniform attention, in place.
+    """Make attention heads uniform, or add uniform heads, in place.
 
-    Values that can be kept are: those of the queries, keys and values of heads that attend, the values and projection
-    of a replaced head. An extra head starts with values at random and a projection of 0, so that the model starts as it
-    was; what variant B adds to queries and keys starts at random.
+    Queries, keys and values of learned heads keep their weights, as do values and projection of a replaced head. An
+    extra head has random values and a projection of 0, so that the model is initially unchanged; the added channels of
+    queries and keys in variant B are random.
 
     Args:
         model: a timm VisionTransformer, also of parallel branches, or a PiT.
         variant: ``a``, ``b`` or ``c``, as above.
-        heads: u, how many; at least one must be left that attends.
+        heads: u, number of uniform heads; at least one learned head must remain.
         mix: ``uniform`` or ``cb``, as above.
         layers: ``all``, ``upper`` (the upper half of the blocks) or block numbers from 0.
 
     Returns:
-        The map from the model's keys to themselves, None for what has another shape than before.
+        The map from the model's keys to themselves, None for tensors of another shape.
 
     Raises:
-        UsageError: another kind of model or attention, or numbers that do not fit; nothing was changed then.
+        UsageError: another kind of model or attention, or numbers that do not fit; the model is unchanged.
     """
     for name, value, allowed in (("variant", variant, VARIANTS), ("mix", mix, MIXES)):
         if value not in allowed:
-            raise UsageError(f"`{name}` is {value!r}; choose {', '.join(allowed)}")
+            raise UsageError(f"`{name}` is {value!r}; allowed is {', '.join(allowed)}")
     blocks = find_blocks(model, _WHAT)
     found = [each for i in choose_layers(layers, len(blocks)) for each in branch_modules(*blocks[i], "msa", _WHAT)]
     for name, attn in found:
         _check(name, attn, variant, heads)
-    made = set()
+    new = set()
     for name, attn in found:
-        made |= {f"{name}.{key}" for key in _change(attn, variant, heads, mix)}
-    return {key: None if key in made else key for key in model.state_dict()}
+        new |= {f"{name}.{key}" for key in _change(attn, variant, heads, mix)}
+    return {key: None if key in new else key for key in model.state_dict()}
 
 
 def _check(name: str, attn: Any, variant: str, heads: Any) -> None:
@@ -115,7 +115,11 @@ def _check(name: str, attn: Any, variant: str, heads: Any) -> None:
         raise UsageError(f"{name} is a {type(attn).__name__}; only timm's plain Attention can have {_WHAT}")
     most = attn.num_heads - (variant != "c")
     if type(heads) is not int or not 1 <= heads <= most:
-        words = f"1 to {most}, so that one attends" if most > 0 else "none, since the only one must attend: use c"
+        words = (
+            f"1 to {most}, so that one learned head remains"
+            if most > 0
+            else "none, since the only head must stay learned: use c"
+        )
         raise UsageError(f"`heads` is {heads!r}; of the {attn.num_heads} heads of {name} it may be {words}")
     if attn.gate is not None or type(attn.norm) is not nn.Identity:
         raise UsageError(f"{name} has a gate or a norm before its projection; attention with {_WHAT} has neither")
@@ -124,12 +128,12 @@ def _check(name: str, attn: Any, variant: str, heads: Any) -> None:
 
 
 def _change(attn: Any, variant: str, heads: int, mix: str) -> list[str]:
-    """Change one attention module; return the names of the tensors that were made."""
+    """Change one attention module; return the names of new tensors."""
     before, dim = attn.num_heads, attn.head_dim
     learned = before if variant == "c" else before - heads
     total = before + heads if variant == "c" else before
     width = round(dim * before / learned) if variant == "b" else dim
-    made = [f"qkv.{name}" for name, _ in attn.qkv.named_parameters()]
+    new = [f"qkv.{name}" for name, _ in attn.qkv.named_parameters()]
     attn.qkv = _rows(attn.qkv, before, dim, (learned, learned, total), (width, width, dim))
     if total > before:
         old = attn.proj
@@ -138,23 +142,23 @@ def _change(attn: Any, variant: str, heads: int, mix: str) -> list[str]:
         )
         weight = F.pad(old.weight.detach(), (0, heads * dim))
         attn.proj.weight, attn.proj.bias = nn.Parameter(weight), old.bias
-        made.append("proj.weight")
+        new.append("proj.weight")
     attn.__class__ = UniformHeadAttention
     attn.num_heads, attn.attn_dim, attn.learned_heads = total, total * dim, learned
     attn.query_dim, attn.scale, attn.uniform_mix = width, width**-0.5, mix
-    return made
+    return new
 
 
 def _rows(qkv: nn.Linear, heads: int, dim: int, counts: Sequence[int], widths: Sequence[int]) -> nn.Linear:
-    """Return a layer with other numbers of heads and channels of queries, keys and values; values that fit are kept."""
+    """Return a qkv layer with other numbers of heads and channels; weights that fit are kept."""
     rows = sum(count * width for count, width in zip(counts, widths, strict=True))
     weight = qkv.weight.detach()
-    made = nn.Linear(qkv.in_features, rows, bias=qkv.bias is not None, device=weight.device, dtype=weight.dtype)
-    nn.init.trunc_normal_(made.weight, std=0.02)
-    targets = [(made.weight, weight)]
+    layer = nn.Linear(qkv.in_features, rows, bias=qkv.bias is not None, device=weight.device, dtype=weight.dtype)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    targets = [(layer.weight, weight)]
     if qkv.bias is not None:
-        nn.init.zeros_(made.bias)
-        targets.append((made.bias, qkv.bias.detach()))
+        nn.init.zeros_(layer.bias)
+        targets.append((layer.bias, qkv.bias.detach()))
     with torch.no_grad():
         for target, source in targets:
             sizes = [count * width for count, width in zip(counts, widths, strict=True)]
@@ -162,4 +166,4 @@ def _rows(qkv: nn.Linear, heads: int, dim: int, counts: Sequence[int], widths: S
                 kept, size = min(count, heads), min(width, dim)
                 new = part.unflatten(0, (count, width))
                 new[:kept, :size] = own.unflatten(0, (heads, dim))[:kept, :size]
-    return made
+    return layer

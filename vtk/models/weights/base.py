@@ -1,7 +1,7 @@
-"""The base: pretrained weights that many tasks share, and the id of their values.
+"""The base: pretrained weights shared by many tasks, and the id of their values.
 
-Two files hold the same base when their tensors have equal names, shapes and values; fp16, bf16 and fp32 files of equal
-values are one base. The classifier and the position table belong to the task and do not count.
+Two files have the same base if their tensors have equal names, shapes and values; fp16, bf16 and fp32 files of equal
+values are one base. The classifier and the position table belong to the task and are excluded.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ from vtk.card import BaseRef, Transform
 
 @dataclass(frozen=True)
 class Base:
-    """Weights under timm's keys, at stored size and dtype, before any resampling.
+    """Weights under timm's keys, in stored size and dtype, before resampling.
 
     Attributes:
-        ref: where they came from and the id of their values.
-        tensors: all of them, classifier and position table too.
-        hashes: sha256 of each tensor that counts for the id.
-        grid: height and width in patches of the stored position table, if a card told it.
-        size: pixels, height first, of the images that the stored model was made for, if known.
+        ref: their source and the id of their values.
+        tensors: all tensors, including classifier and position table.
+        hashes: sha256 of each tensor in the id.
+        grid: height and width in patches of the stored position table, if a card has it.
+        size: image size of the stored model in pixels, height first, if known.
         file: the file they were read from.
-        transforms: what the file's card says was done to the model before it was saved; the model to be filled must
-            get the same, since `tensors` are those from before.
-        made: tensors of the file that these transforms made, under the keys they have afterwards.
-        classes: names of the classifier's rows, in order; none where nobody tells them.
+        transforms: transforms in the file's card, applied before it was saved; the new model must get the same, since
+            `tensors` have the names from before them.
+        made: new tensors of these transforms in the file, under their final keys.
+        classes: names of the classifier's rows, in order; empty if unknown.
     """
 
     ref: BaseRef
@@ -66,14 +66,14 @@ def make_base(
     size: tuple[int, int] | None = None,
     file: Path | None = None,
 ) -> Base:
-    """Hash tensors into a `Base`.
+    """Return the `Base` of tensors, with their hashes.
 
     Args:
         tensors: weights under timm's keys.
         source: ``hub:NAME``, a path, or ``random:SEED``.
-        task_names: keys that belong to the task and stay out of the id.
-        grid: height and width in patches of the stored position table, where it is not square.
-        size: pixels of the images that the stored model was made for.
+        task_names: keys of the task, excluded from the id.
+        grid: height and width in patches of the stored position table, if not square.
+        size: image size of the stored model in pixels.
         file: the file they were read from.
     """
     skip = frozenset(task_names)

@@ -1,4 +1,4 @@
-"""Rows of a classifier by the names of their classes: as many rows need not be the same classes."""
+"""Matches the rows of a classifier by class name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ _SHOWN = 3
 
 
 def read_names(path: Path, card: Card | None) -> tuple[str, ...]:
-    """Return the class names of a file of weights: of its card, or of the ``config.json`` beside it.
+    """Return the class names of a weights file, from its card or the ``config.json`` beside it.
 
-    timm's checkpoints on the hub have ``label_names`` there, transformers' ``id2label``; their placeholders, such as
-    LABEL_0, are no names.
+    timm's checkpoints on the hub have ``label_names`` there, transformers' ``id2label``; placeholders such as
+    LABEL_0 are ignored.
     """
     if card is not None:
         return card.classes
@@ -27,12 +27,12 @@ def read_names(path: Path, card: Card | None) -> tuple[str, ...]:
     if not beside.is_file():
         return ()
     try:
-        told = read_json(beside)
+        config = read_json(beside)
     except DataError:
         return ()
-    if not isinstance(told, Mapping):
+    if not isinstance(config, Mapping):
         return ()
-    found: Any = told.get("label_names") or _numbered(told.get("id2label"))
+    found: Any = config.get("label_names") or _numbered(config.get("id2label"))
     if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
         return ()
     names = tuple(found)
@@ -48,25 +48,25 @@ def _numbered(names: Any) -> list[Any] | None:
 
 
 def match_rows(known: Sequence[str], wanted: Sequence[str]) -> list[int] | None:
-    """Return for each wanted class its row in a classifier of the known ones; None where it has not all of them."""
+    """Return the row of each wanted class in a classifier of the known ones; None if a class is missing."""
     row = {name: i for i, name in enumerate(known)}
     return [row[name] for name in wanted] if all(name in row for name in wanted) else None
 
 
 def pick_rows(value: Tensor, known: Sequence[str], rows: Sequence[int] | None) -> Tensor | None:
-    """Return the rows of a classifier's weight or bias; None where it is of other classes."""
+    """Return rows of a classifier's weight or bias; None if it has other classes."""
     if rows is None or not value.ndim or value.shape[0] != len(known):
         return None
     return value[list(rows)]
 
 
-def tell_rows(known: Sequence[str], wanted: Sequence[str]) -> str:
-    """Say what became of a classifier of the known classes, for people; nothing where it is taken as it is."""
+def describe_rows(known: Sequence[str], wanted: Sequence[str]) -> str:
+    """Return a note on how a classifier of the known classes is used; empty if it is unchanged."""
     if tuple(known) == tuple(wanted):
         return ""
     if match_rows(known, wanted) is None:
         absent = [name for name in wanted if name not in set(known)]
         shown = ", ".join(absent[:_SHOWN]) + (f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else "")
-        return f"its classifier has other classes ({len(known)}, without {shown}): this one starts anew"
+        return f"its classifier has other classes ({len(known)}, without {shown}): a new one is initialised"
     how = "in another order" if len(known) == len(wanted) else f"among {len(known)}"
-    return f"its classifier has the classes {how}: their rows are taken by name"
+    return f"its classifier has the classes {how}: rows are matched by name"

@@ -1,4 +1,4 @@
-"""deit's blocks under timm's names: paper A's own code has no weights online, but its users may have their own."""
+"""Renames tensors of deit's models (the code of Touvron et al. 2022) to timm's names."""
 
 import math
 import re
@@ -19,14 +19,14 @@ _OWN = re.compile(r"blocks\.\d+\.gamma_[12]$")
 
 
 def is_deit(keys: Iterable[str]) -> bool:
-    """Tell whether state-dict keys are those of deit's own models: its LayerScale, or its second branch."""
+    """Return whether state-dict keys are those of deit's models: its LayerScale, or its second branch."""
     return any(_OWN.match(key) or _SECOND.match(key) for key in keys)
 
 
 def rename_parallel(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename deit's two-branch blocks (``Layer_scale_init_Block_paralx2``, ``Block_paralx2``) to timm's parallel ones.
 
-    A state dict without a second branch is returned as it is.
+    A state dict without a second branch is unchanged.
     """
     if not any(_SECOND.match(key) for key in tensors):
         return dict(tensors)
@@ -39,14 +39,14 @@ def rename_parallel(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def pad_position_table(tensors: dict[str, Tensor], model: nn.Module) -> bool:
-    """Give deit's position table, which has no entry for the class token, a zero one where timm's model has one.
+    """Add a zero entry for the class token to deit's position table, which has none, if timm's model has one.
 
-    deit adds the table to the patches and puts the class token in front afterwards; timm's model adds it to both. With
-    a zero for the class token both compute the same.
+    deit adds the table to the patches before prepending the class token; timm's model adds it to both. With a zero
+    entry they are equal.
 
     Args:
         tensors: weights of deit, changed in place.
-        model: tells how many prefix entries its own table has.
+        model: timm's model, whose table has the prefix entries.
 
     Returns:
         Whether the table was changed.
@@ -56,7 +56,7 @@ def pad_position_table(tensors: dict[str, Tensor], model: nn.Module) -> bool:
     if table is None or own is None or grid is None or table.ndim != 3 or own.ndim != 3:
         return False
     prefix = own.shape[1] - grid[0] * grid[1]
-    # with the class token's entry the length is one more than a square, so it is none itself
+    # a table with the class token's entry has one row more than a square number
     if prefix < 1 or math.isqrt(table.shape[1]) ** 2 != table.shape[1]:
         return False
     tensors["pos_embed"] = torch.cat((table.new_zeros(1, prefix, table.shape[2]), table), 1)

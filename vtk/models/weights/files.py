@@ -1,4 +1,4 @@
-"""Reading weights from a file: tensors, and what the file says of them. Pickled code is never run."""
+"""Reads weights files: tensors and metadata, without running pickled code."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ SIZE = "vtk_size"
 
 @dataclass(frozen=True)
 class Stored:
-    """What a file of weights holds.
+    """Contents of a weights file.
 
     Attributes:
-        tensors: by the names in the file.
+        tensors: by their names in the file.
         card: of a merged checkpoint.
-        grid: height and width in patches of its position table, if the file tells.
-        size: height and width in pixels of its images, if the file tells.
+        grid: height and width in patches of its position table, if the file has it.
+        size: height and width in pixels of its images, if the file has it.
     """
 
     tensors: dict[str, Tensor]
@@ -40,7 +40,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file and its metadata.
 
     Raises:
-        DataError: the file is absent, cut short or not safetensors.
+        DataError: the file is absent, truncated or not safetensors.
     """
     check_safetensors(path)
     with reading(path, "is not a whole safetensors file"):
@@ -50,11 +50,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_weights(path: Path) -> Stored:
-    """Read a safetensors file, or a file of torch's, whose state dict may lie a level or two down.
+    """Read a safetensors or torch file; the state dict may be nested one or two levels deep.
 
     Raises:
-        DataError: absent, cut short, without a state dict, or with objects that could run code.
-        UsageError: another kind of file.
+        DataError: absent, truncated, without a state dict, or with objects that could run code.
+        UsageError: another type of file.
     """
     if path.is_dir():
         inside = sorted(path.glob("*.safetensors"), key=lambda found: (len(found.name), found.name))
@@ -71,6 +71,6 @@ def read_weights(path: Path) -> Stored:
 
 
 def _pair(text: str | None) -> tuple[int, int] | None:
-    """Read ``4x6``; metadata is anybody's, so anything else is nothing, and so is a size that no image has."""
+    """Return the numbers of a text such as ``4x6``; None for other text and for impossible sizes."""
     sides = [int(side) for side in (text or "").split("x") if side.isdecimal() and len(side) < 6]
     return (sides[0], sides[1]) if len(sides) == 2 and min(sides) > 0 else None

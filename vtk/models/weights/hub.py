@@ -1,4 +1,4 @@
-"""Base weights from the hub, under the names that timm gives them."""
+"""Loads base weights from the hub, by timm's names."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from vtk.models.weights.base import Base, make_base
 
 
 def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
-    """Fetch the weights timm names for a model, at their own size.
+    """Return the pretrained weights of a timm model, at their own size.
 
     Raises:
         DataError: the hub has none, or cannot be reached.
@@ -33,10 +33,10 @@ def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
                 hint = "give --weights FILE or --no-pretrained"
                 raise DataError(f"the hub has no weights for `{name}`; {hint}") from error
             raise model_error(name, kwargs, error) from error
-        except OSError as error:  # what huggingface_hub raises when a file can be had neither online nor from its cache
+        except OSError as error:  # raised by huggingface_hub for a file that is neither online nor cached
             raise DataError(
-                f"the hub's weights for `{name}` cannot be fetched here; give --weights FILE, or --no-pretrained to "
-                "start from random numbers"
+                f"the weights of `{name}` cannot be downloaded from the hub; give --weights FILE, or --no-pretrained "
+                "to start from random numbers"
             ) from error
         except VtkError:
             raise
@@ -49,18 +49,18 @@ def hub_base(name: str, kwargs: Mapping[str, Any]) -> Base:
 
 
 def reachable(endpoint: str) -> bool:
-    """Tell whether a server's name has an address here, or a proxy is set that may know one."""
+    """Return whether a server's name can be resolved, or a proxy is set."""
     if any(os.environ.get(k) for k in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     try:
         return bool(socket.getaddrinfo(urlparse(endpoint).hostname, 443))
-    except (OSError, ValueError):  # ValueError: HF_ENDPOINT is no address at all
+    except (OSError, ValueError):  # ValueError: HF_ENDPOINT is not a URL
         return False
 
 
 @contextlib.contextmanager
 def _offline_if_unreachable() -> Iterator[None]:
-    """Use only the hub's cache when its host has no address: its client would else retry for most of a minute."""
+    """Use only the hub's cache if its host cannot be resolved: its client would retry for most of a minute."""
     constants = huggingface_hub.constants
     before = constants.HF_HUB_OFFLINE
     logger = logging.getLogger("huggingface_hub")

@@ -1,4 +1,4 @@
-"""Tensors of a file under timm's keys: the model they were stored from, and the family's own renaming."""
+"""Renames the tensors of a file to timm's keys, with the model at the stored size and timm's filter of the family."""
 
 import inspect
 import math
@@ -27,16 +27,16 @@ def stored_model(
 ) -> tuple[nn.Module, Size | None]:
     """Build the model at the size the file was stored at, so that timm's renaming resamples nothing.
 
-    ``classes`` is of a classifier whose names are told beside a file without a card; 0 where none are.
+    ``classes`` is the number of class names beside a file without a card, or 0.
 
     Returns:
-        The model, without values, and the pixels of its images, height first; None where only a grid is known.
+        The model on the meta device, and its image size in pixels, height first; None if only a grid is known.
     """
     raw = stored.tensors
     with shapes_only():
         try:
             if stored.card is not None:
-                # with the file's classifier, which timm's own default may lack
+                # the file's classifier, which timm's default may lack
                 kwargs = {**kwargs, "num_classes": len(stored.card.classes)}
             elif classes:
                 kwargs = {**kwargs, "num_classes": classes}
@@ -48,7 +48,7 @@ def stored_model(
                 return model, check_size(name, None, kwargs) if stored.grid in (None, grid_of(model)) else None
             stem: Any = model.patch_embed
             patch = stem.patch_size
-            # the model's own table says how many of its rows are not patches: register tokens have none in some
+            # rows that are not patches, from the model's own table: some models have none for register tokens
             first = own.shape[1] - math.prod(stem.grid_size)
             for prefix in dict.fromkeys((first, getattr(model, "num_prefix_tokens", 1), 1, 0)):
                 patches = table.shape[1] - prefix
@@ -76,16 +76,17 @@ def _build_sized(name: str, kwargs: Mapping[str, Any], size: tuple[int, int]) ->
 def rename(
     name: str, raw: dict[str, Tensor], reference: nn.Module, path: Path, gone: frozenset[str] = frozenset()
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors under timm's keys: as they are if they fit, else through the family's own filter in timm.
+    """Return the tensors under timm's keys: unchanged if they fit, otherwise through timm's filter of the family.
 
-    deit's own names are changed first. The second value is notes for the user. Tensors in ``gone`` are in no such file.
+    deit's names are changed first. The second value has notes for the user. Tensors in ``gone`` need not be in the
+    file.
     """
     clean = clean_state_dict(raw)
     notes = []
     if deit.is_deit(clean):
         clean = deit.rename_parallel(clean)
         if deit.pad_position_table(clean, reference):
-            notes.append(f"the position table of {path.name} has no entry for the class token, as in deit: it gets 0")
+            notes.append(f"the position table of {path.name} has no entry for the class token, as in deit: 0 is used")
     needed = set(reference.state_dict()) - head_names(reference) - position_names(reference) - gone
     if needed <= set(clean):
         return clean, notes

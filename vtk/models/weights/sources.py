@@ -1,4 +1,4 @@
-"""Where base weights come from: a file, or random numbers; `vtk.models.weights.hub` asks the hub."""
+"""Reads base weights from a file, or makes random ones; `vtk.models.weights.hub` loads them from the hub."""
 
 import copy
 import dataclasses
@@ -27,19 +27,19 @@ _DEEP = ("blocks", "layers", "stages")
 def read_base(
     name: str, kwargs: Mapping[str, Any], path: Path, *, absent: Collection[str] = ()
 ) -> tuple[Base, list[str]]:
-    """Read a weights file as the base of a model, renamed to timm's keys, at stored size and dtype.
+    """Read a weights file as the base of a model, under timm's keys, in stored size and dtype.
 
     Args:
         name: timm model name.
         kwargs: arguments for timm.
         path: ``.safetensors``, a ``.pth``/``.pt``/``.bin`` that torch reads without unpickling code, or an ``.npz``.
-        absent: tensors that need not be there; those that the transforms of a file's own card take away never need.
+        absent: tensors that may be missing; those that transforms in the file's card remove may always be.
 
     Returns:
-        The base and notes for the user (tensors left out, tensors absent).
+        The base, and notes for the user (ignored and missing tensors).
 
     Raises:
-        DataError: unreadable file, or less than 90 % of the backbone's values are in it.
+        DataError: unreadable file, or it has less than 90 % of the backbone's values.
     """
     stored = read_npz(name, kwargs, path) if path.suffix == ".npz" else read_weights(path)
     raw, card = stored.tensors, stored.card
@@ -61,19 +61,19 @@ def read_base(
     if matched < _MIN_MATCH:
         found = tuple(tensors[missing[0]].shape) if missing[0] in tensors else "absent"
         raise DataError(
-            f"{path} holds {100 * matched:.0f} % of the backbone of `{name}`; at least 90 % must match; the first that "
-            f"does not is `{missing[0]}` (needed {tuple(backbone[missing[0]].shape)}, found {found}); is --model right?"
+            f"{path} has {100 * matched:.0f} % of the backbone of `{name}`, and at least 90 % must match; the first "
+            f"mismatch is `{missing[0]}` (needed {tuple(backbone[missing[0]].shape)}, found {found}); is --model right?"
         )
     extra = [k for k in renamed if k not in wanted]
     if deep := [k for k in extra if k.split(".")[0] in _DEEP]:
         raise DataError(
             f"{path} has {len(deep)} tensors inside its blocks that `{name}` does not have, such as `{deep[0]}`; "
-            "without them it would compute something else; is --model right?"
+            "without them the result would differ; is --model right?"
         )
     if extra:
-        notes.append(f"left out {len(extra)} tensors of {path.name} that `{name}` does not have: {_some(extra)}")
+        notes.append(f"ignored {len(extra)} tensors of {path.name} that `{name}` does not have: {_some(extra)}")
     if missing:
-        notes.append(f"{len(missing)} tensors are not in {path.name} and start untrained: {_some(missing)}")
+        notes.append(f"{len(missing)} tensors are not in {path.name} and are randomly initialised: {_some(missing)}")
         tensors = {k: v for k, v in tensors.items() if k not in missing}
     file = path.resolve()
     base = make_base(
@@ -84,7 +84,7 @@ def read_base(
 
 
 def random_base(model: nn.Module, seed: int, size: tuple[int, int] | None = None) -> Base:
-    """Take a freshly initialised model's own values as the base; ``size`` is what it was built for, in pixels."""
+    """Return the values of a newly initialised model as the base; ``size`` is its image size in pixels."""
     tensors = {k: v.detach().clone() for k, v in model.state_dict().items()}
     task = head_names(model) | position_names(model)
     return make_base(tensors, source=f"random:{seed}", task_names=task, grid=grid_of(model), size=size)

@@ -1,6 +1,6 @@
 """Runs ``.pt2`` files of AOTInductor: models compiled to a shared library.
 
-Its metadata are held against this machine before anything of it is loaded: the library itself would crash, not refuse.
+A file's metadata are compared with this machine before its library is loaded, which would crash instead of refusing.
 """
 
 import os
@@ -32,11 +32,11 @@ class AotiBackend(TorchBackend):
 
     @classmethod
     def check(cls) -> None:
-        """Do nothing: loading needs only torch; what a file needs stands in its metadata."""
+        """Do nothing: loading needs only torch; the metadata of a file say what else."""
 
     @classmethod
     def check_compiler(cls) -> None:
-        """Refuse to make a file where there is no C++ compiler.
+        """Refuse to compile a file if there is no C++ compiler.
 
         Raises:
             UnavailableError: says so.
@@ -47,7 +47,7 @@ class AotiBackend(TorchBackend):
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """Load ``source.path`` after its metadata were held against this machine; there are no options."""
+        """Load ``source.path`` if its metadata fit this machine; there are no options."""
         if source.kind != "aoti" or source.path is None:
             raise UsageError(f"`aoti` runs .pt2 files, not the {source.kind} {source.name}: `vtk export aoti`")
         if options:
@@ -107,13 +107,13 @@ def _load(source: Source, meta: Mapping[str, str], device: torch.device) -> aoti
 
 
 def _check_machine(path: Path, meta: Mapping[str, str], device: torch.device) -> None:
-    """Refuse a file that was made for another torch, device or instruction set.
+    """Refuse a file that was compiled for another torch, device or instruction set.
 
     Raises:
-        UnavailableError: names what it was made for and what is here.
+        UnavailableError: names what it was compiled for, and this machine.
     """
     kind = meta.get(DEVICE, "")
     if kind != device.type:
-        raise UnavailableError(f"{path} was made for {kind}, and {device} was asked for; give --device {kind}")
+        raise UnavailableError(f"{path} was compiled for {kind}, and {device} was requested; give --device {kind}")
     if fault := aoti_load.machine_fault(dict(meta), device.index):
         raise UnavailableError(f"{path}: {fault}; export it again on the machine that runs it")

@@ -15,7 +15,7 @@ from vtk.runtime.source import Source
 
 
 class BankBackend(TorchBackend):
-    """A bank that is called with images of one of its tasks, the source's; the others are in memory beside it."""
+    """A bank that is called with images of the source's task only; other tasks are in memory beside it."""
 
     name = "bank"
     options = ("tasks",)
@@ -33,7 +33,7 @@ class BankBackend(TorchBackend):
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """Put the pack into a new bank; options: `tasks`, folders of more packs of the same base."""
+        """Load the pack into a new bank; options: `tasks`, folders of more packs of the same base."""
         if source.kind != "pack" or source.path is None:
             raise UsageError(f"`{cls.name}` holds task packs, not the {source.kind} {source.name}; give a pack")
         if unknown := sorted(set(options) - set(cls.options)):
@@ -57,7 +57,7 @@ class BankBackend(TorchBackend):
 
     @property
     def provider(self) -> str:
-        """``bank of N tasks, cpu`` or ``… cuda (NAME)``, and ``, graph`` where calls are replayed."""
+        """``bank of N tasks, cpu`` or ``… cuda (NAME)``, and ``, graph`` if calls replay CUDA graphs."""
         count = len(self.bank.tasks)
         replayed = self.graphs or getattr(self.bank, "graphs", None) is not None
         return f"bank of {count} task{'s' * (count != 1)}, {self._place()}{', graph' if replayed else ''}"
@@ -75,7 +75,7 @@ class BankBackend(TorchBackend):
 
 
 class BankGraphBackend(BankBackend):
-    """The same where calls must be replayed as CUDA graphs; `bank` does so where it can."""
+    """A bank whose calls must replay CUDA graphs; `bank` does so where it can."""
 
     name = "bank+graph"
     graphs = True
@@ -90,7 +90,7 @@ class BankGraphBackend(BankBackend):
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """As of `BankBackend`, on CUDA in fp16 or bf16: other precisions have no kernels that can be captured."""
+        """Load as `BankBackend` does, on CUDA in fp16 or bf16: other precisions have no kernels to capture."""
         if device.type != "cuda":
             raise UnavailableError(f"`bank+graph` replays CUDA graphs; on {device} use bank")
         if dtype.itemsize != 2:
@@ -99,7 +99,7 @@ class BankGraphBackend(BankBackend):
 
 
 class BankNoGraphBackend(BankBackend):
-    """The same without graphs."""
+    """A bank without CUDA graphs."""
 
     name = "bank+nograph"
     graphs = False

@@ -36,15 +36,15 @@ _PLANNED = ("server",)
 
 
 class Backend(Protocol):
-    """A loaded model that turns images into logits.
+    """A loaded model that maps images to logits.
 
     Attributes:
-        name: of the back-end, as on the command line.
+        name: of the back-end on the command line.
         device: where the outputs are.
-        dtype: in which the weights are held and the arithmetic runs; inputs are cast to it.
+        dtype: of weights and arithmetic; inputs are cast to it.
         provider: what really runs, for instance ``torch cpu`` or ``CPUExecutionProvider``.
-        load_s: seconds that loading took: reading, building, moving; not the compilation at a first run.
-        batch: the only batch size it accepts, None for any.
+        load_s: seconds for loading (reading, building, moving), without the compilation at the first run.
+        batch: the only batch size that it accepts; None for any.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Backend(Protocol):
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to work where a compiler, device or provider is missing.
+        """Check that the compiler, device and provider are available.
 
         Raises:
-            UnavailableError: says what is missing.
+            UnavailableError: names what is missing.
         """
         ...
 
@@ -70,7 +70,7 @@ class Backend(Protocol):
         """Build it from ``source``; `load_backend` checks and converts the arguments.
 
         Raises:
-            UsageError: the source or the precision is not one that this back-end runs.
+            UsageError: this back-end does not run the source or the precision.
             UnavailableError: a provider, compiler or package is missing.
         """
         ...
@@ -80,11 +80,11 @@ class Backend(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait until everything that `run` started is done."""
+        """Wait until all calls of `run` are done."""
         ...
 
     def close(self) -> None:
-        """Give back memory and settings; the object is of no use afterwards."""
+        """Free memory and restore settings; the back-end cannot be used afterwards."""
         ...
 
 
@@ -110,7 +110,7 @@ def load_backend(
 
     Raises:
         UsageError: an unknown name, precision or option, or a source that this back-end does not run.
-        UnavailableError: asked for by name and not here: a back-end of a later version, a device, a provider.
+        UnavailableError: a back-end of a later version, or a device or provider that is not available.
     """
     check_backend(name)
     check_threads(threads)
@@ -132,7 +132,7 @@ def precision_of(backend: Backend) -> str:
 
 
 def check_threads(threads: int | None) -> None:
-    """Refuse numbers that no machine wants.
+    """Refuse numbers of threads that make no sense.
 
     Raises:
         UsageError: ``threads`` is below 1 or far above the number of CPUs.
@@ -142,7 +142,7 @@ def check_threads(threads: int | None) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Refuse a back-end that cannot work here, before anything is read, exported or compiled for it.
+    """Refuse a back-end that cannot run here, before anything is read, exported or compiled.
 
     Raises:
         UsageError: an unknown name.
@@ -164,12 +164,12 @@ def _class(name: str) -> type[Backend]:
 
 
 def least_images(backend: Backend) -> int:
-    """Return how many images one call needs at least; only an engine made for larger batches needs more than one."""
+    """Return the least number of images of a call: above one only for an engine built for larger batches."""
     return int(getattr(backend, "least", 1))
 
 
 def most_images(backend: Backend) -> int | None:
-    """Return how many images one call takes at most, None where only memory tells."""
+    """Return the largest number of images of a call; None if only memory limits it."""
     most: int | None = getattr(backend, "most", None)
     return most
 
@@ -182,8 +182,8 @@ def describe(backend: Backend) -> str:
 def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Tensor]:
     """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed.
 
-    The function raises a `VerificationError` where a logit is infinite or not a number: a label would mean nothing.
-    With ``check`` False the caller looks at each row.
+    The function raises a `VerificationError` if a logit is infinite or NaN. With ``check`` False the caller checks each
+    row.
     """
 
     def run(images: Tensor) -> Tensor:

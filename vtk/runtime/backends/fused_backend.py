@@ -18,8 +18,8 @@ from vtk.runtime.fp8_gate import calibrate
 class FusedBackend(EagerBackend):
     """`vtk.fused.fuse` of a Vision Transformer: fewer, wider kernels; Triton operations on CUDA in fp16 and bf16.
 
-    On CUDA the first run of a batch size captures a graph, which the others replay. Images on the host are copied by
-    way of pinned memory.
+    On CUDA the first run of a batch size captures a graph, which the others replay. Images on the host are copied
+    through pinned memory.
     """
 
     name = "fused"
@@ -38,7 +38,7 @@ class FusedBackend(EagerBackend):
 
     @property
     def provider(self) -> str:
-        """``torch cpu``, or ``triton cuda (NAME), graph`` where kernels run and are captured."""
+        """``torch cpu``, or ``triton cuda (NAME), graph`` if kernels run as CUDA graphs."""
         kernels = self.device.type == "cuda" and self.dtype != torch.float32
         what = ", fp8 simulated" if self.simulated else ", fp8" if self.arithmetic else ""
         return f"{'triton' if kernels else 'torch'} {self._place()}{what}{', graph' if self.graphed else ''}"
@@ -72,7 +72,7 @@ class FusedBackend(EagerBackend):
 
 
 class GraphBackend(FusedBackend):
-    """The same, and batches of more than 256 images too; where a batch cannot be captured, it fails."""
+    """The fused model with CUDA graphs for every batch size, also above 256; a batch that cannot be captured fails."""
 
     name = "fused+graph"
 
@@ -95,12 +95,12 @@ class GraphBackend(FusedBackend):
 
 
 class NoGraphBackend(FusedBackend):
-    """The same without graphs: every kernel is launched on its own."""
+    """The fused model without CUDA graphs: every kernel is launched separately."""
 
     name = "fused+nograph"
     graphs = False
 
 
 def note_graph(what: str, nbytes: int) -> None:
-    """Say in a command that a graph was captured, and what it takes."""
+    """Print that a CUDA graph was captured, and its memory."""
     console.note(f"{what}: {console.size(nbytes)} on the device")

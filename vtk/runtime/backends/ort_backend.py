@@ -44,9 +44,9 @@ class OrtCpuBackend:
     name = "ort-cpu"
     execution_provider = "CPUExecutionProvider"
     apart = False
-    """Whether labels want each image in a call of its own (`Facts.apart`)."""
+    """Whether each image needs a call of its own (`Facts.apart`)."""
     arithmetic = ""
-    """``fp8`` where the wide products of a file read e4m3."""
+    """``fp8`` if the wide products of a file read e4m3."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class OrtCpuBackend:
     ) -> Self:
         """Open a session on ``source.path``.
 
-        Options: `optimize`, False switches the graph optimisations off; `raw` allows
-        a file whose input is ``images`` or that gives no logits; `prepack`, False keeps weights where they are mapped
-        from the file, shared with other sessions, in place of a copy that is quicker to multiply with.
+        Options: `optimize`, False disables graph optimisations; `raw` allows a file whose input is ``images`` or that
+        returns no logits; `prepack`, False keeps weights memory-mapped and shared with other sessions, without a copy
+        that is faster to multiply.
         """
         if source.kind != "onnx" or source.path is None:
             raise UsageError(f"`{cls.name}` runs .onnx files, not the {source.kind} {source.name}: `vtk export onnx`")
@@ -117,7 +117,7 @@ class OrtCpuBackend:
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to work where the installed onnxruntime lacks the provider."""
+        """Check that the installed onnxruntime has the provider."""
         require("onnxruntime")
         import onnxruntime as ort
 
@@ -137,8 +137,8 @@ class OrtCpuBackend:
         """Map the file's input, any floating type and device, to its outputs.
 
         ``pixel_values`` is (B, 3, H, W), ``images`` (B, height, width, 3) of the file's type. ``logits`` are (B,
-        classes); a file that gives ``probabilities`` has their logarithms as logits, whose softmax they are. A file of
-        many tasks also takes ``task``, whole numbers (B,), and gives ``num_classes``.
+        classes); of a file that returns ``probabilities`` they are the logarithms. A file of many tasks also takes
+        ``task``, integers (B,), and returns ``num_classes``.
         """
         feeds = self._feeds(inputs)
         if torch.bfloat16 in (self.input_dtype, *self._output_types().values()):  # numpy has no such type
@@ -192,14 +192,14 @@ class OrtCudaBackend(OrtCpuBackend):
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to work without a CUDA device or without the provider; whether it loads shows on loading."""
+        """Check that there are a CUDA device and the provider; whether it loads is seen on loading."""
         if not torch.cuda.is_available():
             raise UnavailableError(f"`{cls.name}` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
         super().check()
 
     @staticmethod
     def _device(device: torch.device) -> torch.device:
-        # `--device` left at its default is not a wish for the CPU
+        # the default of `--device` is not a request for the CPU
         return device if device.type == "cuda" else torch.device("cuda", 0)
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1,6 +1,6 @@
 """Quantises an fp32 ONNX file to int8 with ONNX Runtime.
 
-It is here because calibrating opens a session, and nobody but this package opens one.
+It is in this package because calibration opens a session.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 
 def quantize_dynamic(source: Path, target: Path) -> None:
-    """Store the weights of products as int8 and measure the activations' ranges anew at every run: for CPU servers.
+    """Store the weights of products as int8, with activation ranges measured at every run: for CPU servers.
 
     Convolutions, norms, softmax and the products of attention, which have no weights, stay in float.
 
@@ -85,7 +85,7 @@ def quantize_static(source: Path, target: Path, batches: Iterable[Tensor]) -> No
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the quantiser's advice and prints away: stdout may be a JSON object."""
+    """Suppress the quantiser's log and prints: stdout may be a JSON object."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

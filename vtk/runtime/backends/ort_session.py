@@ -15,7 +15,7 @@ _FATAL = 4
 
 
 def _providers(path: Path, provider: str, device: torch.device) -> list[Any]:
-    """Return ``provider`` with its options, and what takes the nodes it leaves."""
+    """Return ``provider`` with its options, and the providers of nodes that it does not run."""
     if provider == "CPUExecutionProvider":
         return [provider]
     index = {"device_id": device.index or 0}
@@ -40,7 +40,7 @@ def open_session(
     prepack: bool = True,
     fp8: bool = False,
 ) -> Any:
-    """Open a session whose first provider is ``provider``, or raise; ONNX Runtime itself falls back without a word."""
+    """Open a session whose first provider is ``provider``, or raise; ONNX Runtime would fall back silently."""
     require("onnxruntime")
     import onnxruntime as ort
 

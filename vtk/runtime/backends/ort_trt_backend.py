@@ -9,7 +9,7 @@ from vtk.runtime.backends.ort_backend import OrtCudaBackend
 from vtk.runtime.source import Source
 
 NO_TF32 = "NVIDIA_TF32_OVERRIDE"
-"""The environment variable by which NVIDIA's libraries are told; ``0`` rules TF32 out.
+"""Environment variable of NVIDIA's libraries; ``0`` disables TF32.
 
 The CUDA provider has an option ``use_tf32``, the TensorRT provider has none (microsoft/onnxruntime issue 26029).
 Libraries read the variable once, and it only ever takes TF32 away, so it stays set; outputs in TF32 would not pass the
@@ -18,9 +18,9 @@ bound of fp32.
 
 
 class OrtTrtBackend(OrtCudaBackend):
-    """ONNX Runtime with TensorRT; nodes that TensorRT leaves go to CUDA. Inputs and outputs stay on the device.
+    """ONNX Runtime with TensorRT; CUDA runs the nodes that TensorRT does not. Inputs and outputs stay on the device.
 
-    An engine is for the sizes it has met: the first run of a larger batch builds another one, which takes minutes.
+    An engine fits the sizes it was run with: the first run of a larger batch builds another one, which takes minutes.
 
     Attributes:
         compiles: its first run of a size is a build.
@@ -34,7 +34,7 @@ class OrtTrtBackend(OrtCudaBackend):
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """As of `OrtCpuBackend`; of an fp32 file no product is rounded to TF32, as for the other back-ends."""
+        """Load as `OrtCpuBackend` does; products of an fp32 file are not rounded to TF32."""
         if dtype == torch.float32:
             os.environ[NO_TF32] = "0"
         return super().load(source, device=device, dtype=dtype, threads=threads, **options)

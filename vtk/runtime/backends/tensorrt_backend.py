@@ -1,7 +1,7 @@
 """Runs TensorRT engines with TensorRT's Python package (10 and newer), on torch's memory.
 
-Not yet run on a device: written from the documentation of `IExecutionContext` and `ICudaEngine`, and tested against a
-stand-in that keeps to it.
+Not yet run on a device: written from the documentation of `IExecutionContext` and `ICudaEngine`, and tested with a
+stand-in that follows it.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ class TensorrtBackend:
     Attributes:
         least: fewest images of one call.
         most: most images of one call.
-        arithmetic: ``tf32`` where products of an fp32 file are rounded to TF32, as TensorRT does unless it is told.
+        arithmetic: ``tf32`` if products of an fp32 file are rounded to TF32, TensorRT's default.
     """
 
     name = "tensorrt"
@@ -64,7 +64,7 @@ class TensorrtBackend:
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to work without TensorRT's Python package or without CUDA."""
+        """Check that TensorRT's Python package and CUDA are available."""
         if importlib.util.find_spec("tensorrt") is None:
             raise UnavailableError(
                 "`tensorrt` runs engines with TensorRT's Python package, which is not here; pip install tensorrt, or "
@@ -77,9 +77,9 @@ class TensorrtBackend:
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
-        """Load an engine, or the one that was built beside an ONNX file, after its stamp was held against this machine.
+        """Load an engine, or the one beside an ONNX file, if its stamp fits this machine.
 
-        ``threads`` means nothing here; there are no options.
+        ``threads`` has no effect; there are no options.
         """
         if options:
             raise UsageError(f"back-end `tensorrt` has no option `{min(options)}`; it has none")
@@ -158,7 +158,7 @@ class TensorrtBackend:
         torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Drop context, engine and run time, in this order."""
+        """Drop context, engine and runtime, in this order."""
         self._context = self._engine = self._runtime = None
 
     def _type(self, trt: Any, name: str) -> torch.dtype:

@@ -13,7 +13,7 @@ from vtk.runtime.source import Source
 
 
 class EagerBackend(TorchBackend):
-    """Plain torch in inference mode; every floating parameter and buffer is held in ``dtype``."""
+    """Plain torch in inference mode; floating parameters and buffers are in ``dtype``."""
 
     name = "eager"
     options: tuple[str, ...] = ("channels_last",)
@@ -63,7 +63,7 @@ class EagerBackend(TorchBackend):
 
 
 class CompileBackend(EagerBackend):
-    """``torch.compile``, one static program per batch size.
+    """``torch.compile``, one static program for each batch size.
 
     Dynamo keeps eight programs of a function and then silently runs it uncompiled: call `reset` between batch sizes.
     The first run of a batch size compiles, which can take a minute.
@@ -87,7 +87,7 @@ class CompileBackend(EagerBackend):
 
     @classmethod
     def check(cls) -> None:
-        """Refuse to work without a C++ compiler, which inductor needs on the CPU and for its launchers on CUDA."""
+        """Check that there is a C++ compiler, which inductor needs on the CPU and for its launchers on CUDA."""
         check_compiler("`compile`", "use eager")
 
     @property
@@ -96,7 +96,7 @@ class CompileBackend(EagerBackend):
         return f"inductor {self._place()}"
 
     def reset(self) -> None:
-        """Forget every compiled program, of the whole process, so that the next batch size is compiled on its own."""
+        """Drop all compiled programs of the process, so that the next batch size is compiled separately."""
         torch._dynamo.reset()
         self._compiled = torch.compile(self.model, dynamic=False, mode=self.mode)
 

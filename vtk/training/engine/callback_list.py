@@ -21,7 +21,7 @@ class Callbacks:
         task: name of the task, in a run of several.
 
     Raises:
-        UsageError: something else than callbacks was given.
+        UsageError: an object that is no callback.
     """
 
     def __init__(
@@ -63,41 +63,41 @@ class Callbacks:
                 callback.on_steps_end()
 
     def step(self, info: StepInfo) -> None:
-        """Tell of a step."""
+        """Call all callbacks after a step."""
         for callback in self.all:
             callback.on_step(info)
 
     def epoch(self, row: Mapping[str, float], summary: str, *, best: bool) -> None:
-        """Tell of an epoch whose numbers are ``row``: the run's own at once, the user's at `flush`."""
+        """Call the callbacks after an epoch whose numbers are ``row``: the run's own at once, the user's at `flush`."""
         epoch, loss, lr = int(row["epoch"]), row["loss"], row["lr"]
         info = EpochInfo(epoch, self.control, loss, lr, dict(row), best, self.task, summary)
-        self._tell(lambda callback: callback.on_epoch(info))
+        self._call(lambda callback: callback.on_epoch(info))
 
     def save(self, what: Kept, path: Path, epoch: int, *, best: bool = False) -> None:
-        """Tell of a file: the run's own at once, the user's at `flush`."""
+        """Call the callbacks after a file was written: the run's own at once, the user's at `flush`."""
         info = SaveInfo(epoch, self.control, what, path, best, self.task)
-        self._tell(lambda callback: callback.on_save(info))
+        self._call(lambda callback: callback.on_save(info))
 
-    def _tell(self, call: Callable[[Callback], None]) -> None:
+    def _call(self, call: Callable[[Callback], None]) -> None:
         for callback in self.own:
             call(callback)
         self._waiting.append(call)
 
     def flush(self) -> None:
-        """Tell the user's callbacks what they were not told yet: once all is saved, so no error of theirs loses it."""
+        """Make the pending calls of the user's callbacks: once all is saved, so that no error of theirs loses it."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             for callback in self.given:
                 call(callback)
 
     def end(self) -> None:
-        """Tell that the run is over: each, even where another one fails."""
+        """Call ``on_end`` of each, even where another one fails."""
         with contextlib.ExitStack() as stack:
             for callback in reversed(self.all):
                 stack.callback(callback.on_end)
 
     def stopped(self, ranks: Ranks) -> bool:
-        """Whether the run is to stop; all processes ask at the same time, and hear the same."""
+        """Whether the run is to stop; all processes call this at the same time, and get the same answer."""
         if ranks.world == 1:
             return self.control.stop
         return bool(ranks.sum(torch.tensor(float(self.control.stop), device=ranks.device)))
@@ -107,7 +107,7 @@ def check_callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
     """Return callbacks as a tuple.
 
     Raises:
-        UsageError: one is none.
+        UsageError: an object that is no callback.
     """
     for one in given if isinstance(given, (list, tuple)) else (given,):
         if not isinstance(one, Callback):
@@ -121,7 +121,7 @@ def main_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
     """Return a user's callbacks for the main process, and none for the others.
 
     Raises:
-        UsageError: they are something else.
+        UsageError: an object that is no callback.
     """
     callbacks = Callbacks(given)
     return callbacks if ranks.main else Callbacks()

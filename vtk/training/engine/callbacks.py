@@ -1,4 +1,4 @@
-"""Callbacks: what a run calls after each step, each epoch and each file. Its progress and tables are callbacks, too.
+"""The callback interface of a run: methods called after each step, each epoch and each file.
 
 With several processes (torchrun) only the main one calls them.
 """
@@ -15,7 +15,7 @@ Kept = Literal["pack", "checkpoint", "backbone", "state"]
 
 @dataclass
 class Control:
-    """Whether a callback asked the run to stop."""
+    """Shared by the callbacks of a run: whether one of them stops it."""
 
     stop: bool = False
 
@@ -32,10 +32,11 @@ class Info:
     control: Control = field(repr=False, compare=False)
 
     def stop(self) -> None:
-        """End the run in good order, as early stopping does: what is being done is finished and saved.
+        """Stop the run as early stopping does: the work in progress is finished and saved.
 
-        Asked in ``on_step``, the epoch ends after this step (with several processes, within the next ten) and counts as
-        done: it is evaluated, and a resumed run goes on with the next one. Elsewhere the run ends after the epoch.
+        Called in ``on_step``, it ends the epoch after this step (with several processes, within the next ten). The
+        epoch counts as done: it is evaluated, and a resumed run continues with the next one. Elsewhere the run ends
+        after the epoch.
         """
         self.control.stop = True
 

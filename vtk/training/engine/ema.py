@@ -1,4 +1,4 @@
-"""The exponential moving average of trained weights: smoother than the last step, and what is evaluated and packed.
+"""Exponential moving average of the trained weights, which is evaluated and packed in their place.
 
 After update t (from 1) the average is d·average + (1 − d)·weights with d = min(decay, (1 + t) / (10 + t)): a fixed
 decay close to 1 would still hold the untrained head after the few hundred steps of a fine-tuning run.

@@ -12,13 +12,15 @@ from torch import nn
 from vtk import console
 from vtk.errors import UsageError
 from vtk.training.engine.callback_list import Callbacks
-from vtk.training.engine.loop import DivergedError, FitConfig, Loop
+from vtk.training.engine.learner import FitConfig
+from vtk.training.engine.loop import Loop
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.progress import ProgressBar
 from vtk.training.engine.result import EpochEnd, FitResult, FitState
 from vtk.training.engine.save_schedule import Interrupted, Saves
 from vtk.training.engine.step_rule import PlainStep, StepRule
+from vtk.training.engine.stepper import DivergedError
 from vtk.training.engine.streams import Stream
 from vtk.training.objectives.base import Objective
 
@@ -54,14 +56,14 @@ def fit(
         precision: number formats.
         step_rule: by default `PlainStep`.
         ranks: this process and its device, by default alone on the CPU.
-        start: state to go on from; the model's tensors must already be those of that state.
+        start: state to continue from; the model's tensors must already be those of that state.
         on_epoch: called after each epoch with the model in eval mode; returns numbers to add to the epoch's row.
             With ``config.ema`` the model holds the averaged weights inside of its ``averaged()``, and after the run.
         show_progress: draw a bar.
         learners: parts of ``model``, one for each stream, by name: each learns from its own stream only, and a step
             holds images of several. By default the whole model learns from all streams, one at a time.
-        enough: asked before each epoch whether the run ends before it; all processes must say the same.
-        callbacks: told of every step, here; of epochs and files whoever writes them tells. They may stop the run.
+        enough: called before each epoch; true ends the run. All processes must return the same.
+        callbacks: called after every step; their calls after epochs and files are of the caller. They may stop the run.
         max_steps: optimiser steps of the whole run, if its epochs have more; the learning rate falls within them.
         saves: when and how to save within an epoch, and the signals that end the run; by default neither.
 
@@ -78,14 +80,14 @@ def fit(
     callbacks = callbacks or Callbacks()
     bars = (ProgressBar(),) if show_progress and ranks.main else ()
     rule = step_rule or PlainStep()
-    told = callbacks.beside(*bars)
-    loop = Loop(model, objective, streams, config, precision, rule, ranks, learners, told, max_steps=max_steps)
+    with_bar = callbacks.beside(*bars)
+    loop = Loop(model, objective, streams, config, precision, rule, ranks, learners, with_bar, max_steps=max_steps)
     result = FitResult()
     if start is not None:
         loop.load(start)
         if ranks.main:
             within = f"step {start.step} of epoch {start.epoch + 1}" if start.step else f"epoch {start.epoch}"
-            console.say(f"goes on after {within}")
+            console.say(f"continues after {within}")
         result.rows = [dict(row) for row in start.rows]
     saves = saves or Saves(lambda state: None)
     last = loop.epochs if config.stop_after is None else min(loop.epochs, loop.epoch + config.stop_after)

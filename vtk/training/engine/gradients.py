@@ -54,7 +54,7 @@ class Gradients:
         learners: those that take part.
         losses: (learners of the run,) this process's losses where parts were added first, summed over images.
         again: the same where parts were added again.
-        told: what the objective told of parts that were added first, summed over images.
+        logs: the objective's further numbers of parts that were added first, summed over images.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Gradients:
         self.learners = [learners[i] for i in taking]
         self.losses = torch.zeros(len(learners), device=means.ranks.device)
         self.again = torch.zeros_like(self.losses)
-        self.told: dict[str, Tensor] = {}
+        self.logs: dict[str, Tensor] = {}
 
     def __call__(self) -> Tensor:
         """Compute the gradients that plain training updates by; return the mean loss of this process's images."""
@@ -139,7 +139,7 @@ class Gradients:
                 number = value.detach().to(device, torch.float32)
             else:
                 number = torch.full((), value, device=device)  # a kernel, where copying it would wait for the device
-            self.told[key] = self.told.get(key, torch.zeros_like(number)) + number * images
+            self.logs[key] = self.logs.get(key, torch.zeros_like(number)) + number * images
 
     @contextlib.contextmanager
     def _buffers_kept(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vtk.training.engine.ema import Ema
 from vtk.training.engine.loss_scale import LossScaler
 from vtk.training.engine.param_groups import OptimConfig, make_optimizer, make_schedule
+from vtk.training.options.running import GraphChoice
 from vtk.training.policies.policy import live_buffers
 
 
@@ -18,6 +19,25 @@ class LearnerConfig(OptimConfig, Protocol):
     def clip_grad(self) -> float: ...  # noqa: D102
     @property
     def ema(self) -> float | None: ...  # noqa: D102
+
+
+class FitConfig(LearnerConfig, Protocol):
+    """What the engine reads of a config."""
+
+    @property
+    def epochs(self) -> int: ...  # noqa: D102
+    @property
+    def accumulate(self) -> int: ...  # noqa: D102
+    @property
+    def grad_checkpointing(self) -> bool: ...  # noqa: D102
+    @property
+    def compile(self) -> bool: ...  # noqa: D102
+    @property
+    def cuda_graph(self) -> GraphChoice: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def stop_after(self) -> int | None: ...  # noqa: D102
 
 
 class Learner:

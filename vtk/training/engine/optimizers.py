@@ -1,4 +1,4 @@
-"""Optimisers by timm's names: which of them this loop can drive, and what they keep for each weight."""
+"""timm's optimizers by name: a check that the loop can drive one, and its state per weight."""
 
 import difflib
 import inspect

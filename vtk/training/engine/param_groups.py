@@ -87,12 +87,12 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
     rates: dict[bool, set[float]] = {True: set(), False: set()}
     for group in parameter_groups(model, config):
         rates[id(group["params"][0]) in heads].add(float(group["lr"]))
-    told = []
+    rate_texts = []
     if body := rates[False]:
         layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
-        told.append(f"{max(body):.2g}{layers}")
-    told += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
-    return f"{config.optimizer}, learning rate up to {', '.join(told)}"
+        rate_texts.append(f"{max(body):.2g}{layers}")
+    rate_texts += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+    return f"{config.optimizer}, learning rate up to {', '.join(rate_texts)}"
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

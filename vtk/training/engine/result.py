@@ -1,4 +1,4 @@
-"""What the engine hands out (an epoch, the state to resume from, the numbers of a run), and what a run left behind."""
+"""Results of the engine (an epoch, a state to resume from, the numbers of a fit) and of a whole run."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""When a run is saved within an epoch: every so many steps or minutes, and when a signal asks it to end."""
+"""Schedules saves within an epoch: every N steps or minutes, and when a signal asks the run to stop."""
 
 import contextlib
 import os
@@ -26,12 +26,12 @@ _TOGETHER = 2.0
 
 
 class Interrupted(Exception):
-    """A signal has asked the run to end, and this is a place where it can."""
+    """Raised where a run can stop, after a signal has asked it to."""
 
 
 @dataclass
 class StopSignals:
-    """Which signal has asked a run to end. The second one ends the process at once.
+    """Signals that ask a run to stop. The second one ends the process at once.
 
     Attributes:
         number: of the signal; 0 before one came.
@@ -72,13 +72,13 @@ class StopSignals:
             os.kill(os.getpid(), number)
 
     def agreed(self, ranks: Ranks) -> bool:
-        """Whether a signal came to any process; all ask at the same time, and hear the same."""
+        """Whether a signal came to any process; all call this at the same time, and get the same answer."""
         if ranks.world == 1:
             return bool(self.number)
         return bool(ranks.sum(torch.tensor(float(bool(self.number)), device=ranks.device)))
 
     def check(self) -> None:
-        """Leave what is being done if the run is to end; of several processes all go on until they can end together.
+        """Interrupt the run if it is to stop; several processes continue until they can stop together.
 
         Raises:
             Interrupted: it is.
@@ -88,7 +88,7 @@ class StopSignals:
 
 
 def refuse_stopped(result: FitResult, last: Path, ranks: Ranks) -> None:
-    """Raise what ends a run that a signal has stopped; all processes wait until its state is written.
+    """Raise an error where a signal has stopped the run; all processes wait until its state is written.
 
     Args:
         result: of the run.
@@ -96,20 +96,20 @@ def refuse_stopped(result: FitResult, last: Path, ranks: Ranks) -> None:
         ranks: this process and the others.
 
     Raises:
-        StoppedError: says what was done, and how to go on.
+        StoppedError: says what was done, and how to continue.
     """
     if not result.signal:
         return
     ranks.wait()
     name = "Ctrl-C" if result.signal == signal.SIGINT else signal.Signals(result.signal).name
     done = f"step {result.step} of epoch {result.epoch + 1}" if result.step else f"epoch {result.epoch}"
-    line = f"stopped by {name} after {done}, saved in {last}; the same command with --resume goes on from there"
+    line = f"stopped by {name} after {done}, saved in {last}; the same command with --resume continues from there"
     raise StoppedError(line, result.signal)
 
 
 @dataclass
 class Saves:
-    """When the state of a run is written within an epoch, and how.
+    """Writes the state of a run within an epoch: when, and how.
 
     Attributes:
         write: writes it; every process calls it.
@@ -127,10 +127,10 @@ class Saves:
         return self.every is not None and self.every.steps is not None and step % self.every.steps == 0
 
     def late(self) -> bool:
-        """Tell whether it is time to save; only the main process's clock counts."""
+        """Tell whether the interval is over, by the clock of the main process."""
         seconds = None if self.every is None else self.every.seconds
         return seconds is not None and time.monotonic() - self._latest >= seconds
 
     def saved(self) -> None:
-        """Count the time from here."""
+        """Start the interval anew."""
         self._latest = time.monotonic()

@@ -1,4 +1,4 @@
-"""What one optimiser step takes: which batches, of which streams, in which forward passes."""
+"""Plans optimizer steps: the batches of each stream, and the forward passes they go through."""
 
 import contextlib
 import dataclasses
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vtk.data.loading.samplers import mix
 from vtk.training.objectives.base import Batch
 
 
@@ -34,6 +35,20 @@ def single_images(model: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
 
 Step = tuple[tuple[int, list[int]], ...]
 """One optimiser step: (stream, sizes of its batches) for each stream that takes part."""
+
+
+def count_images(step: Step) -> int:
+    """Return the number of images of a step."""
+    return sum(sum(sizes) for _, sizes in step)
+
+
+def count_batches(steps: Sequence[Step], streams: int) -> list[int]:
+    """Return the number of batches of each stream in ``steps``."""
+    counts = [0] * streams
+    for step in steps:
+        for stream, sizes in step:
+            counts[stream] += len(sizes)
+    return counts
 
 
 @dataclass
@@ -68,7 +83,7 @@ class Feed:
     Args:
         parts: (number of a stream, its batches, how many of them) for each stream that takes part.
         prepare: is applied to each batch once.
-        keep: whether the batches are asked for again.
+        keep: whether the batches are used more than once.
     """
 
     def __init__(
@@ -103,6 +118,56 @@ def plan_steps(sizes: Sequence[Sequence[int]], accumulate: int) -> list[tuple[in
         steps += [((i + 0.5) / len(groups), stream, group) for i, group in enumerate(groups)]
     steps.sort(key=lambda s: s[:2])
     return [(stream, group) for _, stream, group in steps]
+
+
+class EpochSteps:
+    """The optimiser steps of every epoch of a run.
+
+    Args:
+        sizes: of the batches of each stream, of all processes.
+        accumulate: batches in a step.
+        seed: of the steps that several tasks share.
+        joint: whether a step has batches of several streams, each for a learner of its own.
+        epochs: at most.
+        max_steps: of the run; None for all of its epochs.
+
+    Attributes:
+        count: steps of a whole epoch.
+        epochs: that the run begins.
+    """
+
+    def __init__(
+        self, sizes: Sequence[Sequence[int]], accumulate: int, seed: int, *, joint: bool, epochs: int,
+        max_steps: int | None,
+    ) -> None:  # fmt: skip
+        self.sizes, self.accumulate, self.seed, self.joint, self.max_steps = sizes, accumulate, seed, joint, max_steps
+        self.count = len(self._whole(0))
+        self._most = epochs
+        self.epochs = planned_epochs(epochs, self.count, max_steps) if self.count else epochs
+
+    def of_epoch(self, epoch: int) -> list[Step]:
+        """Return the steps of an epoch from 0, the last of which may be cut off by the most steps of the run."""
+        steps = self._whole(epoch)
+        return steps if self.max_steps is None else steps[: max(0, self.max_steps - epoch * self.count)]
+
+    def of_learner(self, stream: int) -> int:
+        """Return the number of steps of the run that the learner of a stream takes part in."""
+        if not self.joint:
+            total = self._most * self.count
+            return total if self.max_steps is None else min(total, self.max_steps)
+        # without a limit every epoch has as many, at other places
+        first = self._whole(0)
+        plans = (first if self.max_steps is None else self.of_epoch(epoch) for epoch in range(self.epochs))
+        return sum(any(i == stream for i, _ in step) for steps in plans for step in steps)
+
+    def total(self) -> int:
+        """Return the number of steps of the run."""
+        return sum(len(self.of_epoch(epoch)) for epoch in range(self.epochs))
+
+    def _whole(self, epoch: int) -> list[Step]:
+        if self.joint:
+            return plan_joint(self.sizes, self.accumulate, mix(self.seed, epoch))
+        return [((stream, sizes),) for stream, sizes in plan_steps(self.sizes, self.accumulate)]
 
 
 def planned_epochs(epochs: int, steps: int, max_steps: int | None) -> int:

@@ -1,4 +1,4 @@
-"""How gradients become an update: the step rule of plain training. `vtk.training.step_rules.sam` has another."""
+"""Step rules, which turn gradients into an update: that of plain training; `vtk.training.step_rules.sam` has SAM."""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Where batches come from: a stream gives the same batches for the same epoch, cut among the processes."""
+"""Streams of training batches: the same batches for the same epoch, divided among the processes."""
 
 import itertools
 from collections.abc import Iterator, Sequence

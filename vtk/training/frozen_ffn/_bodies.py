@@ -1,4 +1,4 @@
-"""What the operators of this package share: bodies that compute as told, and the gradient of a linear layer."""
+"""Code shared by the operators of this package: their bodies, and the gradient of a linear layer."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""From normalised tokens to the output of attention, keeping neither queries nor keys nor values.
+"""Attention, from normalised tokens to its output, that saves neither queries, keys nor values for backward.
 
     qkv = (x_hat ⊙ γ + β) · wᵀ + b,    q, k = LayerNorm(q), LayerNorm(k) (qk-norm),    o = attention(q, k, v)
 

@@ -1,4 +1,4 @@
-"""How many bytes a training step needs: what its forward pass keeps, counted on a copy of the model without contents.
+"""Estimates the memory of a training step by counting on a copy of the model without contents.
 
 torch's fake tensors have shapes and storages but no numbers, so the whole model runs in a moment and autograd's hook
 counts exactly what a real pass would keep. Kept bytes are a constant and a multiple of the images; two runs tell both.
@@ -6,7 +6,7 @@ What is there while the backward of one block runs (`working`) is estimated from
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vtk.models.devices import DTYPES
 from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
-from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
 from vtk.training.policies.policy import train_mode
 
 
@@ -179,3 +178,31 @@ def _widths(model: nn.Module, size: Sequence[int], dtype: torch.dtype) -> tuple[
     tokens, width = seen[0].shape[1:]
     # the hidden layer, its gradient and that of GELU's output; the residual's gradient and the input computed again
     return tokens, width, tokens * (3 * widest + 2 * width) * dtype.itemsize
+
+
+def kept_bytes(run: Callable[[], Any], owned: Iterable[Tensor]) -> int:
+    """Return the bytes that ``run`` keeps for backward, every storage counted once, real or fake.
+
+    Args:
+        run: computes something with a graph; its result is held until the count is done.
+        owned: tensors that exist anyway (parameters and buffers) and do not count.
+    """
+    known = {t.untyped_storage()._cdata for t in owned}
+    seen: dict[int, tuple[int, Tensor]] = {}  # the tensor is held, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known:
+                seen.setdefault(storage._cdata, (storage.nbytes(), tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    del result
+    return sum(nbytes for nbytes, _ in seen.values())
+
+
+def tensors_of(model: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of ``model``."""
+    return [*model.parameters(), *model.buffers()]

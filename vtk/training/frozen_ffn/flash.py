@@ -52,8 +52,8 @@ def _cuda_kernel(q: Tensor) -> Kernel:
 
 
 def _takes_cudnn(q: Tensor) -> bool:
-    asked = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
-    return torch.backends.cuda.can_use_cudnn_attention(asked)
+    params = torch.backends.cuda.SDPAParams(q, q, q, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_cudnn_attention(params)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ def _normalise_backward(g: Tensor, x_hat: Tensor, rstd: Tensor, dtype: torch.dty
         return torch.ops.vtk_kernels.norm_backward(g, x_hat, rstd)
     if dtype != rstd.dtype:
         return norm_backward_ref(g, x_hat, rstd).to(dtype)
-    # torch's own kernel, told that x_hat is its input and already has mean 0 and variance 1
+    # torch's own kernel, with x_hat as its input, of mean 0 and variance 1
     zero, one = torch.zeros_like(rstd[..., None]), torch.ones_like(rstd[..., None])
     wide, shape = x_hat.to(dtype), x_hat.shape[-1:]
     gx = torch.ops.aten.native_layer_norm_backward(

@@ -1,4 +1,4 @@
-"""What the engine may change in a block, and why not where it may not.
+"""Checks which parts of a block the memory modes may change, and gives the reason where they may not.
 
 A block is known by its class, exactly: a subclass may compute something else. The parts that the engine computes itself
 must be frozen (the norm before attention, the norm before the FFN, the FFN), free of hooks, and of known classes.

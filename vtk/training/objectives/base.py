@@ -1,4 +1,4 @@
-"""What is minimised: an objective prepares a batch once and gives its loss, as often as the step rule asks."""
+"""Objectives: prepare a batch once, and compute its loss as often as the step rule asks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

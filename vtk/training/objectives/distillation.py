@@ -1,4 +1,4 @@
-"""Distillation: the labels, and beside them what a trained teacher makes of the same images.
+"""Distillation: the loss of the labels beside that of a trained teacher's outputs for the same images.
 
 ``soft``: T²·KL(teacher ‖ student) of probabilities at temperature T (Hinton et al., 2015, section 2). ``hard``: the
 cross-entropy with the teacher's most likely class (Touvron et al., *DeiT*, 2021, eq. 3). ``features`` and ``tokens``:
@@ -19,7 +19,8 @@ from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.models.task_parameters import head_names
 from vtk.training.objectives.base import Batch, Objective, Stateful
-from vtk.training.objectives.teacher import Tap, Teacher, Trained, check_widths, load_trained
+from vtk.training.objectives.teacher import Tap, Teacher, check_widths
+from vtk.training.objectives.trained import Trained, load_trained
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
 
 __all__ = [
@@ -37,7 +38,7 @@ class Criterion(Objective, Protocol):
 
 @dataclass(frozen=True)
 class Taught(Batch):
-    """Images with the teacher's answer to them: it is asked once, however often the step rule asks for gradients."""
+    """Images with the teacher's output, computed once however often the step rule runs the batch."""
 
     answer: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -59,7 +60,7 @@ class Distillation:
         UsageError: the models' features cannot be compared.
     """
 
-    static = True  # the teacher is asked in `prepare`
+    static = True  # the teacher runs in `prepare`
 
     def __init__(
         self, inner: Criterion | None, teacher: Teacher, student: nn.Module, *, kind: DistillKind = "soft",

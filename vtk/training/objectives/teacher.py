@@ -1,87 +1,17 @@
 """The teacher of a distillation: a trained model that sees the student's images in its own normalisation and size."""
 
-import hashlib
-import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.card import Card, InputSpec, ModelSpec
+from vtk.card import InputSpec
 from vtk.data.decoding.rules import show_range
 from vtk.data.loading.normalization import mean_and_std
-from vtk.errors import DataError, UsageError
-from vtk.files import existing_dir
-from vtk.models.create import build_model
-from vtk.models.inputs import blank_model
-from vtk.models.weights.base import base_id, tensor_hash
-from vtk.packs.cards import find_pack, is_pack
-from vtk.packs.load import load_checkpoint, load_task
+from vtk.errors import UsageError
+from vtk.training.objectives.trained import Trained, trained_id
 from vtk.training.options.distill import LOGIT_KINDS, DistillKind
-
-_CHECKPOINT = "model.safetensors"  # of `vtk train` and `vtk parallelize`, in the folder that they write
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained model and what it is.
-
-    Attributes:
-        model: plain timm.
-        card: its input, and its classes in the order of its logits.
-        name: as it was given.
-        described: whether the card came with it; of a timm name the classes are mere numbers.
-    """
-
-    model: nn.Module
-    card: Card
-    name: str
-    described: bool = True
-
-
-def load_trained(text: str) -> Trained:
-    """Load what ``--distill-from`` names: a pack, a run folder, a checkpoint with a card, or a timm name.
-
-    Raises:
-        UsageError: neither a file or folder nor a timm model, or a kind of file that holds no model.
-        DataError: it is damaged, or the base of a pack was not found.
-    """
-    try:
-        return _load(text)
-    except DataError as error:
-        raise type(error)(f"`--distill-from`: {error}") from error
-
-
-def _load(text: str) -> Trained:
-    path = Path(text).expanduser()
-    folder = existing_dir(path)
-    if folder.is_dir():
-        if not is_pack(folder) and not is_pack(folder / "task") and (folder / _CHECKPOINT).is_file():
-            task = load_checkpoint(folder / _CHECKPOINT)
-        else:
-            task = load_task(find_pack(folder))
-        return Trained(task.model, task.card, text)
-    if path.is_file():
-        if path.suffix != ".safetensors":
-            raise UsageError(
-                f"`--distill-from` {text}: a {path.suffix or 'file'} is no teacher; give a pack, a run folder, a "
-                ".safetensors with a card, or a timm name"
-            )
-        task = load_checkpoint(path)
-        return Trained(task.model, task.card, text)
-    if path.suffix == ".safetensors" or path.is_absolute() or text.startswith(("./", "../", "~")):
-        raise DataError(f"{text} does not exist")
-    try:
-        config = getattr(blank_model(text), "pretrained_cfg", None) or {}
-    except UsageError as error:
-        raise UsageError(f"`--distill-from` {text} is no file or folder here, and as a model name: {error}") from error
-    count = int(config.get("num_classes") or 0)
-    created = build_model(text, num_classes=count)
-    card = Card(ModelSpec(text), created.input, tuple(map(str, range(count))))
-    return Trained(created.model, card, text, described=False)
 
 
 class Teacher:
@@ -111,7 +41,7 @@ class Teacher:
                 f"{student.in_chans}; give a teacher of {student.in_chans}"
             )
         self.trained, self.card, self.dtype = trained, trained.card, dtype
-        self.identity = _identity(trained)
+        self.identity = trained_id(trained)
         self.model = trained.model.eval().requires_grad_(False).to(device, dtype)
         self.notes: list[str] = []
         self._affine: tuple[Tensor, Tensor] | None = None
@@ -249,13 +179,6 @@ def _module(model: nn.Module, name: str) -> nn.Module | None:
         return model.get_submodule(name)
     except AttributeError:
         return None
-
-
-def _identity(trained: Trained) -> str:
-    told = trained.card.to_dict()
-    rest = json.dumps({key: told[key] for key in ("model", "input", "transforms", "classes")}, sort_keys=True)
-    weights = base_id({name: tensor_hash(tensor) for name, tensor in trained.model.state_dict().items()})
-    return hashlib.sha256(f"{weights}\n{rest}".encode()).hexdigest()
 
 
 def _numbers(values: tuple[float, ...]) -> str:

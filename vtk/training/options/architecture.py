@@ -1,4 +1,4 @@
-"""What a run changes in the model's architecture before it trains."""
+"""Options that change the architecture of the model before training."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ class ArchitectureOptions(VariantOptions):
     ] = None
     stem_act: Annotated[
         ActivationName | None,
-        Option("activation of the stem (default: ReLU of conv stems, GELU of hmlp and levit)"),
+        Option("activation of the stem (default: ReLU for conv, GELU for hmlp and levit)"),
     ] = None
     stem_strides: Annotated[
         tuple[int, ...] | None,
@@ -42,7 +42,7 @@ class ArchitectureOptions(VariantOptions):
         bool, Option("Context Broadcasting with a trained scale per channel, in place of the fixed ½")
     ] = False
     cb_layers: Annotated[
-        tuple[str, ...], Option("blocks with CB: upper (the upper half), all, or numbers from 0", nonempty=True)
+        tuple[str, ...], Option("blocks with CB: upper (half), all, or block numbers from 0", nonempty=True)
     ] = ("upper",)
     cb_on: Annotated[Literal["mlp", "msa", "both"], Option("CB on the FFN, the attention, or both")] = "mlp"
     cb_placement: Annotated[
@@ -65,14 +65,14 @@ class ArchitectureOptions(VariantOptions):
             arguments = {"scale": self.cb_scale, "placement": self.cb_placement, "on": self.cb_on}
             result.append(Transform("add_context_broadcast", {**arguments, "layers": _layers(self.cb_layers)}))
         elif (self.cb_layers, self.cb_on, self.cb_placement) != (("upper",), "mlp", "end"):
-            raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` say how; add --cb or --cb-scale")
+            raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` need --cb or --cb-scale; add one of them")
         return tuple(result)
 
     def _stem_transform(self) -> list[Transform]:
         if self.stem in (None, PLAIN):
             for name, value in (("act", self.stem_act), ("strides", self.stem_strides)):
                 if value is not None:
-                    raise UsageError(f"`--stem-{name}` is of another stem than the model's own; add --stem conv")
+                    raise UsageError(f"`--stem-{name}` needs another stem than the model's own; add --stem conv")
             return []
         arguments: dict[str, Any] = {"stem": "conv" if self.stem == "3conv+3bn+3relu+1proj" else self.stem}
         if self.stem_act is not None:

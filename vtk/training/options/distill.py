@@ -1,4 +1,4 @@
-"""Learning from a teacher: a trained model whose answers, or features, are a second target."""
+"""Options of distillation: the teacher, and what of it is matched."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar, Literal, get_args
@@ -17,8 +17,8 @@ Kind = Annotated[
     DistillKind,
     Option("match the teacher's soft probabilities, hard class, pooled features or last tokens", GROUP),
 ]
-Alpha = Annotated[float, Option("weight of the teacher in the loss; the labels have the rest", GROUP, above=0, most=1)]
-Temperature = Annotated[float, Option("softmax temperature, of --distill-kind soft", GROUP, above=0)]
+Alpha = Annotated[float, Option("weight of the teacher in the loss; 1 − alpha of the labels", GROUP, above=0, most=1)]
+Temperature = Annotated[float, Option("softmax temperature of --distill-kind soft", GROUP, above=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class DistillOptions(Config):
         if self.distill_from is None:
             for f in fields(DistillOptions):
                 if getattr(self, f.name) != f.default:
-                    raise UsageError(f"`{flag_of(DistillOptions, f.name)}` says how to learn from a teacher; add "
+                    raise UsageError(f"`{flag_of(DistillOptions, f.name)}` needs a teacher; add "
                                      "--distill-from TEACHER")  # fmt: skip
         if self.distill_kind != "soft" and self.distill_temperature != 1:
             raise UsageError(
-                f"`--distill-temperature` softens probabilities; --distill-kind {self.distill_kind} has none"
+                f"`--distill-temperature` needs --distill-kind soft, but the kind is {self.distill_kind}; leave it out"
             )

@@ -1,4 +1,4 @@
-"""What labels are, and how much each class counts."""
+"""Options of labels: several per image, and the weight of each class."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -18,11 +18,11 @@ class LabelOptions(Config):
     label_separator: LabelSeparator = None
     class_weights: Annotated[
         Literal["none", "balanced"],
-        Option("balanced: weigh each image by the inverse of its class's size"),
+        Option("balanced: weight images by the inverse size of their class"),
     ] = "none"
     sampler: Annotated[
         Literal["shuffle", "balanced"],
-        Option("shuffle: each image once an epoch; balanced: every class equally often"),
+        Option("shuffle: each image once per epoch; balanced: classes equally often"),
     ] = "shuffle"
 
     def _check_labels(self) -> None:

@@ -1,4 +1,4 @@
-"""What counts as the best epoch, when a run has learned enough, and where its numbers go."""
+"""Options of the outcome: the metric of the best epoch, early stopping, and trackers."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -18,15 +18,13 @@ class OutcomeOptions(Config):
 
     metric: Annotated[
         Literal["auto", "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mAP", "micro_f1"],
-        Option("held-out metric that chooses the best epoch; auto: top1, or mAP of several labels"),
+        Option("held-out metric that chooses the best epoch; auto: top1, or mAP with --multi-label"),
     ] = "auto"
-    patience: Annotated[
-        int | None, Option("stop after this many epochs without a better one (default: never)", least=1)
-    ] = None
+    patience: Annotated[int | None, Option("early stopping: epochs without improvement (default: off)", least=1)] = None
     track: Annotated[
         tuple[str, ...],
         Option(
-            "where epoch metrics go: tensorboard (RUN/tensorboard), csv (always written)", "output", among=TRACKERS,
+            "trackers of epoch metrics: tensorboard (RUN/tensorboard), csv (always written)", "output", among=TRACKERS,
             allowed=" or ".join(TRACKERS),
         ),
     ] = ()  # fmt: skip

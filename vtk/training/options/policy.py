@@ -1,4 +1,4 @@
-"""Which weights a run trains."""
+"""Options of fine-tuning: the weights to train, LoRA, the memory mode, and the number format of packs."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar, Literal, get_args
@@ -13,7 +13,7 @@ MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
 MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
 """Fastest first; each keeps less than the one before."""
 
-Policy = Annotated[PolicyName, Option("which weights to train, besides the head", "what to train", often=True)]
+Policy = Annotated[PolicyName, Option("weights to train, besides the head", "what to train", often=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +23,12 @@ class PolicyOptions(Config):
     GROUP: ClassVar[str] = "what to train"
 
     train: Policy = "attn"
-    attn_only: Annotated[bool | None, Option("short for --train attn", often=True, only_yes=True)] = None
-    lora_rank: Annotated[int, Option("LoRA rank of each layer's update", least=1)] = 8
+    attn_only: Annotated[bool | None, Option("same as --train attn", often=True, only_yes=True)] = None
+    lora_rank: Annotated[int, Option("LoRA rank of the update of each layer", least=1)] = 8
     lora_alpha: Annotated[float, Option("LoRA scaling: updates are multiplied by alpha / rank", above=0)] = 16.0
     lora_dropout: Annotated[float, Option("dropout on the LoRA input", least=0, below=1)] = 0.0
     lora_targets: Annotated[
-        tuple[str, ...], Option("linear layers with LoRA; fc1 or fc2 mean that the FFN is no longer shared")
+        tuple[str, ...], Option("linear layers with LoRA; with fc1 or fc2 the FFN is no longer shared")
     ] = ("qkv", "proj")
 
     def _check_policy(self) -> None:
@@ -41,7 +41,9 @@ class PolicyOptions(Config):
             return
         for f in fields(self):
             if f.name.startswith("lora_") and getattr(self, f.name) != f.default:
-                raise UsageError(f"`{flag_of(type(self), f.name)}` is of --train lora, but --train is {self.train}")
+                raise UsageError(
+                    f"`{flag_of(type(self), f.name)}` needs --train lora, but --train is {self.train}; leave it out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,6 @@ class PackOptions(Config):
 
     memory: Annotated[
         Literal["auto", "plain", "gelu8", "recompute", "minimal"],
-        Option("what frozen blocks keep for backward, fastest to leanest; auto: the fastest that fits", often=True),
+        Option("what frozen blocks save for backward, fastest to leanest; auto: the fastest that fits", often=True),
     ] = "auto"
     pack_dtype: StoredAs = "fp32"

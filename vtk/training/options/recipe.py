@@ -1,4 +1,4 @@
-"""How a run trains: length, batches, optimiser, learning rate."""
+"""Options of training: length, batches, optimizer, learning rate."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -35,7 +35,7 @@ class RecipeOptions(Config):
     batch_size: BatchSize = 32
     accumulate: Annotated[int, Option("forward passes per optimizer step", least=1)] = 1
     optimizer: Annotated[
-        str, Option("timm optimizer, such as adamw, sgd (Nesterov), lamb, lion, adan, muon", nonempty=True)
+        str, Option("timm optimizer: adamw, sgd (Nesterov), lamb, lion, adan, muon and others", nonempty=True)
     ] = "adamw"
     opt_kwargs: OptKwargs = ()
     lr: LearningRate = 1e-4
@@ -50,7 +50,7 @@ class RecipeOptions(Config):
     clip_grad: ClipGrad = 1.0
     ema: Annotated[
         float | None,
-        Option("decay of an average of the weights, such as 0.999, that is evaluated and packed", least=0, below=1),
+        Option("decay of the weights' moving average, such as 0.999, which is evaluated and packed", least=0, below=1),
     ] = None
 
 

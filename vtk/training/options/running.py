@@ -1,4 +1,4 @@
-"""How a run works: number formats, devices, and how it goes on."""
+"""Options of running: number formats, device, saving and resuming, trials."""
 
 import re
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import Device, EvalBatch, Seed, Workers
 
+GraphChoice = Literal["auto", "on", "off"]
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = r"(?P<time>\d*[1-9]\d*(\.\d+)?|0?\.\d*[1-9]\d*) ?(?P<unit>s|min|h)"
 _INTERVAL = re.compile(rf"(?P<steps>[1-9]\d*)( ?steps?)?|{_TIME}")
@@ -56,20 +57,20 @@ class RunningOptions(Config):
     workers: Workers = None
     seed: Seed = 0
     stop_after: Annotated[
-        int | None, Option("stop after this many epochs of the plan; --resume goes on from there", least=1)
+        int | None, Option("stop after N more epochs of the plan; continue with --resume", least=1)
     ] = None
     save_every: Annotated[
         str | None,
         Option(
-            "save within epochs, too: every so many optimizer steps (500), or a time (10min)",
+            "also save within epochs: every N optimizer steps (500), or after a time (10min)",
             "output",
             convert=str,
             pattern=_INTERVAL.pattern,
             allowed="optimizer steps, such as 500, or a time, such as 90s, 10min or 1.5h",
         ),
     ] = None
-    resume: Annotated[bool, Option("continue the run in --out where it was last saved", "output", often=True)] = False
-    overwrite: Annotated[bool, Option("replace the results of an earlier run in --out", "output", often=True)] = False
+    resume: Annotated[bool, Option("continue the run in --out from its last save", "output", often=True)] = False
+    overwrite: Annotated[bool, Option("replace an earlier run in --out", "output", often=True)] = False
 
     def _check_running(self) -> None:
         if self.resume and self.overwrite:
@@ -83,8 +84,8 @@ class GraphOptions(Config):
     GROUP: ClassVar[str] = "running"
 
     cuda_graph: Annotated[
-        Literal["auto", "on", "off"],
-        Option("a training step as one CUDA graph; auto: on a GPU, where the step can be one"),
+        GraphChoice,
+        Option("run a training step as one CUDA graph; auto: on a GPU, where possible"),
     ] = "auto"
 
 
@@ -94,7 +95,7 @@ class DryRunOptions(Config):
 
     GROUP: ClassVar[str] = "running"
 
-    dry_run: Annotated[bool, Option("show images, memory and about how long; keep nothing", "memory", often=True)] = (
+    dry_run: Annotated[bool, Option("show images, memory and estimated time; train nothing", "memory", often=True)] = (
         False
     )
 
@@ -108,12 +109,12 @@ class TrialOptions(Config):
     limit: Annotated[
         int | None,
         Option(
-            "a trial: at most N training and N held-out images, the classes in proportion", "data", least=1, metavar="N"
+            "trial run: at most N training and N held-out images, classes in proportion", "data", least=1, metavar="N"
         ),
     ] = None
     max_steps: Annotated[
         int | None,
-        Option("a trial: end after N optimizer steps; the schedule is that of N steps", least=1, metavar="N"),
+        Option("trial run: N optimizer steps, with the schedule of N steps", least=1, metavar="N"),
     ] = None
 
     @property

@@ -1,4 +1,4 @@
-"""What training from scratch needs beyond fine-tuning: the recipe, the loss, and stronger regularisation."""
+"""Options of training from scratch: recipe, loss, and stronger regularisation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -15,33 +15,31 @@ class ScratchOptions(Config):
 
     recipe: Annotated[
         str | None,
-        Option("defaults from a recipe, by name or .yaml file; --config and flags win", "schedule", often=True,
+        Option("recipe of defaults, by name or .yaml file; --config and flags override it", "schedule", often=True,
                nonempty=True),
     ] = None  # fmt: skip
     loss: Annotated[
         Literal["ce", "bce", "bce-sum"],
-        Option("cross-entropy; binary cross-entropy, mean or sum over classes", "schedule", often=True),
+        Option("cross-entropy, or binary cross-entropy, mean or summed over classes", "schedule", often=True),
     ] = "ce"
     bce_threshold: Annotated[
         float | None,
-        Option("bce: mixed targets above this become 1, others 0 (default: left as they are)", "schedule", least=0,
+        Option("bce: threshold that turns mixed targets into 0 and 1 (default: off)", "schedule", least=0,
                below=1),
     ] = None  # fmt: skip
     lr_batch: Annotated[
         int | None,
-        Option("batch that --lr is for; scaled by batch size × accumulate / this (default: not)", "schedule", least=1),
+        Option("batch size of --lr; scaled by batch size × accumulate / N (default: off)", "schedule", least=1),
     ] = None
     head_bias: Annotated[
-        float | None, Option("initial bias of a new classifier; below 0 suits bce with many classes", "schedule")
+        float | None, Option("initial bias of a new classifier; negative suits bce with many classes", "schedule")
     ] = None
-    aug_repeats: Annotated[
-        int, Option("repeated augmentation: copies of an image in a batch, of fewer images", least=1)
-    ] = 1
+    aug_repeats: Annotated[int, Option("repeated augmentation: copies of each image in a batch", least=1)] = 1
     crop_pad: Annotated[
         int, Option("random crop after padding by N pixels, in place of a random resized crop", least=0, most=1024)
     ] = 0
     remode: Annotated[
-        Literal["const", "rand", "pixel"], Option("random erasing with the mean, one random colour, or noise")
+        Literal["const", "rand", "pixel"], Option("random erasing with the mean, a random colour, or noise")
     ] = "const"
     drop: Annotated[
         float, Option("dropout after position embedding, attention projection and in the FFN", least=0, below=1)
@@ -50,4 +48,4 @@ class ScratchOptions(Config):
 
     def _check_scratch(self) -> None:
         if self.bce_threshold is not None and self.loss == "ce":
-            raise UsageError("`--bce-threshold` is of --loss bce; add it, or leave the threshold out")
+            raise UsageError("`--bce-threshold` needs --loss bce; add it, or leave the threshold out")

@@ -1,4 +1,4 @@
-"""What a step does before it descends: the weights climb (sharpness-aware minimisation), or the pixels do."""
+"""Options of steps with two passes: sharpness-aware minimisation, and adversarial training."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -18,11 +18,11 @@ class SamOptions(Config):
         Option("sharpness-aware minimisation: radius ρ, such as 0.1; auto: by architecture", above=0,
                allowed="a radius above 0, or auto"),
     ] = None  # fmt: skip
-    sam_adaptive: Annotated[bool, Option("SAM: ρ relative to each weight (ASAM); needs about 10 times as much")] = False
+    sam_adaptive: Annotated[bool, Option("adaptive SAM: ρ relative to each weight; typically about 10×")] = False
 
     def _check_sam(self) -> None:
         if self.sam is None and self.sam_adaptive:
-            raise UsageError("`--sam-adaptive` is of --sam, which is not given; add --sam auto or --sam RHO")
+            raise UsageError("`--sam-adaptive` needs --sam; add --sam auto or --sam RHO")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class SharpnessOptions(SamOptions):
     sam_m: Annotated[int | None, Option("SAM: micro-batch size of the ascent step (m-sharpness)", least=1)] = None
     adversarial: Annotated[
         float | None,
-        Option("fast adversarial training: largest change of a pixel in 1/255, such as 2 (default: off)", above=0,
+        Option("fast adversarial training: ε of a pixel, in 1/255, such as 2 (default: off)", above=0,
                most=255, allowed="above 0 to 255 (in 1/255 of a pixel's range)"),
     ] = None  # fmt: skip
 
     def _check_sharpness(self) -> None:
         self._check_sam()
         if self.sam is None and self.sam_m is not None:
-            raise UsageError("`--sam-m` is of --sam, which is not given; add --sam auto or --sam RHO")
+            raise UsageError("`--sam-m` needs --sam; add --sam auto or --sam RHO")

@@ -1,4 +1,4 @@
-"""What a run starts from: images, a model, its weights, and how an image becomes the model's input."""
+"""Options of the source: images, model, weights, and the model's input."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,18 @@ InputSize = Annotated[
     int | tuple[int, int] | None,
     Option("input size: N, or height and width (default: model's)", often=True, least=1, most=MOST_SIDE),
 ]
-Pretrained = Annotated[bool, Option("start from the hub's weights", "model", off="start from random weights")]
+Pretrained = Annotated[
+    bool, Option("start from pretrained weights of the hub", "model", off="start from random weights")
+]
 _Channels = Annotated[
     tuple[float, ...] | None,
-    Option("mean of the normalisation, one value or one per channel (default: the weights' own)", nonempty=True),
+    Option("normalisation mean, one value or one per channel (default: from the pretrained weights)", nonempty=True),
 ]
 _Deviations = Annotated[
     tuple[float, ...] | None,
-    Option("standard deviation of the normalisation, as --mean (default: the weights' own)", nonempty=True, above=0),
+    Option(
+        "normalisation standard deviation, as --mean (default: from the pretrained weights)", nonempty=True, above=0
+    ),
 ]
 
 
@@ -43,21 +47,21 @@ class SourceOptions(Config):
     out: Annotated[Path | None, Option("folder of the run (default: runs/NAME-OF-DATA)", "output", often=True)] = None
     model: ModelName = "vit_small_patch16_224"
     model_kwargs: ModelKwargs = ()
-    weights: Annotated[Path | None, Option("file of base weights, in place of the hub's", often=True)] = None
+    weights: Annotated[Path | None, Option("file with the base weights, in place of the hub's", often=True)] = None
     pretrained: Pretrained = True
     img_size: InputSize = None
     resize_mode: Annotated[
-        Literal["crop", "squash", "pad"], Option("how images of another aspect ratio are brought to the input size")
+        Literal["crop", "squash", "pad"], Option("fit images of another aspect ratio by cropping, squashing or padding")
     ] = "crop"
     interpolation: Annotated[
         Literal["bicubic", "bilinear", "nearest"] | None,
-        Option("filter of resizing (default: from the pretrained weights)"),
+        Option("resizing filter (default: from the pretrained weights)"),
     ] = None
     mean: _Channels = None
     std: _Deviations = None
     crop_pct: Annotated[
         float | None,
-        Option("centre-crop fraction at evaluation (default: the weights' own)", least=0.05, most=1),
+        Option("centre-crop fraction at evaluation (default: from the pretrained weights)", least=0.05, most=1),
     ] = None
     val_split: ValSplit = 0.2
 

@@ -1,4 +1,4 @@
-"""How several tasks are written on a command line: ``--task NAME=FOLDER@SIZE`` and ``--init-from NAME=PACK``."""
+"""Parses tasks on a command line: ``--task NAME=FOLDER@SIZE`` and ``--init-from NAME=PACK``."""
 
 import re
 from collections.abc import Collection, Sequence

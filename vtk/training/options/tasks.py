@@ -1,4 +1,4 @@
-"""Several tasks in one run, and packs to start from."""
+"""Options of several tasks in one run, and of packs to start from."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,17 +16,17 @@ class TaskOptions(DataOptions):
     tasks: Annotated[
         tuple[str, ...],
         Option(
-            "several tasks in one run, once for each, in place of DATA",
+            "a task, in place of DATA; repeat for several tasks",
             often=True, flag="task", metavar="NAME=FOLDER[@SIZE]",
         ),
     ] = ()  # fmt: skip
     sampling: Annotated[
-        float, Option("task-sampling temperature: 1 by size, more evens out, up to equally often", least=1)
+        float, Option("task-sampling temperature: 1 samples by size, larger values more evenly", least=1)
     ] = 1.0
     init_from: Annotated[
         tuple[str, ...],
         Option(
-            "start from a trained pack, also at another size; with --task NAME=PACK, once for each",
+            "start from a trained pack, also at another size; with --task NAME=PACK, repeated",
             "model", flag="init-from", metavar="PACK",
         ),
     ] = ()  # fmt: skip
@@ -40,5 +40,5 @@ class TaskOptions(DataOptions):
         if len(specs) == 1:
             raise UsageError(f"`--task` {self.tasks[0]} is alone; give another, or its folder without --task")
         if not specs and self.sampling != 1.0:
-            raise UsageError("`--sampling` says how often each of several tasks is drawn; give --task")
+            raise UsageError("`--sampling` needs several tasks; give them with --task")
         return specs

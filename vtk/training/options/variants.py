@@ -1,4 +1,4 @@
-"""Changes of a model that two papers compare with; of a pre-activation ResNet, and of a Vision Transformer."""
+"""Options of architecture variants: those of Park and Kim 2022 and of Hyeon-Woo et al. 2023."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -16,9 +16,9 @@ class VariantOptions(Config):
 
     msa_blocks: Annotated[
         tuple[int, ...],
-        Option("attention blocks in a pre-activation ResNet: one number, or one a stage", least=0),
+        Option("attention blocks in a pre-activation ResNet: one number, or one per stage", least=0),
     ] = ()
-    msa_window: Annotated[int, Option("side of an attention window of --msa-blocks, in positions", least=1)] = 7
+    msa_window: Annotated[int, Option("side of the attention window of --msa-blocks, in positions", least=1)] = 7
     local_attention: Annotated[
         int, Option("attention within K×K patches, K odd; 0 = all patches", least=0, allowed="0, or an odd number")
     ] = 0
@@ -39,7 +39,7 @@ class VariantOptions(Config):
             blocks = self.msa_blocks[0] if len(self.msa_blocks) == 1 else list(self.msa_blocks)
             result.append(Transform("build_up", {"msa_blocks": blocks, "window_size": self.msa_window}))
         elif self.msa_window != 7:
-            raise UsageError("`--msa-window` says how; add --msa-blocks")
+            raise UsageError("`--msa-window` needs --msa-blocks; add it")
         if self.local_attention:
             result.append(Transform("local_attention", {"kernel": self.local_attention}))
         if self.uniform_heads != "none":

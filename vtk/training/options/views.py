@@ -1,4 +1,4 @@
-"""How training images are varied and which of the model's blocks are left out at random, whatever is minimised."""
+"""Options of augmentation and stochastic depth."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from vtk.options import Config, Option, require
 
 CropScale = Annotated[
-    tuple[float, ...], Option("smallest and largest area of a random training crop", above=0, most=1, length=2,
+    tuple[float, ...], Option("random resized crop: smallest and largest area", above=0, most=1, length=2,
                               allowed="two areas, 0 < smallest ≤ largest ≤ 1")
 ]  # fmt: skip
 
@@ -20,22 +20,22 @@ class ViewOptions(Config):
     crop_scale: CropScale = (0.6, 1.0)
     hflip: Annotated[
         float | None,
-        Option("probability of mirroring (default: 0.5; of digits 0)", often=True, least=0,
+        Option("horizontal-flip probability (default: 0.5; digits: 0)", often=True, least=0,
                most=1),
     ] = None  # fmt: skip
     auto_augment: Annotated[
         str | None,
         Option(
-            "timm's augmentation string, such as rand-m9-mstd0.5-inc1 (RandAugment)",
+            "timm augmentation policy, such as rand-m9-mstd0.5-inc1 (RandAugment)",
             pattern="(rand|augmix|original|v0|3a).*", allowed="timm's rand-…, augmix-…, original, originalr, v0 or 3a",
         ),
     ] = None  # fmt: skip
     color_jitter: Annotated[
-        float | None, Option("strength of random brightness, contrast and saturation (default: none)", least=0, most=1)
+        float | None, Option("jitter of brightness, contrast and saturation (default: off)", least=0, most=1)
     ] = None
-    drop_path: Annotated[float, Option("stochastic depth: highest rate, rising over the blocks", least=0, below=1)] = (
-        0.0
-    )
+    drop_path: Annotated[
+        float, Option("stochastic depth: rate of the last block, rising linearly", least=0, below=1)
+    ] = 0.0
 
     def _check_views(self) -> None:
         require(self.crop_scale[0] <= self.crop_scale[1], "crop_scale", self.crop_scale,
@@ -52,7 +52,7 @@ class AugmentOptions(ViewOptions):
     mix_prob: Annotated[
         float, Option("fraction of batches that are mixed, if mixup or cutmix is on", least=0, most=1)
     ] = 1.0
-    reprob: Annotated[float, Option("random erasing: probability of each image", least=0, most=1)] = 0.0
+    reprob: Annotated[float, Option("probability of random erasing", least=0, most=1)] = 0.0
 
     def _check_augment(self) -> None:
         self._check_views()

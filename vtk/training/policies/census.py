@@ -1,4 +1,4 @@
-"""How many weights are trained and how many stay shared, per part of the model."""
+"""Counts trained and frozen weights, per part of the model."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``--train lora``: PEFT's layers in place of linear ones while a model trains, and out of its way for evaluation.
+"""``--train lora``: PEFT's layers in place of linear ones in training, and merged for evaluation.
 
 The factors, the classifier and what a transform made are trained; the position table is not. An adapter of PEFT holds
 modules, and the table is a parameter of the whole model: with a trained table the adapter would not be the whole task.

@@ -1,4 +1,4 @@
-"""Which module classes are attention, FFN, norm or stem.
+"""Classes of attention, FFN, norm and stem modules.
 
 Names of tensors cannot tell: deit calls its second branch ``attn1``, a ResNet calls its squeeze-and-excitation block
 ``attn``, and ``patch_embed.proj`` ends like ``attn.proj``. So classes are listed here, by module and name, since timm's

@@ -1,4 +1,4 @@
-"""Which parameters a fine-tuning run trains: choosing is apart from changing, and goes by module type."""
+"""Policies: select the parameters that a fine-tuning run trains, by module type."""
 
 from collections.abc import Collection, Mapping
 from typing import Literal

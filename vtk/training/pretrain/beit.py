@@ -26,8 +26,8 @@ from vtk.training.pretrain.tokenizer import Tokenizer, check_fits, load_tokenize
 from vtk.training.runs.outputs import RECONSTRUCTION, TOKENIZER
 
 SHOWN = -100
-"""In place of a word, where a patch is not hidden; torch's cross-entropy leaves it out."""
-_FEW = 0.5  # share of the words in use below which a run says so
+"""Target of visible patches, which torch's cross-entropy ignores."""
+_FEW = 0.5  # share of words in use below which a run suggests longer training
 
 
 class WordObjective:
@@ -50,7 +50,7 @@ class WordObjective:
         return Batch(batch.images, words.masked_fill(~self.masks.draw(batch.labels), SHOWN), batch.stream)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean over hidden patches, of which all images have equally many, and the share that is right."""
+        """Return the mean loss and top-1 over hidden patches, of which every image has the same number."""
         mask = batch.labels != SHOWN
         logits = model(batch.images, mask, count=self.masks.count).flatten(0, 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -59,7 +59,7 @@ class WordObjective:
 
 
 class Beit(MaskedMethod):
-    """Trains a tokenizer, or takes one, and predicts its words."""
+    """Trains or loads a tokenizer, and predicts its words."""
 
     tokenizer: Tokenizer | None = None
     patch: tuple[int, int]
@@ -86,7 +86,7 @@ class Beit(MaskedMethod):
             check_fits(self.tokenizer, self.patch, spec, config.tokenizer)
 
     def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
-        """Return both as they are; the tokenizer learns from the same."""
+        """Return both unchanged; the tokenizer learns from the same."""
         self._views = augment, plain
         return self._views
 
@@ -97,7 +97,7 @@ class Beit(MaskedMethod):
                 self._take(*load_tokenizer(setting.out / TOKENIZER))
             except DataError as error:
                 raise DataError(
-                    f"`--resume`: {error}; put the run's back, or give --overwrite in place of --resume"
+                    f"`--resume`: {error}; restore the tokenizer of the run, or use --overwrite instead of --resume"
                 ) from error
         codes = setting.config.codes if self.tokenizer is None else self.tokenizer.spec.codes
         model = self.ready(TokenModel(backbone, codes, setting.config.mask_at), setting)
@@ -116,13 +116,13 @@ class Beit(MaskedMethod):
 
     @torch.no_grad()
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
-        """Draw what the tokenizer makes of images: the most that words can tell of them."""
+        """Draw images as the tokenizer reconstructs them: the most that words can represent."""
         assert self.tokenizer is not None
         columns = [images, self.tokenizer(images)[0]]
         reconstruction_plots.draw(columns, ("original", "from words"), setting.spec, setting.out / RECONSTRUCTION)
 
     def numbers(self) -> dict[str, Any]:
-        """Return what was hidden, and how good the tokenizer is."""
+        """Return the numbers of masked patches and of the tokenizer."""
         assert self.tokenizer is not None
         rows, columns = self.masks.grid
         numbers = {"masked": self.masks.count, "patches": rows * columns}
@@ -134,6 +134,6 @@ class Beit(MaskedMethod):
     def _words(self) -> str:
         used, perplexity = self.word_numbers.get("codes_used"), self.word_numbers.get("perplexity")
         if used is None or perplexity is None:
-            return "its file tells nothing of how its words are used"
-        advice = "; so few say little of a patch: give more --tokenizer-epochs" if used < _FEW else ""
+            return "its file has no statistics on the use of words"
+        advice = "; so few carry little information: use more --tokenizer-epochs" if used < _FEW else ""
         return f"{console.percent(used, 0)} of its words in use, perplexity {perplexity:.0f}{advice}"

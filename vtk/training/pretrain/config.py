@@ -25,7 +25,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "simmim": {"mask_ratio": 0.6, "mask_shape": "random", "norm_pixels": False},
     "supcon": {},
 }
-"""What a value that was left open is, by method; the methods a config may name."""
+"""Defaults by method; its keys are the methods."""
 
 _OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mask_ratio", "mask_shape", "mask_unit", "mask_at"), ("beit", "mae", "simmim")),
@@ -35,7 +35,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((f.name for f in dataclasses.fields(ContrastiveOptions)), ("supcon",)),
     **dict.fromkeys(("sam", "sam_adaptive"), ("supcon",)),
 }
-"""Flags that only some methods have."""
+"""Options that only some methods have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +54,10 @@ class PretrainConfig(
     ImageOptions,
     SourceOptions,
 ):
-    """What to pre-train on which images, and how.
+    """Options of a pre-training run.
 
     Raises:
-        UsageError: a value is out of range, two values contradict each other, or a flag is of another method.
+        UsageError: a value is out of range, two values contradict each other, or an option is for another method.
     """
 
     data: Annotated[
@@ -65,7 +65,7 @@ class PretrainConfig(
     ] = None
     method: Annotated[
         Literal["beit", "mae", "simmim", "supcon"],
-        Option("predict visual words (beit) or pixels (mae, simmim); supcon: pull a class together", "method",
+        Option("predict masked visual words (beit) or pixels (mae, simmim), or contrast classes (supcon)", "method",
                often=True),
     ] = "beit"  # fmt: skip
     pretrained: Pretrained = False
@@ -77,7 +77,7 @@ class PretrainConfig(
     clip_grad: ClipGrad = 3.0
 
     command: ClassVar[str] = "pretrain"
-    # what other runs may choose and this one may not
+    # fixed here, but options of other runs
     memory: ClassVar[str] = "plain"
     tasks: ClassVar[tuple[str, ...]] = ()
     chosen_metric: ClassVar[str] = "loss"
@@ -94,15 +94,15 @@ class PretrainConfig(
     }  # fmt: skip
 
     def check(self) -> None:
-        """Refuse options that contradict each other or are of another method."""
+        """Refuse options that contradict each other or are for another method."""
         for name, methods in _OWN.items():
             given = getattr(self, name)
             default = self.__dataclass_fields__[name].default
             if self.method not in methods and given not in (default, _DEFAULTS[self.method].get(name, default)):
                 flag = flag_of(type(self), name)
-                raise UsageError(f"`{flag}` is of --method {' and '.join(methods)}, but --method is {self.method}")
+                raise UsageError(f"`{flag}` is for --method {' and '.join(methods)}; --method is {self.method}")
         if self.weights is not None and self.pretrained:
-            raise UsageError("`--weights` gives the weights to start from, --pretrained the hub's; give one of them")
+            raise UsageError("`--weights` and --pretrained both give initial weights; give one of them")
         self._check_input()
         self._check_architecture()
         self._check_pixels()
@@ -111,12 +111,12 @@ class PretrainConfig(
         self._check_running()
 
     def resolved(self) -> "PretrainConfig":
-        """Return the config with a value in place of all that depends on the method and was left open."""
+        """Return the config with the defaults of its method filled in."""
         values = {k: v for k, v in self._of_method().items() if getattr(self, k) in (None, ())}
         return dataclasses.replace(self, **values)
 
     def defaults(self) -> dict[str, Any]:
-        """Return what each option is where no flag says otherwise, with this method."""
+        """Return the defaults of all options with this method."""
         return {f.name: f.default for f in dataclasses.fields(self)} | self._of_method()
 
     def _of_method(self) -> dict[str, Any]:

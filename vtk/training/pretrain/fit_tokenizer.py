@@ -84,7 +84,7 @@ def move_words(tokenizer: Tokenizer, which: Tensor, encoded: Tensor, seed: int, 
 
 
 def _together(own: Tensor, ranks: Ranks) -> Tensor:
-    """Return what all processes have of a batch, in the order in which one process would have it."""
+    """Return the parts of a batch of all processes, in the order of a single process."""
     parts = ranks.gather(own.detach().cpu())
     whole = torch.empty(sum(map(len, parts)), *own.shape[1:], dtype=own.dtype)
     for rank, part in enumerate(parts):
@@ -95,16 +95,19 @@ def _together(own: Tensor, ranks: Ranks) -> Tensor:
 def fit_tokenizer(
     setting: Setting, patch: tuple[int, int], augment: Transform, plain: Transform
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Train a tokenizer on the images of a run; return it, in eval mode on the device, and how good it is.
+    """Train a tokenizer on the images of a run; return it, in eval mode on the device, and its statistics.
 
     Raises:
         UsageError: there are more words than patches.
-        DivergedError: its loss became infinite or not a number.
+        DivergedError: its loss became infinite or NaN.
     """
     config, spec, ranks, seed = setting.config, setting.spec, setting.ranks, setting.config.seed
     patches = len(setting.audit.train) * (spec.height // patch[0]) * (spec.width // patch[1])
     if config.codes > patches:
-        raise UsageError(f"`--codes` {config.codes}: the training images have {patches} patches; give fewer, or images")
+        raise UsageError(
+            f"`--codes` {config.codes} exceeds the {patches} patches of the training images; give fewer codes or more "
+            "images"
+        )
     own = dataclasses.replace(
         config, epochs=config.tokenizer_epochs, lr=config.tokenizer_lr, optimizer="adamw", opt_kwargs=(),
         weight_decay=0.0, accumulate=1, clip_grad=1.0, ema=None, grad_checkpointing=False, compile=False,
@@ -153,7 +156,7 @@ def fit_tokenizer(
 
 @torch.no_grad()
 def _held_out_error(tokenizer: Tokenizer, loader: DataLoader[Any], ranks: Ranks) -> float:
-    """Return the mean squared error over the pixels of the held-out images, normalised as the model takes them."""
+    """Return the mean squared error over the normalised pixels of the held-out images."""
     total, count = 0.0, 0
     for images in _images(loader, ranks):
         total += float((tokenizer(images)[0] - images).double().square().mean()) * len(images)

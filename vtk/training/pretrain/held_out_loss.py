@@ -14,13 +14,13 @@ from vtk.training.pretrain.seeds import HELD_OUT, seeds_of
 
 
 class HeldOut:
-    """Scores a model by the objective that it is trained with.
+    """Computes the training objective on held-out images.
 
     Args:
         loader: of held-out images, in order.
         objective: what is minimised.
         ranks: this process and the others; each takes every W-th batch.
-        seed: of the run, where labels are numbers of images; None where they are classes.
+        seed: of the run, if labels are indices of images; None if they are classes.
     """
 
     def __init__(self, loader: DataLoader[Any], objective: Objective, ranks: Ranks, *, seed: int | None) -> None:
@@ -28,13 +28,13 @@ class HeldOut:
 
     @torch.no_grad()
     def score(self, model: nn.Module) -> dict[str, float]:
-        """Return ``loss`` and what else the objective tells, as means over images; ``model`` is in eval mode."""
+        """Return ``loss`` and the objective's other numbers, as means over images; ``model`` is in eval mode."""
         ranks = self.ranks
         mine: list[tuple[int, dict[str, float]]] = []
         for i, (images, labels) in enumerate(share(self.loader, ranks, whole=True)):
             ranks.check()
             number = i * ranks.world + ranks.rank
-            # what an objective draws for a batch does not depend on who draws it
+            # the random numbers of a batch do not depend on the process
             self.objective.start_epoch(mix(self.seed or 0, HELD_OUT, number))
             targets = labels if self.seed is None else seeds_of(labels, self.seed, HELD_OUT)
             batch = self.objective.prepare(Batch(images, targets).to(ranks.device))

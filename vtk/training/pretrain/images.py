@@ -12,16 +12,16 @@ from vtk.data.audit.split import divide
 from vtk.data.decoding.rules import Decoding
 from vtk.data.probing.probe_files import Digests, first_bad, modes_of, probe_files, refuse_bad, sizes_of
 from vtk.data.sources.layout import TRAIN_NAMES, VAL_NAMES
-from vtk.data.sources.listing import Found, folders, note_rest, walk
+from vtk.data.sources.listing import ImageFile, folders, note_unused, walk
 from vtk.data.sources.timm_datasets import fetch, is_named
-from vtk.data.sources.unused_files import Rest, settle
+from vtk.data.sources.unused_files import UnusedFiles, summarize
 from vtk.data.value_range.choice import choose_scan_range
 from vtk.data.value_range.limits import parse_option
 from vtk.errors import DataError
 from vtk.training.pretrain.config import PretrainConfig
 
 _LEAST = 4
-"""Images without which there is nothing to learn from: one is held out, and the others should differ."""
+"""Minimum number of images, one of which is held out."""
 
 
 def read_images(
@@ -55,7 +55,7 @@ def _scan_all(
     root = fetch(given) if is_named(given) else given
     if root.is_file():
         raise DataError(f"{root} is a file; give a folder of images")
-    rest = Rest()
+    rest = UnusedFiles()
     parts, notes = _parts(root, rest)
     files = [file for part in parts for file in part]
     if not files:
@@ -78,13 +78,13 @@ def _scan_all(
     if len(train) + len(val) < _LEAST or not val:
         bad = f"; {first_bad(probes)}" if any(probe.bad for probe in probes.values()) else ""
         raise DataError(
-            f"{root} has {len(train)} readable images to train on and {len(val)} held out; give {_LEAST} or more in "
-            f"all{bad}"
+            f"{root} has {len(train)} readable training images and {len(val)} held out; give at least {_LEAST} in "
+            f"total{bad}"
         )
     copies = find_copies(root, {"train": [(n, "") for n, _ in train], "val": [(n, "") for n, _ in val]}, probes)
     if config.on_leak == "fail":
         copies.refuse_leaks(root)
-    left = settle(rest, root)
+    left = summarize(rest, root)
     readable = [probe for probe in probes.values() if not probe.bad]
     seen = choose_scan_range(probes, decoding, config.value_range, config.in_chans)
     return DataAudit(
@@ -113,14 +113,14 @@ def _scan_all(
     )
 
 
-def _parts(root: Path, rest: Rest) -> tuple[list[list[Found]], list[str]]:
+def _parts(root: Path, rest: UnusedFiles) -> tuple[list[list[ImageFile]], list[str]]:
     """Return all images below ``root``; where it has train/ and val/ with images, those of each, and a note."""
     names = folders(root)
     train, val = (_first(names, wanted) for wanted in (TRAIN_NAMES, VAL_NAMES))
     if train and val and all(any(True for _ in walk(root / part)) for part in (train, val)):
         both = [list(walk(root / part, rest, f"{part}/")) for part in (train, val)]
-        note_rest(root, "", (train, val), rest)
-        note = f"images of {val}/ are held out and not trained on"
+        note_unused(root, "", (train, val), rest)
+        note = f"images in {val}/ are held out"
         others = [name for name in names if name not in (train, val)]
         return both, [note, *([f"not used: {', '.join(others[:5])}"] if others else [])]
     return [list(walk(root, rest))], []

@@ -50,7 +50,7 @@ class MaeModel(MaskedModel):
         trunc_normal_(self.mask_token, std=0.02)
 
     def encode(self, images: Tensor, mask: Tensor, count: int) -> Tensor:
-        """Return the backbone's tokens (B, prefix + N - count, C) of what ``mask`` (B, N) leaves visible."""
+        """Return the backbone's tokens (B, prefix + N - count, C) of the patches that ``mask`` (B, N) keeps."""
         vit = self.backbone
         tokens = vit._pos_embed(vit.patch_embed(self.seen(images, mask)))
         prefix = tokens.shape[1] - mask.shape[1]
@@ -81,7 +81,7 @@ class Mae(MaskedMethod):
     """Predicts pixels, normalised patch by patch, from the visible patches."""
 
     def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
-        """Refuse all but plain Vision Transformers: others need to know where a token was.
+        """Refuse all but plain Vision Transformers: others need the positions of their tokens.
 
         Raises:
             UsageError: as said.
@@ -89,8 +89,8 @@ class Mae(MaskedMethod):
         own = getattr(type(backbone), "forward_features", None)
         if not isinstance(backbone, VisionTransformer) or own is not VisionTransformer.forward_features:
             raise UsageError(
-                f"`--method` mae leaves hidden patches out, which {type(backbone).__name__} cannot; give a plain ViT "
-                "(vit_*, deit_*), or --method simmim"
+                f"`--method` mae drops masked patches, which {type(backbone).__name__} does not support; give a plain "
+                "ViT (vit_*, deit_*), or --method simmim"
             )
         super().check(backbone, config, spec)
 
@@ -107,9 +107,9 @@ class Mae(MaskedMethod):
         return PixelObjective(self.masks, "l2", *([normalized] if setting.config.norm_pixels else []))
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
-        """Draw originals, what the model sees, and what it makes of that."""
+        """Draw originals, masked images and reconstructions."""
         reconstruction_plots.reconstruction(model, images, self.masks, setting)
 
     def numbers(self) -> dict[str, Any]:
-        """Return what was hidden."""
+        """Return the number of masked patches."""
         return {"masked": self.masks.count, "patches": self.masks.grid[0] * self.masks.grid[1]}

@@ -25,7 +25,7 @@ At = Literal["tokens", "pixels"]
 
 
 class MaskedModel(nn.Module):
-    """A backbone and what predicts hidden patches from it; the backbone is what is kept."""
+    """A backbone with a predictor of hidden patches; only the backbone is saved."""
 
     backbone: Any
 
@@ -34,16 +34,16 @@ class MaskedModel(nn.Module):
         self.backbone, self.at, self.grid = backbone, at, patch_grid(backbone)
 
     def no_weight_decay(self) -> set[str]:
-        """Name further parameters without weight decay: the mask token, and what the backbone itself names."""
+        """Return parameters without weight decay: the mask token, and those that the backbone names."""
         own: Any = getattr(self.backbone, "no_weight_decay", set)
         return {"mask_token", *(f"backbone.{name}" for name in own())}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Let the backbone compute its blocks again in the backward pass."""
+        """Recompute the backbone's blocks in the backward pass."""
         self.backbone.set_grad_checkpointing(enable)
 
     def seen(self, images: Tensor, mask: Tensor) -> Tensor:
-        """Return what the stem gets to see of images (B, C, H, W)."""
+        """Return images (B, C, H, W) as the stem sees them."""
         return blank_out(images, mask, self.grid) if self.at == "pixels" else images
 
 
@@ -86,7 +86,7 @@ class TokenModel(MaskedModel):
 
 
 class PixelObjective:
-    """Mean distance of the predicted from the true pixels of hidden patches, in fp32 or wider.
+    """Mean distance between predicted and true pixels of hidden patches, in fp32 or wider.
 
     Args:
         masks: what is hidden.
@@ -107,7 +107,7 @@ class PixelObjective:
         return Batch(batch.images, self.masks.draw(batch.labels), batch.stream)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean over hidden patches, of which all images have equally many."""
+        """Return the mean over hidden patches, of which every image has the same number."""
         images, mask = batch.images, batch.labels
         count = self.masks.count
         predicted = model(images, mask, count=count)
@@ -118,13 +118,13 @@ class PixelObjective:
 
 
 class MaskedMethod:
-    """What the masked methods have in common; see `vtk.training.pretrain.method.Method`."""
+    """Base of the masked methods; see `vtk.training.pretrain.method.Method`."""
 
     labelled = False
     masks: Masks
 
     def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
-        """Refuse a backbone whose tokens are not its patches, and masks that hide nothing or everything.
+        """Refuse a backbone whose tokens are not its patches, and masks that hide no patch or all.
 
         Raises:
             UsageError: as said.
@@ -136,14 +136,14 @@ class MaskedMethod:
             shape = probe.forward_features(torch.zeros(1, 3, *sides, device="meta")).shape
         if len(shape) != 3 or shape[1] != grid[0] * grid[1] + getattr(backbone, "num_prefix_tokens", 0):
             raise UsageError(
-                f"{type(backbone).__name__} merges its patches: {tuple(shape)} features of {grid[0]}×{grid[1]} "
-                "patches; masked modelling is for models that keep them all, such as vit_* and beit_*"
+                f"{type(backbone).__name__} merges its patches: features {tuple(shape)} for {grid[0]}×{grid[1]} "
+                "patches; masked modelling needs a model that keeps all patches, such as vit_* or beit_*"
             )
         rows, columns = (side * own // pixels for side, own, pixels in zip(spec.size, grid, sides, strict=True))
         self.masks = self._masks((rows, columns), config)
 
     def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
-        """Return both as they are."""
+        """Return both unchanged."""
         return augment, plain
 
     def _masks(self, grid: tuple[int, int], config: PretrainConfig) -> Masks:
@@ -151,7 +151,7 @@ class MaskedMethod:
         return make_masks(grid, config.mask_ratio, config.mask_shape, config.mask_unit)
 
     def ready(self, model: nn.Module, setting: Setting) -> nn.Module:
-        """Freeze what the loss does not reach, and say what the user should know of the stem."""
+        """Freeze parameters that the loss does not reach, and print notes on masks and stem."""
         masks, spec = self.masks, setting.spec
         training = model.training
         model.eval()
@@ -172,18 +172,18 @@ class MaskedMethod:
         rows, columns = self.masks.grid
         total = rows * columns
         console.say(
-            f"{self.masks.count} of {total} patches ({rows}×{columns}) of every image are hidden, "
+            f"{self.masks.count} of {total} patches ({rows}×{columns}) of every image are masked, "
             f"{'in blocks' if self.masks.shape == 'block' else 'at random'}"
         )
         if unused:
             console.say(
-                f"{len(unused)} tensors are not reached and stay as they are: {', '.join(unused[:3])}"
+                f"{len(unused)} tensors get no gradient and are frozen: {', '.join(unused[:3])}"
                 + (", …" if len(unused) > 3 else "")
             )
         if setting.config.mask_at == "tokens" and not independent(
             backbone, (setting.spec.in_chans, *setting.spec.size)
         ):
             console.warn(
-                "the patches of this stem overlap: behind it, tokens that are shown know pixels that are hidden; use "
-                "--mask-at pixels, or a stem whose patches are independent (linear, hmlp)"
+                "the patches of this stem overlap, so visible tokens contain masked pixels; use --mask-at pixels, or "
+                "a stem with independent patches (linear, hmlp)"
             )

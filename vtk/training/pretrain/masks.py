@@ -50,7 +50,7 @@ class Masks:
         return coarse.reshape(height, width).repeat(self.unit, 0).repeat(self.unit, 1).ravel()
 
     def _blocks(self, random: np.random.Generator) -> np.ndarray:
-        """Rectangles of random area and shape that may overlap, until none fits any more; then single patches."""
+        """Mask random rectangles, which may overlap, until none fits any more; then single patches."""
         height, width = self.grid
         mask = np.zeros(self.grid, dtype=bool)
         least = max(1.0, _LEAST_BLOCK * height * width)
@@ -75,13 +75,13 @@ class Masks:
 def make_masks(
     grid: tuple[int, int], ratio: float, shape: Literal["random", "block"] = "random", unit: int = 1
 ) -> Masks:
-    """Return what hides ``ratio`` of the patches, to the nearest whole number of squares.
+    """Return masks that hide ``ratio`` of the patches, rounded to whole squares.
 
     Raises:
-        UsageError: nothing or everything would be hidden, or the squares do not fill the grid.
+        UsageError: no patch or all would be hidden, or the squares do not fill the grid.
     """
     if unit > 1 and shape == "block":
-        raise UsageError(f"`--mask-unit` {unit} is of --mask-shape random; leave it out, or give that")
+        raise UsageError(f"`--mask-unit` {unit} is for --mask-shape random; leave it out, or give that shape")
     if grid[0] % unit or grid[1] % unit:
         raise UsageError(
             f"`--mask-unit` {unit} does not divide the grid of {grid[0]}×{grid[1]} patches; give a divisor of both"
@@ -90,8 +90,8 @@ def make_masks(
     count = round(ratio * squares)
     if squares == 1:
         raise UsageError(
-            f"`--mask-ratio` {ratio:g}: an image is one {'square' if unit > 1 else 'patch'}, of which none could be "
-            "shown; give larger images or smaller patches"
+            f"`--mask-ratio` {ratio:g}: an image has only one {'square' if unit > 1 else 'patch'}, so none would be "
+            "visible; give larger images or smaller patches"
         )
     if not 0 < count < squares:
         what = "nothing" if count == 0 else "everything"

@@ -1,7 +1,7 @@
 """Interface of a pre-training method; `vtk.training.pretrain.run` does the rest, which is the same for all methods.
 
-A method turns a backbone (a timm model without classifier) into a model to train, says what is minimised, and draws
-what was learnt. The run reads the images, trains through `vtk.training.fit`, scores the held-out images with the same
+A method turns a backbone (a timm model without classifier) into a model to train, defines its objective, and draws
+results. The run reads the images, trains through `vtk.training.fit`, scores the held-out images with the same
 objective, resumes, and writes ``backbone.safetensors``. A new method is a class of this protocol and a line in
 `METHODS`; its flags are a group of options among the parents of `vtk.training.pretrain.config.PretrainConfig`.
 """
@@ -32,14 +32,14 @@ METHODS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method may know of its run.
+    """The run that a method is part of.
 
     Attributes:
         config: of the run, every value resolved.
         spec: size and statistics of the images.
         ranks: this process and the others.
         out: folder of the run.
-        audit: the images; of a method that is not `Method.labelled`, all of them have the label 0.
+        audit: the images; all with label 0 if the method is not `Method.labelled`.
         workers: processes that load images, for each training process.
     """
 
@@ -55,7 +55,7 @@ class Method(Protocol):
     """A kind of pre-training; made without arguments, for one run.
 
     Attributes:
-        labelled: whether the class folders are read. ``Batch.labels`` are then classes. Otherwise they are seeds, one
+        labelled: whether class folders are read. ``Batch.labels`` are then classes. Otherwise they are seeds, one
             for each image and epoch, which do not depend on the number of processes (`vtk.training.pretrain.seeds`).
     """
 
@@ -70,11 +70,11 @@ class Method(Protocol):
             spec: size of the images.
 
         Raises:
-            UsageError: the backbone, or a flag that does not go with it.
+            UsageError: the backbone, or an option that does not fit it.
         """
 
     def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
-        """Return what makes tensors of images to train on, and of held-out ones.
+        """Return the transforms of training images and of held-out images.
 
         Args:
             augment: random crop, flip and colours, as the flags say.
@@ -85,18 +85,18 @@ class Method(Protocol):
         """Return the model to train, which holds ``backbone`` as its attribute ``backbone``.
 
         It is fp32 and on the CPU. What it has besides is drawn from torch's generator, which is seeded. Parameters that
-        get no gradient must not require one. Its method ``no_weight_decay()`` names further parameters that do not
-        decay, and ``set_grad_checkpointing(on)`` hands on to the backbone. Nothing is written yet.
+        get no gradient must not require one. Its method ``no_weight_decay()`` names further parameters without
+        weight decay, and ``set_grad_checkpointing(on)`` hands on to the backbone. Nothing is written yet.
         """
 
     def objective(self, setting: Setting) -> Objective:
-        """Return what is minimised; it also gives the held-out loss, with the model in eval mode.
+        """Return the objective, which also gives the held-out loss, with the model in eval mode.
 
-        Called after `model`, when the folder is the run's own: the main process may write a file of the method.
+        Called after `model`, when the run owns its folder: the main process may write a file of the method.
         """
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
-        """Draw into ``setting.out`` what was learnt, in the main process at the end of the run.
+        """Draw results into ``setting.out``, in the main process at the end of the run.
 
         Args:
             model: in eval mode, on its device.
@@ -105,7 +105,7 @@ class Method(Protocol):
         """
 
     def numbers(self) -> dict[str, Any]:
-        """Return what the card and the result tell of the method, as JSON values."""
+        """Return the method's entries of the card and the result, as JSON values."""
 
 
 def make_method(name: str) -> Method:

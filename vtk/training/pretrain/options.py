@@ -10,24 +10,24 @@ from vtk.training.options.views import CropScale, ViewOptions
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOptions(Config):
-    """Which patches are hidden, and where; values left open depend on the method."""
+    """Masking of patches; defaults depend on the method."""
 
     GROUP: ClassVar[str] = "masks"
 
     mask_ratio: Annotated[
         float | None,
-        Option("fraction of hidden patches (default: 0.4 beit, 0.75 mae, 0.6 simmim)", often=True, above=0, below=1),
+        Option("fraction of patches to mask (default: beit 0.4, mae 0.75, simmim 0.6)", often=True, above=0, below=1),
     ] = None
     mask_shape: Annotated[
         Literal["random", "block"] | None,
-        Option("random squares, or BEiT's rectangles (default: block of beit, else random)"),
+        Option("random squares, or BEiT's blocks (default: block for beit, else random)"),
     ] = None
     mask_unit: Annotated[
         int, Option("side of the squares of --mask-shape random, in patches (SimMIM: 2 of 16 px)", least=1)
     ] = 1
     mask_at: Annotated[
         Literal["tokens", "pixels"],
-        Option("hide tokens behind the stem, or pixels too, so that no stem sees what is hidden"),
+        Option("mask tokens after the stem, or pixels, so that no stem sees masked patches"),
     ] = "tokens"
 
 
@@ -38,9 +38,9 @@ class PixelOptions(Config):
     GROUP: ClassVar[str] = "predicting pixels (mae, simmim)"
 
     norm_pixels: Annotated[
-        bool | None, Option("predict each patch normalised by its own mean and deviation (default: of mae)")
+        bool | None, Option("normalise each target patch by its mean and standard deviation (default: only mae)")
     ] = None
-    decoder_depth: Annotated[int, Option("mae: blocks of the decoder, which is thrown away", least=1)] = 4
+    decoder_depth: Annotated[int, Option("mae: number of decoder blocks (the decoder is discarded)", least=1)] = 4
     decoder_dim: Annotated[
         int | None,
         Option("mae: width of the decoder, a multiple of 32 (default: half the model's)", least=32,
@@ -54,19 +54,21 @@ class PixelOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerOptions(Config):
-    """The tokenizer of BEiT, which is trained on the same images before the model is."""
+    """The tokenizer of BEiT, which is trained on the same images before the model."""
 
     GROUP: ClassVar[str] = "tokenizer (beit)"
 
-    tokenizer: Annotated[Path | None, Option("take the tokenizer.safetensors of an earlier run, and train none")] = None
-    codes: Annotated[int, Option("visual words: the classes that are predicted", least=2, most=1 << 16)] = 512
-    code_dim: Annotated[int, Option("numbers that make up a visual word", least=1, most=4096)] = 32
-    tokenizer_epochs: Annotated[int, Option("passes over the images to train the tokenizer", least=1)] = 10
+    tokenizer: Annotated[
+        Path | None, Option("use the tokenizer.safetensors of an earlier run instead of training one")
+    ] = None
+    codes: Annotated[int, Option("number of visual words, the classes to predict", least=2, most=1 << 16)] = 512
+    code_dim: Annotated[int, Option("dimension of a visual word", least=1, most=4096)] = 32
+    tokenizer_epochs: Annotated[int, Option("epochs of tokenizer training", least=1)] = 10
     tokenizer_lr: Annotated[float, Option("peak learning rate of the tokenizer", above=0)] = 4e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedViewOptions(ViewOptions):
-    """How training images are varied; masks are the stronger change, so colours stay as they are."""
+    """Augmentation of training images; without colour jitter, because masking is the stronger change."""
 
     crop_scale: CropScale = (0.2, 1.0)

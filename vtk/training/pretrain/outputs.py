@@ -24,12 +24,12 @@ def save_backbone(path: Path, state: Mapping[str, Tensor], card: Card) -> None:
 
 
 def print_images(audit: DataAudit) -> None:
-    """Say which images there are; those of labelled runs by class."""
+    """Print a summary of the images; by class for labelled runs."""
     if audit.classes:
         audit.print()
         return
     sizes = audit.sizes
-    console.say(f"{len(audit.train)} images to train on and {len(audit.val)} held out, of {one_line(audit.root)}")
+    console.say(f"{len(audit.train)} training images and {len(audit.val)} held out, in {one_line(audit.root)}")
     console.say(
         f"size (height×width): smallest {sizes['min_height']}×{sizes['min_width']}, largest {sizes['max_height']}×"
         f"{sizes['max_width']} px; modes: " + ", ".join(f"{mode} {count}" for mode, count in audit.modes.items())

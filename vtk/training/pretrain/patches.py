@@ -26,13 +26,13 @@ def unpatchify(patches: Tensor, grid: tuple[int, int], size: Sequence[int]) -> T
 
 
 def normalized(patches: Tensor) -> Tensor:
-    """Return patches (…, h·w·C) less their mean, over their deviation (He et al. 2021, sec. 4; variance + 1e-6)."""
+    """Return patches (…, h·w·C) normalised by mean and standard deviation (He et al. 2021, sec. 4; variance + 1e-6)."""
     mean, var = patches.mean(-1, keepdim=True), patches.var(-1, keepdim=True)
     return (patches - mean) / (var + 1e-6).sqrt()
 
 
 def blank_out(images: Tensor, mask: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return images (B, C, H, W) with zeros, which are the mean colour, in the patches that ``mask`` (B, N) hides."""
+    """Return images (B, C, H, W) with zeros (the mean colour) in the patches that ``mask`` (B, N) hides."""
     b, _, height, width = images.shape
     rows, columns = grid
     hidden = mask.reshape(b, 1, rows, 1, columns, 1).expand(b, 1, rows, height // rows, columns, width // columns)

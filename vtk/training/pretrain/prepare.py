@@ -10,10 +10,11 @@ from torch import nn
 
 from vtk import console
 from vtk.card import InputSpec, Transform
-from vtk.data import loader
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
+from vtk.data.loading import loader
 from vtk.data.loading.eval_pipeline import eval_transform
+from vtk.data.loading.samplers import mix
 from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.models.arguments import parse_model_kwargs
@@ -187,7 +188,7 @@ def make_trainee(plan: Plan, inputs: Inputs, out: Path) -> Trainee:
         for note in inputs.created.notes:
             console.say(note)
     setting = Setting(config, inputs.spec, ranks, out, inputs.audit, inputs.workers)
-    torch.manual_seed(loader.mix(config.seed, _MODEL))
+    torch.manual_seed(mix(config.seed, _MODEL))
     model = plan.method.model(inputs.created.model, setting)
     parameters = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     live = policy.live_buffers(model) & model.state_dict().keys()

@@ -19,7 +19,7 @@ from vtk.training.pretrain.seeds import HELD_OUT, seeds_of
 from vtk.training.runs.outputs import RECONSTRUCTION
 
 SHOWN = 6
-"""Images in the picture, at most."""
+"""Maximum number of images in the plot."""
 _ROW, _TITLE = 1.5, 0.35  # inches
 
 
@@ -27,8 +27,8 @@ _ROW, _TITLE = 1.5, 0.35  # inches
 def reconstruction(model: nn.Module, images: Tensor, masks: Masks, setting: Setting) -> None:
     """Draw original, masked and reconstructed images; the visible patches of a reconstruction are the original's.
 
-    Where pixels were predicted less each patch's mean and over its deviation, the true ones are put back: what is left
-    to judge is the structure inside of a patch.
+    If normalised pixels were predicted, the true mean and standard deviation of each patch are restored: the plot then
+    shows the structure within patches.
     """
     grid = masks.grid
     mask = masks.draw(seeds_of(torch.arange(len(images)), setting.config.seed, HELD_OUT)).to(images.device)
@@ -71,7 +71,7 @@ def draw(columns: Sequence[Tensor], titles: Sequence[str], spec: InputSpec, path
 
 
 def _pixels(images: Tensor, spec: InputSpec) -> np.ndarray:
-    """Return (B, H, W, 3), or (B, H, W) of images without colours, in 0 to 1."""
+    """Return (B, H, W, 3), or (B, H, W) for images without colours, from 0 to 1."""
     values = to_pixels(images.detach().float().cpu(), spec).clamp(0, 1)
     plain: np.ndarray = (values.mean(1) if values.shape[1] != 3 else values.permute(0, 2, 3, 1)).numpy()
     return plain

@@ -54,7 +54,7 @@ class Records:
         """Print what will be trained, and write what later commands need; an earlier run stays until here."""
         out, config, model = self.out, self.plan.config, self.trainee.model
         kept, every = (sum(p.numel() for p in m.parameters()) for m in (self.inputs.created.model, model))
-        console.say(f"{kept:,} weights are kept as the backbone, {every - kept:,} help to train them")
+        console.say(f"{kept:,} weights are the backbone, {every - kept:,} are used in training only")
         console.say(describe_views(config, self.inputs.mirroring))
         console.say(describe_rates(model, config))
         if self.trainee.rule_line:

@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Files and numbers of a run.
+    """Result of a pre-training run: files and numbers.
 
     Attributes:
         out: folder of the run.
         backbone: the checkpoint of the last epoch: timm's keys and a card, no classifier.
-        method: ``beit``, ``mae`` or ``simmim``.
+        method: ``beit``, ``mae``, ``simmim`` or ``supcon``.
         rows: numbers of every epoch.
-        numbers: what the method tells of itself: patches and how many are hidden; of beit, how good the tokenizer is.
+        numbers: of the method: patches and masked patches; for beit also statistics of the tokenizer.
         images_per_second: of training, without evaluation; NaN when nothing was left to train.
         precision: ``fp32``, ``bf16`` or ``fp16``.
-        tokenizer: file with the tokenizer; of beit only.
-        trial: ``limit`` and ``max_steps``, where they were given.
+        tokenizer: file of the tokenizer; only for beit.
+        trial: ``limit`` and ``max_steps``, if they were given.
     """
 
     out: Path

@@ -12,11 +12,11 @@ from vtk.training.engine.streams import Stream, batches
 from vtk.training.objectives.base import Batch
 
 HELD_OUT = (1 << 63) - 1
-"""In place of the epoch, for held-out images: the same is hidden of them every time."""
+"""Takes the place of the epoch for held-out images, whose masks never change."""
 
 
 def number_images(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the images with their number as label."""
+    """Return the images with their index as label."""
     return [Sample(sample.path, i) for i, sample in enumerate(samples)]
 
 
@@ -26,10 +26,10 @@ def seeds_of(numbers: Tensor, seed: int, epoch: int) -> Tensor:
 
 
 class SeededStream:
-    """A stream whose labels are seeds in place of the numbers of images.
+    """A stream whose labels are seeds instead of indices of images.
 
     Args:
-        stream: of `number_images` images.
+        stream: of images labelled by `number_images`.
         seed: of the run.
     """
 

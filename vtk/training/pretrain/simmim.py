@@ -26,9 +26,9 @@ class SimMim(MaskedMethod):
         return PixelObjective(self.masks, "l1", *([normalized] if setting.config.norm_pixels else []))
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
-        """Draw originals, what the model sees, and what it makes of that."""
+        """Draw originals, masked images and reconstructions."""
         reconstruction_plots.reconstruction(model, images, self.masks, setting)
 
     def numbers(self) -> dict[str, Any]:
-        """Return what was hidden."""
+        """Return the number of masked patches."""
         return {"masked": self.masks.count, "patches": self.masks.grid[0] * self.masks.grid[1]}

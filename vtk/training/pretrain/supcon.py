@@ -55,7 +55,7 @@ def supcon_loss(
 
 
 class TwoViews:
-    """Two augmented views of one image: (2, C, H, W). The generators go on between them, so they differ."""
+    """Two augmented views of one image: (2, C, H, W), with different random numbers."""
 
     def __init__(self, augment: Transform) -> None:
         self.augment, self.spec = augment, getattr(augment, "spec", None)
@@ -66,7 +66,7 @@ class TwoViews:
 
 
 class Projected(nn.Module):
-    """A backbone and its projection: (B, V, C, H, W) to (B, V, D) of length 1, in fp32 or wider.
+    """A backbone with a projection head: (B, V, C, H, W) to unit vectors (B, V, D), in fp32 or wider.
 
     Args:
         backbone: a timm model without a classifier, which gives (B, C) features.
@@ -87,18 +87,18 @@ class Projected(nn.Module):
         return F.normalize(projections, dim=1).unflatten(0, views)
 
     def no_weight_decay(self) -> set[str]:
-        """Return what the backbone names."""
+        """Return the parameters that the backbone names."""
         own: Any = getattr(self.backbone, "no_weight_decay", set)
         return {f"backbone.{name}" for name in own()}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Let the backbone compute its blocks twice."""
+        """Recompute the backbone's blocks in the backward pass."""
         switch: Any = self.backbone.set_grad_checkpointing
         switch(enable)
 
 
 class Contrast:
-    """The objective: all views of a batch, of all processes, are compared with each other.
+    """The contrastive objective between all views of a batch, over all processes.
 
     Args:
         temperature: τ.
@@ -110,14 +110,14 @@ class Contrast:
         self.temperature, self.ranks = temperature, ranks
 
     def start_epoch(self, seed: int) -> None:
-        """Nothing is drawn here."""
+        """Do nothing: the objective draws no random numbers."""
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch."""
         return batch
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the mean over this process's views, and how close views of one image are."""
+        """Return the mean loss over this process's views, and the cosine between the views of an image."""
         projections = model(batch.images)
         own, labels = projections.flatten(0, 1), batch.labels.repeat_interleave(projections.shape[1])
         inner: Any = getattr(model, "module", model)
@@ -133,7 +133,7 @@ class Contrast:
 
 
 class OneView:
-    """One image as the only view of itself: (1, C, H, W)."""
+    """A single view of an image: (1, C, H, W)."""
 
     def __init__(self, plain: Transform) -> None:
         self.plain, self.spec = plain, getattr(plain, "spec", None)
@@ -145,26 +145,28 @@ class OneView:
 
 
 class SupCon:
-    """The method. Held-out images are compared as they are, one view each: an image's positives are its class."""
+    """The method. Held-out images have one view each, without augmentation; the positives of an image are its class."""
 
     labelled = True
     kind: Kind = "contrastive"
 
     def check(self, backbone: nn.Module, config: PretrainConfig, spec: InputSpec) -> None:
-        """Accept any backbone that has features, and batches in which there is something to push apart.
+        """Refuse a backbone without features, and batches of one image.
 
         Raises:
-            UsageError: it has none, or a batch is one image.
+            UsageError: the backbone has no features, or a batch is one image.
         """
         if config.batch_size < 2:
             raise UsageError(
                 f"`--batch-size` is {config.batch_size}; --method supcon compares the images of a batch; give 2 or more"
             )
         if not getattr(backbone, "num_features", 0):
-            raise UsageError(f"`--method supcon`: {type(backbone).__name__} has no features to compare images by")
+            raise UsageError(
+                f"`--method supcon` needs features, which {type(backbone).__name__} does not have; give another model"
+            )
 
     def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
-        """Return what makes two views to train on, and one to score."""
+        """Return the transforms to two training views, and to one held-out view."""
         return TwoViews(augment), OneView(plain)
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
@@ -173,12 +175,12 @@ class SupCon:
         return Projected(backbone, setting.config.supcon_dim)
 
     def objective(self, setting: Setting) -> Contrast:
-        """Return equation 2."""
+        """Return the loss of equation 2."""
         return Contrast(setting.config.supcon_temperature, setting.ranks)
 
     @torch.no_grad()
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
-        """Draw the cosines between held-out images, which are in order of their classes, into ``similarity.png``."""
+        """Draw the cosines between held-out images, ordered by class, into ``similarity.png``."""
         from matplotlib.figure import Figure
 
         projections = model(images[:, None])[:, 0]
@@ -186,10 +188,10 @@ class SupCon:
         axes = figure.add_subplot()
         shown = axes.imshow((projections @ projections.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
         figure.colorbar(shown, ax=axes, label="cosine of the projections")
-        axes.set_xlabel("held-out images, in order of their classes")
+        axes.set_xlabel("held-out images, ordered by class")
         with replace_file(setting.out / SIMILARITY) as tmp:
             figure.savefig(tmp, format="png", metadata=SOFTWARE)
 
     def numbers(self) -> dict[str, Any]:
-        """Return temperature and width."""
+        """Return temperature and projection width."""
         return self._settings

@@ -1,7 +1,7 @@
 """Tokenizer of BEiT: turns each patch of an image into one of a few hundred visual words, and words into an image.
 
 A vector-quantised autoencoder (van den Oord et al. 2017) of patches. The encoder sees one patch at a time, so that a
-word tells of its own patch only; the decoder sees the neighbouring words, too. Words and encodings are compared as
+word describes its own patch only; the decoder also sees neighbouring words. Words and encodings are compared as
 unit vectors (Yu et al. 2022, sec. 3.2), which keeps more of the codebook in use.
 """
 
@@ -30,16 +30,16 @@ _LARGEST = 1 << 16
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """What a tokenizer is, as its file tells it.
+    """Description of a tokenizer, stored in its file.
 
     Attributes:
         patch_height: pixels.
         patch_width: pixels.
         in_chans: channels of an image.
-        codes: visual words.
-        dim: numbers of a word.
+        codes: number of visual words.
+        dim: dimension of a word.
         hidden: width of encoder and decoder.
-        mean: per channel, of the images it takes.
+        mean: per channel, of its input.
         std: per channel.
     """
 
@@ -54,7 +54,7 @@ class TokenizerSpec:
 
 
 class Quantized:
-    """Encodings of patches and the words nearest to them."""
+    """Encodings of patches and their nearest words."""
 
     def __init__(self, encoded: Tensor, words: Tensor) -> None:
         """Find the words.
@@ -71,12 +71,12 @@ class Quantized:
 
     @property
     def passed(self) -> Tensor:
-        """The words; their gradient goes to the encodings as it is (straight-through)."""
+        """The words; their gradient passes unchanged to the encodings (straight-through)."""
         return self.encoded + (self.nearest - self.encoded).detach()
 
     @property
     def loss(self) -> Tensor:
-        """Mean squared distance, which draws words to encodings and, a quarter as strongly, encodings to words.
+        """Mean squared distance, which pulls words to encodings and, with weight ¼, encodings to words.
 
         The mean is over the numbers of a word, too: their sum would outweigh the error of the pixels, and encodings
         would gather around few words.
@@ -145,7 +145,7 @@ class Tokenizer(nn.Module):
 
 
 def save_tokenizer(path: Path, tokenizer: Tokenizer, numbers: dict[str, Any]) -> None:
-    """Write a tokenizer, whole or not at all; ``numbers`` tell how good it is.
+    """Write a tokenizer, whole or not at all; ``numbers`` are its statistics.
 
     Raises:
         DataError: the file cannot be written.
@@ -160,18 +160,18 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """Read what `save_tokenizer` wrote: a tokenizer in eval mode, and its numbers.
 
     Raises:
-        DataError: absent, damaged, or no tokenizer.
+        DataError: the file is absent, damaged, or not a tokenizer.
     """
     tensors, metadata = read_safetensors(path)
     if KEY not in metadata:
-        raise DataError(f"{path} is no tokenizer; `vtk pretrain --method beit` writes RUN/tokenizer.safetensors")
+        raise DataError(f"{path} is not a tokenizer; `vtk pretrain --method beit` writes RUN/tokenizer.safetensors")
     description = parse_json(metadata[KEY], f"the description of {path}")
     if not isinstance(description, dict) or description.get("schema") != 1:
-        raise DataError(f"{path} is a tokenizer of another version of vtk, or was edited")
+        raise DataError(f"{path} is a tokenizer of another version of vtk, or was edited; train a new one")
     spec = from_plain(TokenizerSpec, description.get("spec"), str(path))
     sizes = (spec.patch_height, spec.patch_width, spec.in_chans, spec.codes, spec.dim, spec.hidden)
     if not all(1 <= size <= _LARGEST for size in sizes) or tensors.get("words", torch.empty(0)).numel() == 0:
-        raise DataError(f"{path} describes an impossible tokenizer; the file was edited or mixed up")
+        raise DataError(f"{path} describes an invalid tokenizer; the file was edited or damaged")
     with torch.device("meta"):
         tokenizer = Tokenizer(spec)
     for name, needed in tokenizer.state_dict().items():
@@ -192,11 +192,11 @@ def check_fits(tokenizer: Tokenizer, patch: tuple[int, int], spec: InputSpec, pa
     own = tokenizer.spec
     if (own.patch_height, own.patch_width) != patch:
         raise UsageError(
-            f"`--tokenizer` {path} is for patches of {own.patch_height}×{own.patch_width} px, the model's have "
-            f"{patch[0]}×{patch[1]}; train one for it by leaving the flag out"
+            f"`--tokenizer` {path} is for patches of {own.patch_height}×{own.patch_width} px; the model has "
+            f"{patch[0]}×{patch[1]}: leave the option out to train one"
         )
     if (own.in_chans, own.mean, own.std) != (spec.in_chans, spec.mean, spec.std):
         raise UsageError(
-            f"`--tokenizer` {path} takes {own.in_chans} channels of mean {own.mean} and std {own.std}, the model "
-            f"{spec.in_chans} of {spec.mean} and {spec.std}; give --mean and --std, or train another"
+            f"`--tokenizer` {path} takes {own.in_chans} channels with mean {own.mean} and std {own.std}, the model "
+            f"{spec.in_chans} with {spec.mean} and {spec.std}; give --mean and --std, or train another tokenizer"
         )

@@ -33,8 +33,8 @@ def run_identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision
     digest = hashlib.sha256()
     for sample in audit.train:
         label: Any = sample.label  # an array of zeros and ones where an image may have several
-        told = label if isinstance(label, int) else ";".join(map(str, label.nonzero()[0]))
-        digest.update(f"{name_below(audit, sample.path)}\0{told}\n".encode("utf-8", "surrogateescape"))
+        text = label if isinstance(label, int) else ";".join(map(str, label.nonzero()[0]))
+        digest.update(f"{name_below(audit, sample.path)}\0{text}\n".encode("utf-8", "surrogateescape"))
     return {
         "flags": _plain(flags), "base": base_id, "data": digest.hexdigest(), "processes": world,
         "images": images_digest(audit),
@@ -89,10 +89,12 @@ def check_identity(
         )
     # a run of version 0.1 did not note contents: of it only names and labels are compared
     if saved["data"] != now["data"] or (saved.get("images") and saved["images"] != now["images"]):
-        told = (change() if change else "") or "the images or their labels are not those the run started with"
-        raise DataError(f"`--resume`: {told}; take the change back, or {RESTART}")
+        reason = (change() if change else "") or "the images or their labels are not those the run started with"
+        raise DataError(f"`--resume`: {reason}; take the change back, or {RESTART}")
     if not saved.get("images"):
-        console.say("the run's state is of version 0.1: whether its images have the content they had is not known")
+        console.say(
+            "the state was saved by version 0.1, which kept no digests of images: changed contents are not detected"
+        )
 
 
 def _plain(value: Any) -> Any:

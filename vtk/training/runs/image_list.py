@@ -1,4 +1,4 @@
-"""``RUN/images.csv``: which images a run trains on and which it holds out, with the digest of each one's content.
+"""``RUN/images.csv``: the training and held-out images of a run, with a digest of each one's content.
 
 People read it, and ``--resume`` says with it which image is another than the run started with.
 """
@@ -47,7 +47,7 @@ def write_images(out: Path, audit: DataAudit) -> None:
 
 
 def describe_change(out: Path, audit: DataAudit) -> str:
-    """Say how the images differ from those of the table in ``out``; nothing where that cannot be told."""
+    """Describe how the images differ from the table in ``out``; empty where it has no answer."""
     try:
         with (out / IMAGES).open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))[1:]
@@ -69,9 +69,9 @@ def describe_change(out: Path, audit: DataAudit) -> str:
         return ""
     why, names = next((why, names) for why, names in kinds.items() if names)
     others = ", ".join(f"{len(more)} {kind.replace('is ', 'are ')}" for kind, more in kinds.items() if more)
-    told = f": {others}" if len([more for more in kinds.values() if more]) > 1 else ""
+    detail = f": {others}" if len([more for more in kinds.values() if more]) > 1 else ""
     are = "s are" if count > 1 else " is"
     return (
-        f"{count} image{are} not as when the run started with {len(before)}{told}; for example "
+        f"{count} image{are} not as when the run started with {len(before)}{detail}; for example "
         f"{one_line(names[0])} {why}"
     )

@@ -1,4 +1,4 @@
-"""A run that starts from a trained pack: the same task at another resolution, or a task like it."""
+"""Starts a run from a trained pack: the same task at another resolution, or a similar task."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from vtk.errors import UsageError
 from vtk.models.create import Created
 from vtk.models.positions import fit_position
 from vtk.models.task_parameters import grid_of, head_names, position_names
-from vtk.models.weights.class_names import match_rows, pick_rows, tell_rows
+from vtk.models.weights.class_names import describe_rows, match_rows, pick_rows
 from vtk.packs.load import load_task
 
 _HINT = "give a pack of the same model, or leave out --init-from"
@@ -91,7 +91,7 @@ def init_from_pack(
                 f"`--init-from` {path} changed `{key}`, which this run leaves as the base has it; train with the "
                 "--train policy of that pack"
             )
-    if told := tell_rows(card.classes, audit.classes):
-        notes.append(told)
+    if note := describe_rows(card.classes, audit.classes):
+        notes.append(note)
     model.load_state_dict(taken, strict=False)
     return notes

@@ -2,7 +2,7 @@
 
 Attention, classifier, position table and prefix tokens are a task's own. A task's tokens go through its own attention;
 then the rows of all tasks and resolutions stand in one matrix (1, T, C), and the frozen norm and FFN see no difference
-between them (paper A: fine-tuning the attention layers only lets tasks share the rest).
+between them (Touvron et al. 2022: fine-tuning attention only lets tasks share the rest).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the kind of labels decides: how a set is read, what is minimised, and how the result is scored."""
+"""Reads, weighs and scores the images of a run by the kind of its labels."""
 
 from typing import Any, cast
 

@@ -29,11 +29,11 @@ def limit_images(audit: DataAudit, limit: int | None, seed: int) -> DataAudit:
     if all(len(part) == len(getattr(audit, name)) for name, part in parts.items()):
         return audit
     counts = [f"{len(part)} of {len(getattr(audit, name))}" for name, part in parts.items()]
-    told = (
+    note = (
         f"a trial on {counts[0]} training images and {counts[1]} held-out ones (--limit {limit}): its numbers are of "
         "these alone"
     )
-    return dataclasses.replace(audit, **parts, notes=(*audit.notes, told))  # type: ignore[arg-type]
+    return dataclasses.replace(audit, **parts, notes=(*audit.notes, note))  # type: ignore[arg-type]
 
 
 def _some(samples: Sequence[Sample], limit: int, seed: int) -> tuple[Sample, ...]:

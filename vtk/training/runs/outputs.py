@@ -1,4 +1,4 @@
-"""The files of a run: which there are, how they are cleared away, and how they are written."""
+"""The files of a run: their names, how they are recognised, and how they are removed and replaced."""
 
 import contextlib
 import shutil
@@ -55,7 +55,7 @@ _INSIDE = {  # cleared in this order: a run without its packs must not look as i
     ADAPTER: {"adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"},
 }
 _CARD = json_with("model", "input", "classes", "schema")
-_TOLD = {  # by what the folders of a run are recognised
+_FOLDER_MARKS = {  # by what the folders of a run are recognised
     LAST: ("state.json", json_with("schema", "epoch", "rows", "flags")),
     TASK: ("task.json", _CARD),
     TASK_LAST: ("task.json", _CARD),
@@ -168,7 +168,7 @@ def _plain(folder: Path) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    name, mark = _TOLD[_plain(folder)]
+    name, mark = _FOLDER_MARKS[_plain(folder)]
     return folder.is_dir() and at(folder / name, mark)()
 
 

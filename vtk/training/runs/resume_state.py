@@ -1,4 +1,4 @@
-"""``RUN/last``: what a stopped run needs to go on as if it had not been stopped. No pickle is ever trusted.
+"""``RUN/last``: the state from which a stopped run continues exactly. No pickle is ever trusted.
 
 ``model.safetensors`` holds the trained tensors (fp32 masters) and the buffers that training changes, ``state.pt`` the
 optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of

@@ -20,7 +20,8 @@ from vtk.models.weights.base import Base
 from vtk.models.weights.class_names import match_rows
 from vtk.packs.lora_adapter import Lora
 from vtk.training.objectives.distillation import open_teacher
-from vtk.training.objectives.teacher import Teacher, Trained
+from vtk.training.objectives.teacher import Teacher
+from vtk.training.objectives.trained import Trained
 from vtk.training.options.policy import PolicyOptions
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.task_spec import parse_starts

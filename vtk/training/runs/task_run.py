@@ -135,7 +135,7 @@ class TaskRun:
         self.draw()
         self.print_best()
         if len(rows) < self.planned:
-            more = f"stopped after {len(rows)} of {self.planned} epochs; go on with --resume"
+            more = f"stopped after {len(rows)} of {self.planned} epochs; continue with --resume"
             if self.history.out_of_patience():
                 name = choice.names(config.multi_label)[config.chosen_metric]
                 more += f" and a larger --patience: no better {name} in {self.history.epochs_since_best} epochs"

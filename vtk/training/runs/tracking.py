@@ -1,4 +1,4 @@
-"""Where the numbers of a run's epochs go, as callbacks: ``metrics.csv`` and ``metrics.jsonl``, and TensorBoard."""
+"""Trackers of a run's metrics, as callbacks: ``metrics.csv`` and ``metrics.jsonl``, and TensorBoard."""
 
 import csv
 import importlib.util

@@ -1,4 +1,4 @@
-"""Says in one line what a run does to its training images, and warns of small ones before they cost memory."""
+"""Chooses mirroring, describes augmentation in one line, and warns of images that are upscaled."""
 
 from vtk import console
 from vtk.card import InputSpec

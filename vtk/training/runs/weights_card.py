@@ -1,4 +1,4 @@
-"""What the card of ``--weights`` says where flags do not: a checkpoint of this toolkit needs none to be trained on."""
+"""Takes model and input from the card of ``--weights``, where the options leave them open."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +35,9 @@ class ModelChoice:
 
 
 def choose_model(config: RunConfig) -> ModelChoice:
-    """Return what a run trains: flags win over the card, where ``--model`` is the card's or left out.
+    """Return the model of a run: options override the card, if ``--model`` is left out or is that of the card.
 
-    Changes of the architecture that the weights were made with are the model's own affair
+    Changes of the architecture that the weights were trained with are handled by the model
     (`vtk.models.transform_order`).
     """
     kwargs = parse_model_kwargs(config.model_kwargs)
@@ -46,13 +46,13 @@ def choose_model(config: RunConfig) -> ModelChoice:
     left_out = config.model == SourceOptions.model and not kwargs
     if card is None or not (left_out or config.model == card.model.name):
         return ModelChoice(config.model, kwargs, config.img_size, given, card=card)
-    found: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
+    stored: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
     if card.input.in_chans == config.in_chans:
-        found |= {"mean": card.input.mean, "std": card.input.std}
-    told = f"{config.weights} is a {card.model.name} for {card.input.height}×{card.input.width} px, as its card says"
+        stored |= {"mean": card.input.mean, "std": card.input.std}
+    note = f"{config.weights} is a {card.model.name} for {card.input.height}×{card.input.width} px, as its card says"
     return ModelChoice(
         card.model.name, {**card.model.kwargs, **kwargs}, config.img_size or card.input.size,
-        {key: found.get(key) if value is None else value for key, value in given.items()}, told,
+        {key: stored.get(key) if value is None else value for key, value in given.items()}, note,
         card,
     )  # fmt: skip
 

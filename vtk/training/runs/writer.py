@@ -1,4 +1,4 @@
-"""What a run leaves of its epochs: the interface of the writers, and the card they share."""
+"""The interface of the writers of a run's weights, and the card they share."""
 
 import contextlib
 import filecmp

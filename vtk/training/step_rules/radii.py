@@ -1,4 +1,4 @@
-"""ρ of `--sam auto`: paper D's table 11, found on ImageNet at 224 px, for plain SAM.
+"""ρ of `--sam auto`: Table 11 of Chen et al. 2022, tuned on ImageNet at 224 px for plain SAM.
 
 An architecture that is not in it takes the nearest entry of its family: first by size (S up to a width of 543, between
 ViT-S's 384 and ViT-B's 768 on a scale of ratios; ResNets by their number of blocks and width), then by patch, again by
@@ -19,7 +19,7 @@ from torch import nn
 from vtk.errors import UsageError
 
 Kind = Literal["supervised", "augmented", "adversarial", "contrastive"]
-"""How a model is trained; augmented is with mixup and RandAugment (the paper's AUG), contrastive supervised."""
+"""How a model is trained; augmented is with mixup and RandAugment (AUG in Chen et al. 2022), contrastive supervised."""
 
 ADAPTIVE = 10.0
 """How much more adaptive SAM wants: ASAM's own search ended at 0.5 to 1 where SAM's did at 0.05 to 0.1."""
@@ -69,7 +69,8 @@ def find_radius(model: nn.Module, kind: Kind) -> tuple[float, str]:
         return _of_resnet([list(stage.blocks) for stage in found.stages], found.num_features, kind)
     name = type(model).__name__ + (f" of {type(found.blocks[0]).__name__}" if type(found) is MlpMixer else "")
     raise UsageError(
-        f"`--sam` auto: paper D has no ρ for {name} (it has ViT, MLP-Mixer and ResNet); give a number, {_USUAL}"
+        f"`--sam` auto: Chen et al. 2022 have no ρ for {name} (they have ViT, MLP-Mixer and ResNet); give a number, "
+        f"{_USUAL}"
     )
 
 
@@ -95,7 +96,9 @@ def _of_resnet(stages: list[list[nn.Module]], features: int, kind: Kind) -> tupl
 
 def _of_kind(family: str, table: Mapping[Kind, Any], kind: Kind) -> Any:
     if kind not in table:
-        raise UsageError(f"`--sam` auto: paper D has no ρ for {kind} training of a {family}; give a number, {_USUAL}")
+        raise UsageError(
+            f"`--sam` auto: Chen et al. 2022 have no ρ for {kind} training of a {family}; give a number, {_USUAL}"
+        )
     return table[kind]
 
 

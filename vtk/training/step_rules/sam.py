@@ -1,22 +1,22 @@
-"""Sharpness-aware minimisation (Foret et al., 2021; paper D, equations 1 and 2), alone or with adversarial training.
+"""Sharpness-aware minimisation (Foret et al. 2021; Chen et al. 2022, eq. 1 and 2), alone or with adversarial training.
 
     ε = ρ · g / ‖g‖,    g = ∇L(w);          the update is that of ∇L(w + ε)
     ε = ρ · w² ⊙ g / ‖|w| ⊙ g‖              adaptive (Kwon et al., 2021), elementwise
 
 A step runs its batches twice. The first backward pass gives the direction in which the trained weights climb and, with
-`--adversarial`, also that of the pixels (paper D, equation 5), so that both together cost no more than one. The second
-one's gradients are what is clipped and updated by. Weights are put back from a copy, so they are the same bits.
+`--adversarial`, also that of the pixels (Chen et al. 2022, eq. 5), so that both together cost no more than one. The
+second pass gives the gradients of the update. Weights are restored from a copy, bit for bit.
 
-What papers and code leave open is settled here:
+Papers and published code leave open:
 
-- **Whose ε.** Each process climbs by the images it has in a step, without a message to the others, which is what paper
-  D does (appendix H: 32 images a core). With accumulation these are the images of all its forward passes, so that k
-  batches of n images do what one of k · n does. `--sam-m` gives each group of so many images an ascent of its own.
+- **Images of an ε.** Each process computes its own ε from its images of a step, without communication, as Chen et al.
+  2022 do (appendix H: 32 images a core). With accumulation these are the images of all its forward passes, so that k
+  batches of n images do what one of k · n does. `--sam-m` computes an ε for each group of so many images.
 - **Several tasks** in a step climb each by its own gradient and norm; the weights they share are frozen.
 - **The second pass** draws the same random numbers, so it drops the same neurons and paths, and counts no statistics of
   BatchNorm: these are the first pass's, of the weights that the model really has.
-- **A gradient that is not finite** in the first pass makes ε not a number. So every gradient of the second is none, on
-  all processes once they are averaged, and all leave the step out alike; no message is needed to agree on it.
+- **A gradient that is not finite** in the first pass makes ε NaN, and so every gradient of the second pass, on all
+  processes once they are averaged: all skip the step without further communication.
 - **A loss scaler's factor** drops out of g / ‖g‖, so the first pass is not divided by it.
 """
 

@@ -1,4 +1,4 @@
-"""From the flags of a run to its step rule: what climbs, how far, and by whose images."""
+"""Makes the step rule of a run from its options: radius, micro-batches and adversary."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -45,24 +45,24 @@ def make_step_rule(
         model: of the run or, of several tasks, of the first: they are of one architecture.
         inputs: how the images of each stream are normalised.
         ranks: this process and the others.
-        kind: of training, for the paper's table; by default as the flags say.
+        kind: of training, a column of the table; by default by the options.
 
     Raises:
         UsageError: the table has no radius for the model, or no group has as many images as ``sam_m``.
     """
-    told, adversary = [], None
+    parts, adversary = [], None
     rho, most, together = None, None, False
     if config.sam is not None:
         rho, source = _radius(config, model, kind)
         most, together = _groups(config, model, ranks)
-        told.append(f"{'adaptive ' * config.sam_adaptive}SAM, ρ {rho:g}{source}")
+        parts.append(f"{'adaptive ' * config.sam_adaptive}SAM, ρ {rho:g}{source}")
     if config.adversarial is not None:
         adversary = Adversary(config.adversarial, inputs)
-        told.append(f"images against the model, by up to {config.adversarial:g}/255")
-    if not told:
+        parts.append(f"images against the model, by up to {config.adversarial:g}/255")
+    if not parts:
         return None, ""
     rule = Ascent(rho, adaptive=config.sam_adaptive, most=most, together=together, adversary=adversary)
-    return rule, f"{'; '.join(told)}: every step runs its images twice"
+    return rule, f"{'; '.join(parts)}: every step runs its images twice"
 
 
 def copies(config: SharpnessConfig) -> int:
@@ -79,8 +79,8 @@ def _radius(config: SharpnessConfig, model: nn.Module, kind: Kind | None) -> tup
         kind = "adversarial" if config.adversarial is not None else kind
     rho, entry = find_radius(model, kind)
     if config.sam_adaptive:
-        return rho * ADAPTIVE, f" ({ADAPTIVE:g} times paper D's {rho:g} of {entry})"
-    return rho, f" (paper D's of {entry})"
+        return rho * ADAPTIVE, f" ({ADAPTIVE:g} times the {rho:g} of {entry} in Chen et al. 2022)"
+    return rho, f" ({entry} in Chen et al. 2022)"
 
 
 def _groups(config: SharpnessConfig, model: nn.Module, ranks: Ranks) -> tuple[int | None, bool]:

@@ -118,7 +118,7 @@ def test_the_models_logits_are_what_is_judged_in_batches_and_the_first_images_on
     "change, options, error, message",
     [
         (lambda x, y: (x, y), {"bins": 0}, UsageError, "`bins` is 0"),
-        (lambda x, y: (x, nn.functional.one_hot(y, 3)), {}, UsageError, r"one label for each image; these labels are"),
+        (lambda x, y: (x, nn.functional.one_hot(y, 3)), {}, UsageError, r"one label per image; these labels are"),
         (lambda x, y: (x, y + 1), {}, DataError, "labels reach from 1 to 3; the model has 3 classes"),
         (lambda x, y: (x * math.nan, y), {}, DataError, "not all finite"),
         (lambda x, y: (x[:0], y[:0]), {}, DataError, "no images"),
@@ -138,7 +138,7 @@ def test_a_model_of_one_output_is_refused():
 
 @pytest.mark.parametrize(
     "sharpen, expected",
-    [(4.0, "over-confident by"), (0.2, "under-confident by"), (1.0, "no evidence of a fault")],
+    [(4.0, "over-confident by"), (0.2, "under-confident by"), (1.0, "no evidence of miscalibration")],
     ids=["over", "under", "calibrated"],
 )
 def test_readings_say_what_the_numbers_say(sharpen, expected):

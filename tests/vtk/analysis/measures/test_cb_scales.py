@@ -65,12 +65,12 @@ def test_every_placement_is_found(options, expected):
 
 
 def test_models_without_scales_are_refused_in_one_line():
-    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` trains it in a ViT"):
+    with pytest.raises(UsageError, match=r"ResNet has no Context Broadcasting; .*--cb-scale` adds it to a ViT"):
         context_scales(timm_model("test_resnet"))
     plain = build_model(
         "test_vit", num_classes=3, pretrained=False, transforms=[Transform("add_context_broadcast", {})]
     )
-    with pytest.raises(UsageError, match="plain Context Broadcasting, which has no Λ"):
+    with pytest.raises(UsageError, match="plain Context Broadcasting, whose weight is ½ everywhere"):
         context_scales(plain.model)
 
 
@@ -81,16 +81,18 @@ def test_the_diagnostic_reads_the_trend_and_draws_two_models():
     result = json.loads(json.dumps(DIAGNOSTIC.measure(context(model, images(1, side=32), side=32))))
     told = " ".join(DIAGNOSTIC.read(result))
     assert "λ is 0.175 on average over 4 layers, and negative in 25 % of the channels" in told
-    assert "Upper layers take more of the mean than lower ones, as in the paper" in told
+    assert "Upper layers use more of the mean than lower ones, as in the paper" in told
     assert [layer["ratio"] for layer in result["layers"]] == [1.0, None, 1.0, 1.0]
     assert DIAGNOSTIC.numbers(result) == {"mean of λ": pytest.approx(0.175), "negative λ, share": 0.25}
     for block in model.blocks:
         block.mlp.cb.scale.data.normal_(0, 1e-4)
     little = DIAGNOSTIC.read(DIAGNOSTIC.measure(context(model, images(1, side=32), side=32)))
-    assert "near the 0 where it starts" in little[0] and "do not differ by more" in little[-1]
+    assert "near its initial 0" in little[0] and "do not differ by more" in little[-1]
     for block in model.blocks:
         block.mlp.cb.scale.data.zero_()
     start = DIAGNOSTIC.measure(context(model, images(1, side=32), side=32))
-    assert DIAGNOSTIC.read(start) == ["Λ is 0 everywhere, as it starts: the model broadcasts nothing; fine-tune it."]
+    assert DIAGNOSTIC.read(start) == [
+        "Λ is 0 everywhere, its initial value: the model broadcasts nothing yet; fine-tune it."
+    ]
     for runs in ([Run("one", result)], [Run("one", result), Run("two", start)]):
         assert [picture.name for picture in DIAGNOSTIC.draw(runs)] == ["cb-scales", "cb-scales-ratio"]

@@ -124,9 +124,12 @@ BLOCKS = {
 
 def test_the_reading_finds_stages_and_units_that_change_little():
     text = " ".join(diagnostic("cka").read(BLOCKS))
-    assert "0.99 inside of a stage and 0.25 between stages" in text or "1.00 inside" in text
-    assert "as Park and Kim (2022) find" in text and "down changes the features most: CKA 0.25" in text
-    assert "4 of 5 units leave them nearly as they were" in text
+    assert "0.99 within a stage and 0.25 between stages" in text or "1.00 within" in text
+    assert (
+        "as Park and Kim (2022) find for all multi-stage models" in text
+        and "down changes the features most: CKA 0.25" in text
+    )
+    assert "4 of 5 units hardly change the features" in text
     numbers = diagnostic("cka").numbers(BLOCKS)
     assert numbers["mean CKA between stages"] == pytest.approx(0.25)
     assert numbers["lowest CKA of neighbouring units"] == pytest.approx(0.25)

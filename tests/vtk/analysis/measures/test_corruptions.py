@@ -187,5 +187,5 @@ def test_the_diagnostic_draws_and_reads():
     kinds = [{**kind, "accuracies": [0.3] * 3 if group == "noise" else [0.8] * 3}
              for kind, group in zip(found["kinds"], found["groups"], strict=True)]  # fmt: skip
     told = one.read({**found, "clean": 0.9, "images": 500, "kinds": kinds, "mean": 0.68, "relative": 0.76})
-    assert "76 % of the accuracy without" in told[1] and "noise hurts most (30.0 % right)" in told[2]
-    assert "nothing to lose" in one.read({**found, "clean": 0.3})[0]
+    assert "76 % of the clean accuracy" in told[1] and "noise hurts most (accuracy 30.0 %)" in told[2]
+    assert "nothing can be lost" in one.read({**found, "clean": 0.3})[0]

@@ -194,7 +194,7 @@ def test_the_diagnostic_draws_one_and_two_models_and_says_where_local_heads_are(
     result = json.loads(json.dumps(DIAGNOSTIC.measure(context(model, batches, side=4))))
     told = " ".join(DIAGNOSTIC.read(result))
     assert "1 of 4 heads are local" in told and "in layers 1." in told
-    assert "The upper third of the layers looks farther than the lower one." in told
+    assert "The upper third of the layers has a larger distance than the lower one." in told
     numbers = DIAGNOSTIC.numbers(result)
     assert numbers["local heads, share"] == 0.25
     assert numbers["mean distance, of uniform"] == pytest.approx(2.5 / 3)

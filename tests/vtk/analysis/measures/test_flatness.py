@@ -108,5 +108,5 @@ def test_a_miss_is_a_prediction_of_neither_class():
 def test_the_miss_rate_needs_two_images_and_one_label_each():
     with pytest.raises(DataError, match="two images or more"):
         miss_rate(tiny_vit(), images(1))
-    with pytest.raises(UsageError, match="one label for each image"):
+    with pytest.raises(UsageError, match="one label per image"):
         miss_rate(tiny_vit(), [(images(2)[0][0], torch.full((2, 3), 1 / 3))])

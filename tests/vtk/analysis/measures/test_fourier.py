@@ -120,7 +120,7 @@ def test_the_reading_says_which_kinds_lower_high_frequencies():
     text = told(*low_pass)
     assert "An MSA changes the amplitude of high frequencies by −0.5 nats on average; 4 of 4 MSAs lower it." in text
     assert "An MLP changes the amplitude of high frequencies by 0.75 nats on average; 0 of 4 MLPs lower it." in text
-    assert "as Park and Kim (2022) find of ViTs" in text and "--stem" not in text
+    assert "as Park and Kim (2022) find for ViTs" in text and "--stem" not in text
     rising = [unit("other", -3.0), unit("msa", -2.0), unit("mlp", -1.5), unit("msa", -1.0), unit("mlp", -1.2)]
     text = told(*rising, *rising[1:], *rising[1:])
     assert "its MSAs and MLPs do not" in text and "--stem conv" in text
@@ -132,7 +132,7 @@ def test_steps_over_subsampling_are_not_counted_and_what_has_no_frequency_is_sai
     text = told(unit("other", -1.0), unit("msa", -2.0), unit("msa", -9.0, side=4))
     assert "by −1 nats on average; 1 of 1 MSAs" in text
     none = {**unit("conv", None), "amplitudes": [0.0], "frequencies": [0.0]}
-    assert "no frequency but 0" in told(none, none)
+    assert "0 is their only frequency" in told(none, none)
 
 
 def test_it_is_drawn_alone_and_beside_a_model_of_other_kinds():

@@ -102,9 +102,9 @@ def test_the_diagnostic_draws_and_reads():
     found = one.measure(context())
     assert found["window"] == 0.25 and len(found["bands"]["accuracies"]) == 11
     words = pictures_and_words(one, found, runs=2)
-    assert "100.0 % are right" in words[0] and "known to about ±28 points" in words[0]
+    assert "clean images is 100.0 %" in words[0] and "uncertainty is about ±28 points" in words[0]
     for low, high, expected in ((0.9, 0.1, "ConvNets"), (0.1, 0.9, "ViTs"), (0.5, 0.5, "alike")):
         accuracies = [low if x < 0.5 else high for x in found["bands"]["strengths"]]
         told = one.read({**found, "images": 500, "bands": {**found["bands"], "accuracies": accuracies}})
         assert expected in told[-1]
-    assert "nothing to lose" in one.read({**found, "clean": 0.3})[0]
+    assert "nothing can be lost" in one.read({**found, "clean": 0.3})[0]

@@ -157,11 +157,11 @@ FOUND = {
 
 def test_the_reading_names_what_is_needed_and_what_is_not():
     text = " ".join(diagnostic("lesion").read(FOUND))
-    assert "It needs most: b.0.attn (−30.0 points), b.0.mlp (−10.0 points)." in text
+    assert "The most important units are: b.0.attn (−30.0 points), b.0.mlp (−10.0 points)." in text
     assert "Without an MSA it changes by −15.2 points on average." in text
     assert "1 of 4 units can be removed" in text and "b.1.attn" in text
-    assert "better without b.1.mlp (+5.0 points)" in text
-    assert "nothing to lose" in diagnostic("lesion").read({**FOUND, "accuracy": 0.11})[0]
+    assert "accuracy is higher without b.1.mlp (+5.0 points)" in text
+    assert "nothing can be lost" in diagnostic("lesion").read({**FOUND, "accuracy": 0.11})[0]
     assert diagnostic("lesion").numbers(FOUND)["change of accuracy without the unit it needs most"] == -0.3
 
 

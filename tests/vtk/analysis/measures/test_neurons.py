@@ -187,7 +187,7 @@ def test_activations_that_are_functions_are_named_and_refused_where_nothing_else
     model.blocks[1].mlp = Functional().double()
     found = active_neurons(model, images(2))
     assert found.unseen == ("blocks.1",) and [layer.block for layer in found.layers] == [1]
-    assert any("no activation of theirs can be seen: blocks.1" in told for told in DIAGNOSTIC.read(found.to_dict()))
+    assert any("their activations cannot be observed: blocks.1" in told for told in DIAGNOSTIC.read(found.to_dict()))
     model.blocks[0].mlp = Functional().double()
     with pytest.raises(UsageError, match=r"VisionTransformer: `blocks\.0` calls its activation as a function"):
         active_neurons(model, images(2))
@@ -196,7 +196,7 @@ def test_activations_that_are_functions_are_named_and_refused_where_nothing_else
 def test_a_sigmoid_gate_and_unknown_models_are_refused():
     with pytest.raises(UsageError, match=r"`blocks\.0` has no module of ReLU, GELU, SiLU"):
         active_neurons(tiny_vit(mlp_layer=GluMlp, act_layer=nn.Sigmoid), images(1))
-    with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
+    with pytest.raises(UsageError, match="Sequential has no recognised blocks"):
         active_neurons(nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double(), images(1))
     with pytest.raises(DataError, match="no images"):
         active_neurons(tiny_vit(), [])
@@ -233,7 +233,7 @@ def test_readings_name_dead_blocks_and_random_weights():
     total = sum(layer.never for layer in found.layers)
     assert (
         f"{total} of 64 neurons" in told
-        and "never active on these 40 images (at least 1 % of those in blocks 3, 4): they pass on" in told
+        and "never active on these 40 images (at least 1 % of those in blocks 3, 4): they contribute only" in told
     )
     fresh = timm_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=48)
     told = " ".join(DIAGNOSTIC.read(active_neurons(fresh, [(x.float(), y) for x, y in images(4, side=32)]).to_dict()))

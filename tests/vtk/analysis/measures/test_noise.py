@@ -134,7 +134,9 @@ def test_the_diagnostic_draws_and_reads():
     pictures_and_words(one, found, runs=2)
     curve = {"name": "Gaussian noise", "unit": "", "strengths": [5.0, 40.0, 80.0], "accuracies": [0.9, 0.6, 0.3]}
     told = one.read({"clean": 0.9, "classes": 10, "images": 500, "curves": [curve]})
-    assert "by a deviation of 80/255 half" in told[1]  # (0.6 − 0.1)/(0.9 − 0.1) is above one half
+    assert (
+        "half of the lead over chance is lost at a deviation of 80/255" in told[1]
+    )  # (0.6 − 0.1)/(0.9 − 0.1) is above one half
     told = one.read({"clean": 0.9, "classes": 10, "images": 500, "curves": [{**curve, "accuracies": [0.9, 0.4, 0.3]}]})
-    assert "by a deviation of 40/255 half" in told[1] and "--sam auto" in told[2]
-    assert "nothing to lose" in one.read({**found, "clean": 1 / 3})[0]
+    assert "half of the lead over chance is lost at a deviation of 40/255" in told[1] and "--sam auto" in told[2]
+    assert "nothing can be lost" in one.read({**found, "clean": 1 / 3})[0]

@@ -133,20 +133,20 @@ def test_the_model_is_left_alone_and_what_cannot_be_looked_at_is_refused():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with pytest.raises(DataError, match="no images"):
         model_norms(model, [])
-    with pytest.raises(DataError, match="behind `stem` are not all finite"):
+    with pytest.raises(DataError, match="after `stem` are not all finite"):
         model_norms(model, [(x * torch.nan, y) for x, y in images(1)])
-    with pytest.raises(UsageError, match="no blocks that are known"):
+    with pytest.raises(UsageError, match="no recognised blocks"):
         model_norms(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)).double(), images(1))
 
 
 def test_readings_tell_registers_from_positions_and_hidden_norms_add_up_in_squares():
     plain = DIAGNOSTIC.read(model_norms(tiny_vit(img_size=16), images(3, side=16)).to_dict())
-    assert any("Fewer than one token in a thousand" in told for told in plain)
+    assert any("fewer than one token in a thousand" in told for told in plain)
     model = tiny_vit(img_size=16)
     with torch.no_grad():
         model.pos_embed[0, 5] = 1e4
     told = " ".join(DIAGNOSTIC.read(model_norms(model, images(3, side=16)).to_dict()))
-    assert "Behind block 1 up to 6.2 % of the tokens have over 4 times" in told and "register tokens" in told
+    assert "After block 1 up to 6.2 % of the tokens exceed 4 times" in told and "register tokens" in told
     hidden = [{"block": 1, "kind": "conv", "norm": 3.0}, {"block": 1, "kind": "conv", "norm": 4.0}]
     assert hidden_by_block({"hidden": hidden}, "conv") == {1: 5.0}
 

@@ -71,7 +71,7 @@ def test_the_diagnostic_draws_and_reads():
     base = {**found, "clean": 0.9, "classes": 10, "images": 500}
     falling = {**found["centre"], "accuracies": [0.9, 0.9, 0.8, 0.3, 0.2, 0.1, 0.1]}
     told = one.read({**base, "centre": falling})
-    assert "30.0 % are right: 60.0 points fewer" in told[1]
-    assert "once 25 % of the area" in told[2] and "--reprob" in told[3]
+    assert "the accuracy is 30.0 %: 60.0 points lower" in told[1]
+    assert "with 25 % of the area" in told[2] and "--reprob" in told[3]
     told = one.read({**base, "centre": {**found["centre"], "accuracies": [0.9] * 7}})
-    assert "the background gives classes away" in told[2]
+    assert "the background reveals the classes" in told[2]

@@ -105,7 +105,7 @@ def test_models_without_attention_and_unknown_places_are_refused():
         attention_maps(timm_model("test_resnet"), x)
     model = GivenViT((2, 2), [random_attention(1, 5), random_attention(1, 5)])
     model.patch_embed.grid_size = (3, 3)
-    with pytest.raises(UsageError, match=r"where the tokens of its last attention \(blocks\.1\) stand is not known"):
+    with pytest.raises(UsageError, match=r"positions of the tokens of its last attention \(blocks\.1\) are not known"):
         attention_maps(model, x)
     with pytest.raises(DataError, match="no images"):
         attention_maps(tiny_vit(), [])

@@ -159,4 +159,4 @@ def test_the_model_is_left_as_it_was_and_broadcasting_is_named():
         transforms=[Transform("add_context_broadcast", {})],
     )  # fmt: skip
     result = DIAGNOSTIC.measure(context(made.model, batch(2, 32), side=32))
-    assert "which rollout does not count" in DIAGNOSTIC.read(result)[-1]
+    assert "which rollout ignores" in DIAGNOSTIC.read(result)[-1]

@@ -81,7 +81,7 @@ def test_positions_of_maps_are_tokens(name, options, side, blocks):
 
 
 def test_a_model_without_known_blocks_is_refused():
-    with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
+    with pytest.raises(UsageError, match="Sequential has no recognised blocks"):
         token_similarity(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 3)).double(), images(1))
 
 
@@ -93,12 +93,12 @@ def result(stem, table, *blocks):
 @pytest.mark.parametrize(
     "found, expected, absent",
     [
-        (result(0.8, 0.5, 0.6, 0.7, 0.92, 0.95), ["0.80 behind the stem", "from 0.80 to 0.50",
-                                                   "Behind blocks 3, 4 it is"], ["--stem conv"]),
-        (result(0.95, 0.94, 0.93, 0.6, 0.5, 0.4), ["Behind block 1 it is", "`vtk train … --stem conv`"],
-         ["sets tokens"]),
-        (result("none", "none", 0.3, None), ["behind block 1", "most alike behind block 1 (0.30)",
-                                             "Behind block 2 an image is a single position"], ["stem"]),
+        (result(0.8, 0.5, 0.6, 0.7, 0.92, 0.95), ["0.80 after the stem", "from 0.80 to 0.50",
+                                                   "After blocks 3, 4 it is"], ["--stem conv"]),
+        (result(0.95, 0.94, 0.93, 0.6, 0.5, 0.4), ["After block 1 it is", "`vtk train … --stem conv`"],
+         ["position embedding"]),
+        (result("none", "none", 0.3, None), ["after block 1", "most similar after block 1 (0.30)",
+                                             "After block 2 an image has a single position"], ["stem"]),
     ],
     ids=["late", "early", "map"],
 )  # fmt: skip

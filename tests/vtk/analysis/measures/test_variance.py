@@ -67,7 +67,7 @@ def test_the_reading_gives_factors_of_each_kind():
     assert "what Park and Kim (2022) expect" in text
     assert diagnostic("variance").numbers(found)["factor of the variance by an MLP"] == pytest.approx(4)
     risen = result(unit("other", 1.0, "stem"), unit("msa", 2.0))
-    assert "most here do not" in " ".join(diagnostic("variance").read(risen))
+    assert "most MSAs here do not" in " ".join(diagnostic("variance").read(risen))
 
 
 def test_a_network_whose_variance_peaks_at_the_ends_of_stages_is_pointed_to_alternet():

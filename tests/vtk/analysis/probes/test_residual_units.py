@@ -205,7 +205,7 @@ def test_what_cannot_be_removed_is_refused():
     with pytest.raises(UsageError, match=r"`blocks.0.attn` did not run"), without_unit(msa):
         pass
     assert not any(m._forward_hooks for m in model.modules())
-    with pytest.raises(UsageError, match="Sequential has no blocks that are known"):
+    with pytest.raises(UsageError, match="Sequential has no recognised blocks"):
         residual_units(nn.Sequential(nn.Linear(2, 2)))
 
 

@@ -135,7 +135,7 @@ def test_two_models_are_set_against_each_other():
     assert "base compared with tuned" in cells and "B − A" in cells
     assert "value, m1.5––" in cells and "value, m32.5−0.5" in cells
     assert "Only A has: The entropy." in cells and "Only B" not in cells
-    assert "B has none: no attention" in cells  # in its section
+    assert "B has no result: no attention" in cells  # in its section
     assert "entropyB no attention" in cells and "ckaA too few" in cells  # in the list at the end
     assert got.count("figure") == 2 and "A line for each of base and tuned." in cells
     assert "No reading suggests a change." in cells and TRY.replace("`", "") in cells
@@ -166,7 +166,7 @@ def test_other_images_and_options_are_a_warning():
     assert "different images" in told and "64 of --split val" in told and "9 of --split train" in told
     options = {"entropy": {"seed": 1}, "landscape": {"seed": 1, "grid": 5}, "cka": {"seed": 0}}
     told = cautions([a, replace(a, facts={**a.facts, "options": options})])
-    assert len(told) == 2 and "`--seed` 0 and 1 (of entropy, landscape)" in told[0]
+    assert len(told) == 2 and "`--seed` 0 and 1 (for entropy, landscape)" in told[0]
     assert "`--grid` unknown and 5 (of landscape)" in told[1]
 
 
@@ -244,7 +244,7 @@ def test_no_line_is_wider_than_the_terminal(columns, monkeypatch, capsys, fakes)
         lines = terminal.lines(*given)
         assert max(map(cell_len, lines)) <= min(columns, 80)
         text = " ".join(" ".join(lines).split())
-        assert "−123,457" in text and "1e−5" in text and "could not be done" in text and "\x1b" not in text
+        assert "−123,457" in text and "1e−5" in text and "Not measured" in text and "\x1b" not in text
         assert TRY in text and text.index("value, m") < text.rindex("Suggested changes")
 
 

@@ -141,7 +141,7 @@ def test_a_changed_engine_and_one_without_its_files_are_not_loaded(log, install,
     install(FakeTensorrt(weight))
     path = write_engine()
     path.write_bytes(b"changed")
-    with pytest.raises(DataError, match=r"not the file that model\.engine\.json speaks of"):
+    with pytest.raises(DataError, match=r"not the file that model\.engine\.json describes"):
         load_backend("tensorrt", open_source(path), device="cuda")
     path = write_engine(engine_sha256=hashlib.sha256(b"bad").hexdigest())
     path.write_bytes(b"bad")
@@ -158,7 +158,7 @@ def test_a_changed_engine_and_one_without_its_files_are_not_loaded(log, install,
     with pytest.raises(DataError, match="of another model than model"):
         open_source(path)
     write_engine().with_name("model.engine.json").write_text("[]")
-    with pytest.raises(DataError, match="no stamp of an engine"):
+    with pytest.raises(DataError, match="not the stamp of an engine"):
         open_source(path)
 
 

@@ -201,7 +201,7 @@ def test_a_teacher_of_other_classes_is_refused(classes, card, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"distill_alpha": 0.3}, "`--distill-alpha` says how to learn from a teacher; add --distill-from"),
+        ({"distill_alpha": 0.3}, "`--distill-alpha` needs a teacher; add --distill-from"),
         ({"distill_from": "x", "distill_alpha": 0.0}, "`--distill-alpha` is 0.0; allowed is above 0, at most 1"),
         ({"distill_from": "x", "distill_temperature": -1.0}, "allowed is above 0"),
         ({"distill_from": "x", "distill_kind": "hard", "distill_temperature": 2.0}, "--distill-kind hard has none"),

@@ -209,5 +209,5 @@ def test_bad_values_are_refused(values, text):
 
 def test_a_threshold_is_for_several_labels(config, photos):
     result = finetune(config(epochs=1))
-    with pytest.raises(UsageError, match="--threshold` is for models of several labels"):
+    with pytest.raises(UsageError, match="--threshold` is for multi-label models"):
         predict_command.main([str(result.task), str(photos / "val"), "--threshold", "0.3"])

@@ -267,7 +267,7 @@ def test_a_layer_that_is_merged_or_switched_off_computes_as_peft_does(tiny):
 
 
 def test_engine_keeps_less_for_factors_than_autograd(tiny):
-    from vtk.training.frozen_ffn.count import kept_bytes, tensors_of
+    from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 
     model, _, _ = injected(tiny)
     train_mode(model)
@@ -320,7 +320,7 @@ def test_a_weight_that_is_read_and_not_called_is_refused(config):
         ({"train": "lora", "cb": True}, r"`--cb`: timm has no Context Broadcasting"),
         ({"train": "lora", "cb_scale": True}, r"`--cb-scale`: timm has no"),
         ({"train": "lora", "init_from": ("p",)}, r"`--init-from` .*adapters start from the base"),
-        ({"lora_rank": 4}, r"`--lora-rank` is of --train lora, but --train is attn"),
+        ({"lora_rank": 4}, r"`--lora-rank` needs --train lora, but --train is attn"),
         ({"train": "lora", "lora_rank": 0}, r"`--lora-rank` is 0; allowed is at least 1"),
         ({"train": "lora", "lora_dropout": 1.0}, r"`--lora-dropout` is 1.0"),
         ({"train": "lora", "lora_targets": ()}, r"`--lora-targets` is empty"),
@@ -345,7 +345,7 @@ def test_dry_run_counts_factors_and_fp16(low, tiny):
 
 
 def test_sharpness_aware_steps_climb_along_the_factors(tiny):
-    """One step of SGD against paper D's two equations in fp64; frozen weights stay where they are."""
+    """One step of SGD against the two equations of Chen et al. 2022 in fp64; frozen weights stay where they are."""
     from vtk.training.engine.fitting import fit
     from vtk.training.engine.precision import Fp32
     from vtk.training.objectives.base import Batch, Classification

@@ -1,4 +1,4 @@
-"""Which tensors each policy trains, against lists written by hand from the models' structure."""
+"""The tensors of each policy, against lists written by hand from the models' structure."""
 
 import pytest
 import timm
@@ -25,7 +25,7 @@ def test_attn_is_exactly_qkv_proj_head_and_position(tiny):
 
 
 def test_paper_counts_for_vit_small():
-    # facts of paper A's code: 7,096,320 in attention, 7,556,968 with position table and 1000-class head
+    # code of Touvron et al. 2022: 7,096,320 in attention, 7,556,968 with position table and 1000-class head
     with torch.device("meta"):
         model = timm.create_model("vit_small_patch16_224")
     chosen = policy.select(model, "attn")

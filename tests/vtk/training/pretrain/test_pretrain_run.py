@@ -96,7 +96,7 @@ def test_the_tokenizer_is_reused_and_belongs_to_the_run(pretraining, tmp_path):
     moved = pretraining(method="beit", out=tmp_path / "b", tokenizer=tmp_path / "copy.safetensors", resume=True)
     assert len(pretrain(moved).rows) == 2
     (tmp_path / "b/tokenizer.safetensors").unlink()
-    with pytest.raises(DataError, match=r"`--resume`: .*tokenizer\.safetensors; put the run's back"):
+    with pytest.raises(DataError, match=r"`--resume`: .*tokenizer\.safetensors; restore the tokenizer of the run"):
         pretrain(pretraining(method="beit", out=tmp_path / "b", resume=True))
 
 

@@ -110,7 +110,7 @@ def test_a_file_gives_the_tokenizer_back(tokenizer, images, tmp_path):
     assert again.id != tokenizer.id
     check_fits(again, (2, 4), InputSpec(6, 8), path)
     for patch, spec, text in (
-        ((4, 4), InputSpec(8, 8), r"patches of 2×4 px, the model's have 4×4"),
+        ((4, 4), InputSpec(8, 8), r"patches of 2×4 px; the model has 4×4"),
         ((2, 4), InputSpec(6, 8, mean=(0.4,) * 3), r"give --mean and --std"),
     ):
         with pytest.raises(UsageError, match=text):
@@ -127,9 +127,9 @@ def _edit(spec=None, **tensors):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda state, told: (state, None), "is no tokenizer"),
+        (lambda state, told: (state, None), "is not a tokenizer"),
         (lambda state, told: (state, {**told, "schema": 9}), "another version"),
-        (_edit({"codes": 1 << 30}), "impossible tokenizer"),
+        (_edit({"codes": 1 << 30}), "invalid tokenizer"),
         (_edit({"codes": 7}), "`words` is absent, of another shape"),
         (_edit({"dim": "x"}), "expected int"),
         (_edit(words=torch.full((6, 5), math.nan)), "not finite"),

@@ -1,4 +1,4 @@
-"""From flags to the rule: paper D's table of radii, what is refused, and runs from end to end."""
+"""Step rules from options: Chen et al. 2022's table of radii, what is refused, and runs from end to end."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ from vtk.training.step_rules.sharpness import make_step_rule
 
 CPU = torch.device("cpu")
 
-# paper D, table 11; models that timm has no name for are made from their arguments
+# Chen et al. 2022, table 11; models that timm has no name for are made from their arguments
 TABLE = [
     ("resnet50", {}, "supervised", 0.02),
     ("resnet101", {}, "supervised", 0.05),
@@ -112,8 +112,8 @@ def rule_of(world=1, model=None, **changes):
     [
         ({"sam": 0.3}, 0.3, "SAM, ρ 0.3:"),
         ({"sam": 1}, 1.0, "SAM, ρ 1:"),
-        ({"sam": "auto"}, 0.1, "SAM, ρ 0.1 (paper D's of ViT-S/16, supervised):"),
-        ({"sam": "auto", "sam_adaptive": True}, 1.0, "adaptive SAM, ρ 1 (10 times paper D's 0.1 of ViT-S/16"),
+        ({"sam": "auto"}, 0.1, "SAM, ρ 0.1 (ViT-S/16, supervised in Chen et al. 2022):"),
+        ({"sam": "auto", "sam_adaptive": True}, 1.0, "adaptive SAM, ρ 1 (10 times the 0.1 of ViT-S/16"),
         ({"sam": "auto", "mixup": 0.5, "auto_augment": "rand-m9"}, 0.05, "ViT-B/16, augmented"),
         ({"sam": "auto", "mixup": 0.5}, 0.1, "ViT-S/16, supervised"),
         ({"sam": "auto", "adversarial": 2, "mixup": 0.5}, 0.1, "adversarial); images against the model"),
@@ -164,8 +164,8 @@ def test_one_image_has_no_statistics():
         ({"sam": -1}, "`--sam` is -1"), ({"sam": "automatic"}, "`--sam` is automatic"),
         ({"sam": float("nan")}, "--sam"),
         ({"sam": True}, "`--sam` is True"), ({"sam": 0.1, "sam_m": 0}, "`--sam-m` is 0; allowed is at least 1"),
-        ({"sam_adaptive": True}, "`--sam-adaptive` is of --sam, which is not given"),
-        ({"sam_m": 4}, "`--sam-m` is of --sam, which is not given"), ({"adversarial": 0.0}, "`--adversarial` is 0.0"),
+        ({"sam_adaptive": True}, "`--sam-adaptive` needs --sam; add"),
+        ({"sam_m": 4}, "`--sam-m` needs --sam; add"), ({"adversarial": 0.0}, "`--adversarial` is 0.0"),
         ({"adversarial": 256}, "`--adversarial` is 256; allowed is above 0 to 255"),
     ],
 )  # fmt: skip
@@ -194,7 +194,7 @@ def test_a_run_says_logs_and_goes_on_bit_for_bit(config, tmp_path, capsys):
     changes = {"drop_path": 0.2, "mixup": 0.4, "accumulate": 2, "ema": 0.9, **BOTH}
     whole = finetune(config(out=tmp_path / "whole", **changes))
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "SAM, ρ 0.1 (paper D's of ViT-S/16, adversarial); images against the model, by up to 2/255" in said
+    assert "SAM, ρ 0.1 (ViT-S/16, adversarial in Chen et al. 2022); images against the model, by up to 2/255" in said
     for i in range(2):
         finetune(config(out=tmp_path / "parts", stop_after=1, resume=i > 0, **changes))
     same_runs(tmp_path / "whole", tmp_path / "parts")

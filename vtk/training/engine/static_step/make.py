@@ -1,4 +1,4 @@
-"""Gives a run its static step, or the reason why it has none."""
+"""Makes the static step of a run, or gives the reason why it has none."""
 
 from collections.abc import Sequence
 

@@ -1,13 +1,12 @@
-"""Rules of the static step: it needs fixed shapes that the host need not look into; other runs get their reason."""
+"""Checks whether a run can use the static step, and gives the reason where it cannot."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from timm.optim import get_optimizer_info
 
 from vtk.errors import UnavailableError, UsageError
-
-GraphChoice = Literal["auto", "on", "off"]
+from vtk.training.options.running import GraphChoice
 
 KINDS = ("cuda",)
 """Devices whose steps are worth it: on a CPU nothing is gained by not looking."""

@@ -55,7 +55,7 @@ class StaticStep:
 
     Attributes:
         losses: (1,) loss of the latest step, summed over images; 0 where it was left out.
-        told: the same of what the objective told.
+        logs: the same of the objective's further numbers.
         recorded: whether steps of the main shape are started by one call.
     """
 
@@ -63,7 +63,7 @@ class StaticStep:
         self.means, self.learner, self.recorder, self.spare = means, learner, recorder, spare
         self.update = DeviceUpdate(learner, means.ranks.device)
         self.losses = torch.zeros(1, device=means.ranks.device)
-        self.told: dict[str, Tensor] = {}
+        self.logs: dict[str, Tensor] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -78,7 +78,7 @@ class StaticStep:
         return self._replay is not None
 
     def load(self) -> None:
-        """Go on from what the learner has loaded; what was recorded is of tensors that are no more."""
+        """Continue from the state that the learner has loaded; a recording of other tensors is dropped."""
         self.update.attach()
         self._forget()
 
@@ -92,10 +92,10 @@ class StaticStep:
         self.update(images, kept)
         bad = self.update.bad
         self.losses.copy_(gradients.losses.masked_fill(bad, 0.0))
-        for name, number in gradients.told.items():
-            if name not in self.told:
-                self.told[name] = torch.zeros_like(number)
-            self.told[name].copy_(number.masked_fill(bad, 0.0))
+        for name, number in gradients.logs.items():
+            if name not in self.logs:
+                self.logs[name] = torch.zeros_like(number)
+            self.logs[name].copy_(number.masked_fill(bad, 0.0))
 
     def __call__(self, batches: Sequence[Batch]) -> Tensor:
         """Do one step; return its loss summed over images, in a tensor that the next step overwrites."""

@@ -19,7 +19,7 @@ _TAKEN, _SKIPPED, _IN_ROW, _WORST, _IMAGES = range(5)
 
 @dataclass(frozen=True)
 class Counts:
-    """What the device counted since it was last asked.
+    """Counts of the device since the last call of `settle`.
 
     Attributes:
         skipped: updates that were left out.
