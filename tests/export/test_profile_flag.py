@@ -38,7 +38,7 @@ def test_latency_is_left_beside_the_file_and_goes_with_the_next_export(
 
 
 @pytest.mark.parametrize("flags,said", [
-    (["--profile", "0"], "`--profile` is 0"), (["--profile", "2,2"], "name each once"),
+    (["--profile", "0"], "`--profile` is 0"), (["--profile", "2,2"], "give each once"),
     (["--profile", "1,8", "--static-batch", "2"], "batches of 2 only"),
     (["--profile", "1", "--output", "features"], "gives no logits"),
 ])  # fmt: skip

@@ -1,10 +1,11 @@
 """Options of ``vtk export onnx``; free of torch."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from vtk.errors import UsageError
-from vtk.options import Option
+from vtk.options import Config, Option
 from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
@@ -115,6 +116,21 @@ class OnnxConfig(PrecisionConfig):
             threads=self.threads, seed=self.seed, images=self.images, calibration_images=self.calibration_images,
             unverified=self.unverified,
         )  # fmt: skip
+
+
+def derive(config: Config, **others: object) -> OnnxConfig:
+    """Return the options of the ONNX file that another exporter writes.
+
+    Args:
+        config: its options; those that an `OnnxConfig` has too are taken over.
+        others: options that take their place.
+
+    Raises:
+        UsageError: as of `OnnxConfig`.
+    """
+    names = {f.name for f in dataclasses.fields(OnnxConfig)} & {f.name for f in dataclasses.fields(config)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in names}
+    return OnnxConfig(**{**values, **others})
 
 
 @dataclass(frozen=True, kw_only=True)

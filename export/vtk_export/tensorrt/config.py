@@ -1,15 +1,14 @@
 """Options of ``vtk export tensorrt``; free of torch and onnx."""
 
-import dataclasses
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.options.shared import MaybeOut, Overwrite, ProfileSizes, SourceOptions
-from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.config import derive
+from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import PrecisionConfig
 from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
 
@@ -75,7 +74,7 @@ class TensorrtConfig(PrecisionConfig):
                              "strongly typed; give --dtype fp32, or --trt 10.x")  # fmt: skip
         if target is OLD and self.opset != OPSETS.start:
             raise UsageError(f"`--opset` {self.opset} cannot be lowered to the 17 of TensorRT 8.6; leave it out")
-        self.onnx_config(self.out)  # has its own checks
+        derive(self, target=self.runtime.text)  # has its own checks
 
     @property
     def runtime(self) -> Target:
@@ -91,10 +90,15 @@ class TensorrtConfig(PrecisionConfig):
         """Smallest, optimum and largest batch size."""
         return (self.min, self.opt, self.max) if self.static_batch is None else (self.static_batch,) * 3
 
-    def onnx_config(self, out: Path) -> OnnxConfig:
-        """Return the options of the ONNX export."""
-        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(PrecisionConfig)}
-        return OnnxConfig(**{**options, "profile": self.profile, "target": self.runtime.text, "out": out})
+    @property
+    def graph(self) -> GraphSpec:
+        """The ONNX file to be written, for the builder and the gate."""
+        return derive(self, target=self.runtime.text).graph
+
+    @property
+    def gate(self) -> GateSpec:
+        """How the ONNX file is run and judged."""
+        return derive(self, target=self.runtime.text).gate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,6 @@ from vtk_export.readme import README
 from vtk_export.targets import Target
 from vtk_export.tensorrt import scripts
 from vtk_export.tensorrt.config import TensorrtConfig
-from vtk_export.tensorrt.readme import tensorrt_page
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -124,8 +123,7 @@ def export_tensorrt(
     require("onnxscript", "onnxruntime")
     assert config.out is not None
     start, target = time.perf_counter(), config.runtime
-    onnx_config = config.onnx_config(config.out)
-    spec, options = onnx_config.graph, onnx_config.gate
+    spec, options = config.graph, config.gate
     with (
         console.stages(show),
         workspace(config.out, overwrite=config.overwrite, command=_COMMAND, marks=KNOWN, left=scripts.LEFT) as folder,
@@ -144,7 +142,7 @@ def export_tensorrt(
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
         half = "" if file.facts.precision == "fp32" or config.keep_io_types else file.facts.precision
-        page = tensorrt_page(inputs.card, half=half, batch=config.static_batch, version=target.version)
+        page = scripts.tensorrt_page(inputs.card, half=half, batch=config.static_batch, version=target.version)
         write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.glob(f"{scripts.MODEL}*"))
         # an engine is of the file before and goes, the timing cache stays

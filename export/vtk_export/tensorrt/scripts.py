@@ -1,4 +1,4 @@
-"""Writes the scripts beside ``model.onnx``: command lines of trtexec and polygraphy, and shapes in ``profile.json``.
+"""Writes the files beside ``model.onnx``: scripts for trtexec and polygraphy, ``profile.json`` and the README.md.
 
 Flags are those of trtexec 10 and 11 ("Command-Line Programs" and the pages on migration in NVIDIA's documentation): 11
 has no precision flags and is always strongly typed, 10 is with ``--stronglyTyped``. Names come from the parsed file.
@@ -11,8 +11,12 @@ from typing import Any
 
 import onnx
 
+from vtk.card import Card
 from vtk.errors import UsageError
+from vtk.markdown import span
 from vtk.marks import begins, beside, json_with, says
+from vtk.packs.readme import card_sections
+from vtk_export.readme import TENSORRT, input_facts, onnx_code, use_of
 from vtk_export.targets import Target
 
 MODEL, ENGINE, CACHE = "model.onnx", "model.engine", "timing.cache"
@@ -124,6 +128,28 @@ def compare_script(found: Mapping[str, Any]) -> str:
     """Return ``compare.sh``."""
     comment = f"# Compares {ENGINE} with ONNX Runtime on random images (polygraphy, from NVIDIA's package index)."
     return _HEAD.format(comment=comment) + "\n".join(_shell(line) for line in polygraphy(found))
+
+
+def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> str:
+    """Return the page of a TensorRT folder: how to build the engine, and the same graph in ONNX Runtime.
+
+    Args:
+        card: of the model.
+        half: ``fp16`` or ``bf16`` where inputs and outputs have that type, else "".
+        batch: fixed batch size, None for the range in ``profile.json``.
+        version: of TensorRT.
+    """
+    return (
+        f"{TENSORRT}{span(card.model.name)}\n\n"
+        f"`bash build.sh` or `python build_engine.py` builds `model.engine` from `model.onnx` with TensorRT {version} "
+        "or newer. Run it on the target GPU: an engine is specific to one GPU and one TensorRT version. From Python, "
+        "`build_engine.load_engine()` checks the engine's stamp and returns it. `profile.json` has the range of batch "
+        "sizes; TensorRT refuses others. `bash compare.sh` compares the engine with ONNX Runtime.\n\n"
+        f"{input_facts(card, False, half or 'fp32', batch, None)}\n\n"
+        "Without TensorRT, with onnxruntime and Pillow installed, run these lines in this folder to load the same "
+        f"graph; {use_of('logits')}:\n\n"
+        f"{onnx_code(card, names=('logits',), half=half, batch=batch)}\n{card_sections(card)}"
+    )
 
 
 def _shell(words: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from vtk.options.shared import (
     Unverified,
     VerifyDataOf,
 )
-from vtk_export.onnx.config import OnnxConfig
+from vtk_export.onnx.config import derive
 from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
@@ -130,23 +130,18 @@ class TritonCommand(TritonConfig):
         """The back-end, the default resolved."""
         return self.backend or (ONE if len(self.sources) == 1 else MANY)
 
-    def onnx_config(self, out: Path, data: Path | None = None, *, with_preproc: bool = False) -> OnnxConfig:
-        """Return the options of an ONNX file.
+    def onnx_options(self, out: Path, data: Path | None = None, *, with_preproc: bool = False) -> dict[str, Any]:
+        """Return the options of an ONNX file that differ from these, for `vtk_export.onnx.config.derive`.
 
         Args:
             out: its folder.
             data: images of its source.
-            with_preproc: whether its graph prepares images.
+            with_preproc: preprocessing is in its graph.
         """
         # the score beside the logits is their softmax, so the model of one task gives both from logits
         softmax = self.softmax and self.server != "python"
-        return OnnxConfig(
-            out=out, opset=self.opset, static_batch=self.static_batch, data=data, split=self.split, fuse=self.fuse,
-            dtype="fp32" if self.dtype == "auto" else self.dtype, keep_io_types=self.keep_io_types, int8=self.int8,
-            calibration_images=self.calibration_images, images=self.images, unverified=self.unverified,
-            softmax=softmax, with_preproc=with_preproc, profile=self.profile, seed=self.seed, threads=self.threads,
-            target=self.target,
-        )  # fmt: skip
+        dtype = "fp32" if self.dtype == "auto" else self.dtype
+        return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc}
 
     @property
     def runtime(self) -> Target | None:
@@ -172,4 +167,4 @@ class TritonCommand(TritonConfig):
                              "them one by one")  # fmt: skip
         if self.server != "vtk":
             data = Path() if self.data else None
-            self.onnx_config(Path(), data, with_preproc=self.ensemble is False)  # has its own checks
+            derive(self, **self.onnx_options(Path(), data, with_preproc=self.ensemble is False))  # has its own checks

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from vtk import console
 from vtk.runtime.weight_digests import content_digest
+from vtk_export.onnx.config import derive
 from vtk_export.onnx.export import export_onnx
 from vtk_export.tensorrt.config import TensorrtConfig
 from vtk_export.tensorrt.export import export_tensorrt
@@ -21,7 +22,7 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     config = order.config
     (task,) = order.named
     source = say_notes(order.open(task))
-    options = config.onnx_config(draft.at, order.folders.get(task), with_preproc=order.in_graph)
+    options = derive(config, **config.onnx_options(draft.at, order.folders.get(task), with_preproc=order.in_graph))
     if config.server == "tensorrt":
         export_tensorrt(source, _tensorrt_config(draft.at, config, order.folders.get(task)), show=order.show)
         found: dict[str, object] = {}

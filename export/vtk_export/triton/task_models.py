@@ -9,6 +9,7 @@ from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk.runtime.weight_digests import file_digest
+from vtk_export.onnx.config import derive
 from vtk_export.onnx.export import export_onnx
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
@@ -25,7 +26,7 @@ def fill_tasks(draft: Draft, order: Order) -> ModelContent:
     """Export one or several sources to ONNX files for the server's Python back-end."""
     config, first = order.config, next(iter(order.named))
     source = order.open(first)
-    options = config.onnx_config(draft.at, order.folders.get(first))
+    options = derive(config, **config.onnx_options(draft.at, order.folders.get(first)))
     found: dict[str, object] = {}
     if len(order.named) == 1:
         say_notes(source)
