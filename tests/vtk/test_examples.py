@@ -93,6 +93,22 @@ def test_blocks_are_found_however_they_are_fenced() -> None:
     assert [language for language, _ in blocks(text)] == ["sh", "python", "", "console title=x"]
 
 
+DEMO = "model   px   top-1  trained  on disk\nbase  32  91.6 %  100.0 %  2.8 MB\nnew  32  90.0 %  32.7 %  945.4 kB\n"
+
+
+@pytest.mark.parametrize(("shown", "true"), [
+    (DEMO, True), (DEMO.replace("91.6", "89.0").replace("945.4", "946.0"), True), (DEMO.replace("91.6", "86.0"), False),
+    (DEMO.replace("32.7", "33.0"), False), (DEMO.replace("945.4", "995.4"), False), (DEMO.replace("kB", "MB"), False),
+    (DEMO.replace("new", "old"), False), (DEMO.replace("trained", "learned"), False),
+])  # fmt: skip
+def test_a_shown_output_is_compared_with_the_demos(shown: str, true: bool, tmp_path: Path) -> None:
+    newcomer = Newcomer(tmp_path, f"before\n{DEMO}after\n")
+    if true:
+        return newcomer.run("text", shown)
+    with pytest.raises(AssertionError, match="the demo prints"):
+        newcomer.run("text", shown)
+
+
 def test_readme_is_as_long_as_agreed_and_names_targets_that_exist() -> None:
     text = (REPO / "README.md").read_text("utf-8")
     assert len(text.split()) <= 1100  # as `wc -w` counts: code, tables and links included
