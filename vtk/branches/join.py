@@ -200,7 +200,7 @@ def _print(drift: Drift, config: ParallelizeConfig, depth: int, what: str) -> No
         for row in drift.blocks
     ]
     title = f"{depth} blocks as {depth // config.branches} of {config.branches} branches, on {what}"
-    console.table(title, ("blocks", "off, of the output", "off, of the update"), rows)
+    console.table(title, ("blocks", "drift / output", "drift / update"), rows)
     console.say(
         f"logits: mean cosine {drift.cosine_mean:.4f}, minimum {drift.cosine_min:.4f}; top-1 agreement "
         f"{console.percent(drift.agreement)} on {drift.count} images"

@@ -59,7 +59,7 @@ def test_the_seed_draws_so_many_images_and_no_image_twice(flat: Path) -> None:
 def test_compared_models_share_the_held_out_images_of_the_first(flat: Path, capsys) -> None:
     first, other = trained(val_split=0.2, seed=3), trained(val_split=0.5, seed=4)
     division = trained_cards([first, other])
-    assert division == (first.card, other.card) and "other held-out images" in capsys.readouterr().err
+    assert division == (first.card, other.card) and "different held-out images" in capsys.readouterr().err
     options = config(flat)
     names = [{path for path, _ in choose_images(one, options, division).samples} for one in (first, other)]
     assert names[0] == names[1] and len(names[0]) == 6
