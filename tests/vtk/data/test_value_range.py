@@ -12,7 +12,7 @@ from PIL import Image
 from tests.vtk.data._images import tiff
 from vtk.data import scan
 from vtk.data.audit.result import DataAudit
-from vtk.data.decoding.decode import read_image
+from vtk.data.decoding.decode import outside_of, read_image
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import SRGB, Decoding
 from vtk.data.probing.probe import probe
@@ -286,3 +286,11 @@ def test_the_range_of_many_files_is_quick_and_right() -> None:
     low, high = choose_range(files, SRGB, ("p2", "p98"), 3, known=False).decoding.ranges[0]
     want = np.percentile(np.concatenate(pixels), (2, 98))
     assert abs(low - want[0]) < 0.02 * want[1] and abs(high - want[1]) < 0.02 * want[1]
+
+
+@pytest.mark.parametrize(("most", "clipped"), [(4095, False), (4096, True)])
+def test_a_decoded_image_says_whether_values_were_clipped(tmp_path: Path, most: int, clipped: bool) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.full((9, 11), most, np.uint16)).save(path)
+    decoding = Decoding("srgb", ((0.0, 4095.0),), "uint16")
+    assert outside_of(read_image(path, 3, decoding=decoding)) is clipped

@@ -53,7 +53,7 @@ def scan(
 
     Args:
         root: ``train/`` + ``val/`` (or ``validation/``, ``valid/``, ``test/``), or class folders; or a table of labels
-            (`vtk.data.sources.single_label_table`); or a data set of timm's readers such as ``torch/cifar10``
+            (`vtk.data.sources.single_label_table`); or a dataset of timm's readers such as ``torch/cifar10``
             (`vtk.data.sources.timm_datasets`).
         val_split: fraction of each class held out where the folder itself does not say.
         seed: random seed of that split.

@@ -6,7 +6,7 @@ rules effect
 v0.1  as version 0.1: profiles are ignored, samples of more than 8 bits are scaled by their type or by the
       values of the file, and Pillow decides which bands of a TIFF are read
 srgb  embedded profiles are converted to sRGB (`icc_profiles`), every band of a TIFF is used or the file is
-      refused (`tiff`), and more than 8 bits are mapped by the value range of the data set (`vtk.data.value_range`)
+      refused (`tiff`), and more than 8 bits are mapped by the value range of the dataset (`vtk.data.value_range`)
 ====  ===================================================================================================
 
 NumPy is imported only when an image needs it, so that the scan's workers start quickly.

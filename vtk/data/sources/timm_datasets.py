@@ -115,7 +115,7 @@ def _write(folder: Path, kind: str, name: str, root: str) -> dict[str, int]:
 
 
 def _open(kind: str, name: str, root: str, splits: Sequence[str]) -> list[Any]:
-    """Return timm's data sets of the first of ``splits`` that there is; of shards one for each file."""
+    """Return timm's datasets of the first of ``splits`` that there is; of shards one for each file."""
     from timm.data import create_dataset
 
     if kind == "wds":
@@ -205,7 +205,7 @@ def _folder_name(name: str, label: Any, names: dict[int, str]) -> str:
     except (TypeError, ValueError) as error:
         raise DataError(f"`{name}` has the label {label!r}, which is no class number; it cannot be used") from error
     if number < 0:
-        raise DataError(f"`{name}` has images without a label; give a labelled data set")
+        raise DataError(f"`{name}` has images without a label; give a labelled dataset")
     text = _UNSAFE.sub("_", names.get(number, str(number))).strip()
     return f"_{text}" if text.startswith(".") or not text else text
 

@@ -1,4 +1,4 @@
-"""The value range of a data set: which LOW and HIGH become 0 and 255 in images of more than 8 bits.
+"""The value range of a dataset: which LOW and HIGH become 0 and 255 in images of more than 8 bits.
 
 The scan records the type of every such file, and quantiles of each band from the smallest to the largest value. The
 range is chosen from all files: one for a model of 1 or 3 channels, one per band otherwise. By default it goes from the

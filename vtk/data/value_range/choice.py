@@ -1,4 +1,4 @@
-"""Chooses the value range of a data set, or checks its images against that of a model."""
+"""Chooses the value range of a dataset, or checks its images against that of a model."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class RangeChoice(NamedTuple):
 def choose_range(
     files: Mapping[str, tuple[str, int]], decoding: Decoding, option: Sequence[str], in_chans: int, *, known: bool
 ) -> RangeChoice:
-    """Choose the range of a data set, or check the images against a model's.
+    """Choose the range of a dataset, or check the images against a model's.
 
     Args:
         files: for each good file its `Values.text`, empty of 8 bits, and the number of its pixels.
@@ -84,7 +84,7 @@ def choose_scan_range(
 
     Args:
         probes: of all files.
-        decoding: of a model that is trained already; None of a data set to train on.
+        decoding: of a model that is trained already; None of a dataset to train on.
         option: ``--value-range``.
         in_chans: of the model.
 
